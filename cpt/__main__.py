@@ -4,10 +4,7 @@ import signal
 
 
 def main() -> None:
-    """Import the commands, then run the one that was typed."""
-    is_pythons_own = (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )  # not ignored, as `nohup` and the like have it
+    is_pythons_own = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # `nohup` and the like ignore it
     if is_pythons_own:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from cpt.cli import main as run_typed

@@ -1,6 +1,5 @@
 """The folder of the cache, and folders in it that are either complete or absent, however many processes make them."""
 
-import errno
 import fcntl
 import json
 import os
@@ -12,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from cpt.errors import ResourceError
 from cpt.files import (
     NO_SPACE,
     Content,
+    lock_open_file,
     make_durable,
     report_damage,
     sealed,
@@ -31,7 +31,6 @@ from cpt.files import (
 )
 
 DIGESTS = "digests.json"  # in a folder of derived files: the hash of each
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems say that have none
 
 
 def default_cache_dir() -> Path:
@@ -63,7 +62,7 @@ def publish_once(
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with lock_file(folder).open("a") as lock:
-            is_locked = locked(lock)
+            is_locked = lock_open_file(lock)
             if folder.exists() and not is_sound(folder):  # no other process made it again in the meantime
                 report_damage(folder)
                 shutil.rmtree(folder)
@@ -108,17 +107,6 @@ def has_sound_files(folder: Path) -> bool:
         return False
 
 
-def locked(file: IO[str] | int, how: int = fcntl.LOCK_EX) -> bool:
-    """Wait for the lock of a file; False on a file system without locks."""
-    try:
-        fcntl.flock(file, how)  # the kernel frees it when this process dies
-    except OSError as problem:
-        if problem.errno not in NO_LOCKS:
-            raise
-        return False
-    return True
-
-
 @cache
 def machine() -> str:
     """This machine until it reboots: inside it, locks work on every file system."""
@@ -129,7 +117,6 @@ def machine() -> str:
 
 
 def lock_file(folder: Path) -> Path:
-    """The lock next to a folder; the process that makes the folder holds it."""
     return folder.with_name(folder.name + ".lock")
 
 
@@ -137,15 +124,12 @@ def hold(folder: Path, holder: object) -> Callable[[], object]:
     """Keep `cpt store prune` away from a folder while `holder` lives, or until the returned function is called.
 
     Makes the folder if it is missing. The folder's time is the last use.
-
-    Raises:
-        ResourceError: the folder cannot be made.
     """
     try:
         while True:
             folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(folder, os.O_RDONLY)
-            locked(handle, fcntl.LOCK_SH)
+            lock_open_file(handle, fcntl.LOCK_SH)
             if folder.exists() and os.fstat(handle).st_ino == folder.stat().st_ino:
                 break
             os.close(handle)  # it was removed between the two
@@ -157,21 +141,14 @@ def hold(folder: Path, holder: object) -> Callable[[], object]:
 
 
 def cannot_keep(folder: Path, problem: OSError) -> ResourceError:
-    """The error for a disk that is full or not writable."""
     what = f"{folder}: cannot keep tokenised data there ({problem.strerror or problem})"
     free = "Free space, or name" if problem.errno in NO_SPACE else "Name"
     return ResourceError(f"{what}. {free} another folder: export CPT_CACHE=/path/to/folder")
 
 
 def write_once(path: Path, content: Content) -> None:
-    """Write a small file that is complete or absent, also after a power cut.
-
-    Args:
-        content: text, bytes, or a function that writes the file at the path it is given.
-
-    Raises:
-        ResourceError: the disk is full or not writable.
-    """
+    """Write a small file that is complete or absent, also after a power cut: text, bytes, or what the function writes
+    at the path that it is given."""
     try:
         write_atomic(path, content, durable=True)
     except OSError as problem:

@@ -4,7 +4,7 @@ import ast
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache, wraps
 from importlib import import_module
@@ -18,103 +18,46 @@ from cpt.command_line import NAMES_OF_HELP, run_app
 
 GROUPS = {  # heading on the help page -> name -> (module:function, what it does); in the order of a run
     "Start here": {
-        "demo": (
-            "cpt.commands.demo:command",
-            "The whole path, offline in minutes: documents, init, check, train, verdict, served answer.",
-        ),
-        "doctor": (
-            "cpt.commands.doctor:command",
-            "Show what this machine has, or compare the nodes of a cluster.",
-        ),
+        "demo": ("cpt.commands.demo:command", "The whole path in minutes, offline: documents to served answers."),
+        "doctor": ("cpt.commands.doctor:command", "Show what this machine has, or compare the nodes of a cluster."),
         "init": ("cpt.commands.init:command", "Write a commented recipe for your documents, a model and a GPU."),
         "import": ("cpt.commands.recipes:import_command", "Write a recipe from a config of axolotl or LLaMA-Factory."),
-        "recipes": (
-            "cpt.commands.recipes:command",
-            "List the recipes that come with cpt, or copy them into a folder of yours.",
-        ),
+        "recipes": ("cpt.commands.recipes:command", "List the recipes that come with cpt, or copy them."),
     },
     "Before the run": {
         "check": ("cpt.commands.check:command", "Find every mistake of a recipe before GPU time is spent."),
-        "plan": (
-            "cpt.commands.plan:command",
-            "Memory, time and money of a run, and the cheapest change that makes it fit.",
-        ),
-        "rehearse": (
-            "cpt.commands.rehearse:command",
-            "Try everything a run will do, once and in minutes, before it takes days.",
-        ),
+        "plan": ("cpt.commands.plan:command", "Memory, time and money of a run, and the cheapest change that fits."),
+        "rehearse": ("cpt.commands.rehearse:command", "Try everything a run will do, once and in minutes."),
         "schema": ("cpt.recipe.json_schema:command", "Print the recipe's JSON schema, for editors."),
     },
     "Data and tokenizer": {
-        "data": (
-            "cpt.commands.data:COMMANDS",
-            "Check and preview documents; convert PDF, HTML, DOCX and EPUB; let a model rewrite them.",
-        ),
-        "tokenizer": (
-            "cpt.commands.tokenizer_report:COMMANDS",
-            "Report on a tokenizer, extend one with a domain's tokens, or train a new one.",
-        ),
-        "mixture": (
-            "cpt.commands.mixture:command",
-            "Count what a run will read of each source, before it starts.",
-        ),
-        "contamination": (
-            "cpt.commands.data_check:contamination_command",
-            "Find training documents that contain evaluation data.",
-        ),
-        "prepare": (
-            "cpt.commands.prepare:command",
-            "Read, filter, tokenise and pack a recipe's documents ahead of its run.",
-        ),
+        "data": ("cpt.commands.data:COMMANDS", "Check, preview, convert (PDF, HTML, EPUB) or rewrite documents."),
+        "tokenizer": ("cpt.commands.tokenizer_report:COMMANDS", "Report on a tokenizer, extend one, or train one."),
+        "mixture": ("cpt.commands.mixture:command", "Count what a run will read of each source."),
+        "contamination": ("cpt.commands.data_check:contamination_command", "Find evaluation data in training texts."),
+        "prepare": ("cpt.commands.prepare:command", "Read, filter, tokenise and pack documents ahead of a run."),
         "store": ("cpt.commands.store:COMMANDS", "List, verify or prune the tokens that are kept between runs."),
     },
     "Train": {
         "train": ("cpt.commands.train:command", "Run a recipe; resumes automatically from its newest checkpoint."),
-        "launch": (
-            "cpt.launch.launch_command:command",
-            "Write the files that start a recipe on one or many nodes, and say the command.",
-        ),
-        "pipeline": (
-            "cpt.commands.pipeline:command",
-            "Run several recipes in a row, each one from what the one before learned.",
-        ),
-        "search": (
-            "cpt.commands.search:command",
-            "Search for better values of a recipe's keys, each trial a run; learning-rate range test.",
-        ),
+        "launch": ("cpt.launch.launch_command:command", "Write the files that start a recipe on one or many nodes."),
+        "pipeline": ("cpt.commands.pipeline:command", "Run several recipes, each from what the one before learned."),
+        "search": ("cpt.commands.search:command", "Search for better values of keys; learning-rate range test."),
     },
     "Judge and compare": {
         "verdict": ("cpt.commands.verdict:command", "Judge a finished run against its base, on one page."),
-        "evaluate": (
-            "cpt.commands.evaluate:command",
-            "Measure a model on held-out text, questions and tasks, against its base.",
-        ),
+        "evaluate": ("cpt.commands.evaluate:command", "Measure a model and its base on text, questions and tasks."),
         "runs": ("cpt.commands.runs:command", "List runs: state, tokens, loss, speed, age, tags."),
-        "compare": (
-            "cpt.commands.compare:command",
-            "Say exactly what differs between runs: recipes, versions, data, curves, evaluations.",
-        ),
+        "compare": ("cpt.commands.compare:command", "Show what differs: recipes, versions, data, results."),
         "report": ("cpt.analysis.report:command", "Tell a run's whole story in one HTML file."),
-        "reproduce": (
-            "cpt.commands.reproduce:command",
-            "Run a run again from its record, and say whether its losses are the same.",
-        ),
+        "reproduce": ("cpt.commands.reproduce:command", "Repeat a run from its record, and compare the losses."),
     },
     "Hand over": {
-        "verify": (
-            "cpt.commands.runs:verify_command",
-            "Compare a run's checkpoints, or one of them, with what was written.",
-        ),
+        "verify": ("cpt.commands.runs:verify_command", "Compare checkpoints with what was written."),
         "export": ("cpt.commands.export:command", "Write a trained model for others to load, proven by its logits."),
-        "merge": (
-            "cpt.commands.merge:command",
-            "Make one model of several: adapter and base, chat vector, mean of checkpoints.",
-        ),
+        "merge": ("cpt.commands.merge:command", "Merge models: adapter and base, chat vector, mean of checkpoints."),
         "serve": ("cpt.serving.serve:serve", "Serve a model to OpenAI clients, on Hugging Face's own server."),
-        "chat": (
-            "cpt.serving.serve:chat",
-            "Chat with a model in the terminal, or on a page in the browser beside its base.",
-        ),
+        "chat": ("cpt.serving.serve:chat", "Chat with a model in the terminal or in the browser."),
     },
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
@@ -140,13 +83,10 @@ five-minute start."""
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `cpt` with these words, or with those of the command line."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    app = application(next(iter(words or completed_words()), ""))
+    # A shell that completes a command gives its words in its own variables.
+    completed = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
+    app = application(next(iter(words or completed), ""))
     run_app(app, words, name="cpt", outlives_readers=" ".join(words[:2]).startswith(LONG))
-
-
-def completed_words() -> list[str]:
-    """The words behind `cpt` that a shell wants to complete: it gives them in its own variables."""
-    return os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
 
 
 def application(command: str) -> typer.Typer:
@@ -159,24 +99,12 @@ def application(command: str) -> typer.Typer:
             if name != command:
                 app.command(name, help=summary, rich_help_panel=group)(only_listed)
             elif target.endswith(":COMMANDS"):  # a command with commands of its own
-                app.add_typer(
-                    app_of(constant(target), check_recipe_first), name=name, help=summary, rich_help_panel=group
-                )
+                below = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+                for name_below, target_below in constant(target).items():
+                    below.command(name_below)(check_recipe_first(command_of(target_below)))
+                app.add_typer(below, name=name, help=summary, rich_help_panel=group)
             else:
                 app.command(name, rich_help_panel=group)(check_recipe_first(command_of(target)))
-    return app
-
-
-def app_of(commands: Mapping[str, str], wrapped: Callable[[Callable[..., None]], Callable[..., None]]) -> typer.Typer:
-    """A command with subcommands, each imported when it is called.
-
-    Args:
-        commands: name -> `module:function`.
-        wrapped: returns the function to call in a command's place.
-    """
-    app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-    for name, target in commands.items():
-        app.command(name)(wrapped(command_of(target)))
     return app
 
 
@@ -200,7 +128,6 @@ def check_recipe_first(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def show_version(wanted: bool) -> None:
-    """`cpt 0.1.0`."""
     if wanted:
         from importlib import metadata  # a fifth of the time of a help page
 
@@ -252,7 +179,14 @@ class OptionNames(dict[str, Any]):
         self.module = module
         self.statements: dict[str, ast.stmt] = {}
         for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
-            self.statements |= dict.fromkeys(bound_by(node), node)
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                self.statements |= {alias.asname or alias.name: node for alias in node.names}
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+                self.statements |= dict.fromkeys(names, node)
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                self.statements[node.name] = node
 
     def __missing__(self, name: str) -> Any:
         """Evaluate the statement that binds the name; `KeyError` leaves it to Python's builtins."""
@@ -268,15 +202,6 @@ class OptionNames(dict[str, Any]):
 
 
 names_of = cache(OptionNames)
-
-
-def bound_by(node: ast.stmt) -> list[str]:
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return [alias.asname or alias.name for alias in node.names]
-    if isinstance(node, ast.Assign | ast.AnnAssign):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
-    return [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
 
 
 if __name__ == "__main__":

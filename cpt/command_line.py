@@ -66,10 +66,9 @@ def run_app(
     name: str | None = None,
     outlives_readers: bool = False,
 ) -> None:
-    """Run a whole application.
+    """Run a whole application, called `name` on its help pages.
 
     Args:
-        name: what help pages and messages call it; by default the program's.
         outlives_readers: drop output that cannot be written and continue; otherwise end quietly with the reader, as in
             `| head`.
     """
@@ -117,38 +116,21 @@ def path_errors_reported() -> Iterator[None]:
             ) from problem
         if problem.errno not in MISTYPED or problem.filename is None:
             raise
-        raise ResourceError(f"{shortened(str(problem.filename))}: {problem.strerror}. Name another path.") from problem
-
-
-def shortened(path: str) -> str:
-    """A long path without its middle."""
-    return path if len(path) <= LONGEST_PATH else f"{path[: LONGEST_PATH // 2]}...{path[-LONGEST_PATH // 2 :]}"
+        path = str(problem.filename)
+        if len(path) > LONGEST_PATH:
+            path = f"{path[: LONGEST_PATH // 2]}...{path[-LONGEST_PATH // 2 :]}"
+        raise ResourceError(f"{path}: {problem.strerror}. Name another path.") from problem
 
 
 def refuse_ignored(given: Mapping[str, bool], because: str) -> None:
-    """Refuse options that would do nothing.
-
-    Args:
-        given: option -> whether it was given.
-        because: ends the sentence "--steps has no effect ...".
-
-    Raises:
-        RecipeError: one was given.
-    """
+    """Refuse options that were given and would do nothing; `because` ends the sentence "--steps has no effect ..."."""
     if names := [name for name, is_given in given.items() if is_given]:
-        several = len(names) > 1
-        raise RecipeError(
-            f"{' and '.join(names)} {'have' if several else 'has'} no effect {because}. Remove"
-            f" {'them' if several else 'it'}."
-        )
+        have, them = ("have", "them") if len(names) > 1 else ("has", "it")
+        raise RecipeError(f"{' and '.join(names)} {have} no effect {because}. Remove {them}.")
 
 
 def show_log(*, stderr: bool = False) -> None:
-    """Print what cpt logs: all of it from the main process, warnings from the others.
-
-    Args:
-        stderr: where programs read stdout.
-    """
+    """Print what cpt logs: all of it from the main process, warnings from the others."""
     handler = logging.StreamHandler(sys.stderr if stderr else sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     handler.addFilter(RepeatFilter())
@@ -166,7 +148,6 @@ class RepeatFilter(logging.Filter):
         self.shown: deque[str] = deque(maxlen=200)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to show it; warnings always are."""
         message = record.getMessage()
         if record.levelno > logging.INFO or message not in self.shown:
             self.shown.append(message)
@@ -188,12 +169,8 @@ class LossyFile(FileIO):
 
 
 def make_output_safe(outlives_readers: bool = False) -> None:
-    """Replace characters that the terminal's encoding lacks, and accept closed outputs.
-
-    Args:
-        outlives_readers: also ignore write errors of stdout; those of stderr are always ignored, as they could not be
-            reported.
-    """
+    """Replace characters that the terminal's encoding lacks, accept closed outputs, and ignore write errors: of stdout
+    only if it `outlives_readers`, of stderr always, as they could not be reported."""
     # A closed descriptor would become the next socket, here or in a child, and what is printed would go there.
     for number in (1, 2):
         try:
@@ -222,10 +199,7 @@ def reopened(stream: Any, errors: str, *, is_lossy: bool) -> Any:
     lossy = BufferedWriter(LossyFile(raw.fileno(), "w", closefd=False))
     with suppress(OSError):
         stream.flush()
+    is_unbuffered = isinstance(stream.buffer, FileIO)
     return TextIOWrapper(
-        lossy,
-        stream.encoding,
-        errors,
-        line_buffering=stream.line_buffering,
-        write_through=isinstance(stream.buffer, FileIO),
+        lossy, stream.encoding, errors, line_buffering=stream.line_buffering, write_through=is_unbuffered
     )

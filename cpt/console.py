@@ -22,11 +22,7 @@ NOT_WATCHED = {
 
 
 def open_console(*, stderr: bool = False) -> Console:
-    """The console that every command prints with.
-
-    Args:
-        stderr: for bars and notes beside an output that programs read.
-    """
+    """The console that every command prints with; `stderr` for bars and notes next to an output for programs."""
     # With `soft_wrap` only tables are fitted to the width: a command that is printed to be copied stays one line.
     console = Console(stderr=stderr, highlight=False, soft_wrap=True)
     if not console.file.isatty() and not os.environ.get("COLUMNS"):
@@ -56,26 +52,17 @@ def show_step(status: Status, text: str) -> None:
 def set_plain_output(environment: MutableMapping[str, str], *, on_terminal: bool) -> None:
     """Make libraries print plain text if there is no terminal or colours are not wanted, also in child processes.
 
-    `FORCE_COLOR` is stronger than all of it, and what the user set for one of the packages stays.
-
-    Args:
-        environment: of the process.
-        on_terminal: whether bars, which go to stderr, would be seen.
+    `FORCE_COLOR` is stronger than all of it, and what the user set for one of the packages stays. `on_terminal`: bars,
+    which go to stderr, would be seen.
     """
-    if environment.get("FORCE_COLOR"):
-        wanted = {} if on_terminal else {"TQDM_DISABLE": "1"}
-    elif is_plain(environment):
-        wanted = NOT_WATCHED
-    elif not on_terminal:
-        wanted = {name: NOT_WATCHED[name] for name in ("TQDM_DISABLE", "_TYPER_FORCE_DISABLE_TERMINAL")}
-    else:
-        wanted = {}
-    for name, value in wanted.items():
-        environment.setdefault(name, value)
-
-
-def is_plain(environment: MutableMapping[str, str]) -> bool:
-    """Whether the environment asks for plain text even on a terminal: NO_COLOR (no-color.org), CI, a terminal that can
-    nothing."""
     in_ci = environment.get("CI", "").lower() not in ("", "0", "false")
-    return bool(environment.get("NO_COLOR")) or in_ci or environment.get("TERM", "") in ("dumb", "unknown")
+    has_no_colors = environment.get("TERM", "") in ("dumb", "unknown")
+    wanted: tuple[str, ...] = ()
+    if environment.get("FORCE_COLOR"):
+        wanted = () if on_terminal else ("TQDM_DISABLE",)
+    elif environment.get("NO_COLOR") or in_ci or has_no_colors:  # no-color.org
+        wanted = tuple(NOT_WATCHED)
+    elif not on_terminal:
+        wanted = ("TQDM_DISABLE", "_TYPER_FORCE_DISABLE_TERMINAL")
+    for name in wanted:
+        environment.setdefault(name, NOT_WATCHED[name])

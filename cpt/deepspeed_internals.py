@@ -13,7 +13,6 @@ USED = {  # dotted name -> its parameters ("" for what is not called), why, what
         "gather ZeRO-3's weights on the main process; the public function writes them to a file",
         "a public function that returns them",
     ),
-    "deepspeed.runtime.engine.DeepSpeedEngine._config": ("", "see `stop_loading_universal`", "an argument of load"),
     "deepspeed.runtime.zero.stage3.DeepSpeedZeroOptimizer_Stage3._get_norm_groups": (
         "",
         "an infinite norm makes ZeRO-3 skip a bad step, without a further wait",
@@ -33,7 +32,7 @@ def gather_zero3_weights(engine: Any, *, only_trained: bool) -> dict[str, Any] |
 
 def stop_loading_universal(engine: Any) -> None:
     """What the run saves from now on is of its own processes."""
-    engine._config.load_universal_checkpoint = False
+    engine.load_universal_checkpoint = lambda: False
 
 
 def replace_norms_of_groups(optimizer: Any, norms: Callable[[], Any]) -> Callable[[], Any]:

@@ -39,6 +39,12 @@ OF_LAUNCHERS = (  # prefixes of the variables of a launcher and of a process amo
     *("TORCHELASTIC_", "TORCH_NCCL_", "ACCELERATE_", "FSDP_", "PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"),
     "SLURM_STEP_NUM_TASKS",
 )
+KNOWN_WARNINGS: tuple[dict[str, Any], ...] = (  # torch repeats them hundreds of times, of calls of other libraries
+    {"module": r"torch\.distributed\..*"},
+    {"message": r".*torch\.distributed\.(reduce_scatter_tensor|_?all_gather).*"},
+    {"message": r".*gradient_checkpointing` is deprecated.*"},
+    {"message": r".*`broadcast_buffers` is deprecated.*"},
+)
 DEFAULT_TIMEOUT_SECONDS = 1800  # of TrainingArguments.ddp_timeout
 OTHER_STARTERS = {  # variable that a starter without torch's RANK sets -> what it is called
     "OMPI_COMM_WORLD_SIZE": "mpirun",
@@ -71,11 +77,8 @@ def num_nodes() -> int:
 
 
 def name_of_launcher() -> str:
-    """accelerate, torchrun, deepspeed, or python where nothing but Python started it.
-
-    Read from what each launcher leaves in the environment; accelerate uses torchrun inside.
-    """
-    if "ACCELERATE_MIXED_PRECISION" in os.environ:
+    """accelerate, torchrun, deepspeed, or python, read from what each launcher leaves in the environment."""
+    if "ACCELERATE_MIXED_PRECISION" in os.environ:  # which uses torchrun
         return "accelerate"
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return "torchrun"
@@ -178,22 +181,18 @@ class Parallelism:
 
 
 def read_parallelism(training: Mapping[str, Any]) -> Parallelism:
-    """The sizes that the recipe's section `training` asks for.
-
-    Raises:
-        RecipeError: an unknown key, or a size that is not one.
-    """
+    """The sizes that the recipe's section `training` asks for; a RecipeError for a wrong key or size."""
     given = training.get(KEY)
     if given is None:
         return Parallelism()
     if not isinstance(given, Mapping):
         raise RecipeError(f"`training.{KEY}` is {given!r}; write keys and values, such as {{sp_size: 2}}.")
+    known = (*SIZES, *BACKENDS)
     for key, value in given.items():
         where = f"`training.{KEY}.{key}`"
         if key.startswith("pp_"):
             raise RecipeError(f"{where}: {PIPELINE}.")
-        if key not in (*SIZES, *BACKENDS):
-            known = (*SIZES, *BACKENDS)
+        if key not in known:
             raise RecipeError(f"{where} is not a key of it.{did_you_mean(key, known)} It has: {', '.join(known)}.")
         if key in SIZES and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise RecipeError(f"{where} is {value!r}; it must be a whole number of processes, 1 or more.")
@@ -201,11 +200,7 @@ def read_parallelism(training: Mapping[str, Any]) -> Parallelism:
 
 
 def groups_of_rows(training: Mapping[str, Any], processes: int) -> int:
-    """How many groups of processes read rows of their own: all processes, where nothing but the model is split.
-
-    Raises:
-        RecipeError: see `read_parallelism`; or the processes cannot be divided so.
-    """
+    """How many groups of processes read rows of their own: all processes, where nothing but the model is split."""
     sharing = read_parallelism(training).sharing_rows
     groups, rest = divmod(processes, sharing)
     if rest or not groups:
@@ -218,8 +213,6 @@ def groups_of_rows(training: Mapping[str, Any], processes: int) -> int:
 
 @dataclass(frozen=True)
 class LaunchedAs:
-    """How this run was started."""
-
     on_cpu: bool
     """Train on the CPU: no accelerator here, or the recipe says so."""
     deepspeed_config: str | dict[str, Any] | None
@@ -230,10 +223,7 @@ class LaunchedAs:
 
 def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
     """Make this process part of the run; call it before anything of the model or the data, and `start_deepspeed` after
-    the checks.
-
-    Args:
-        training: the recipe's `training:` section.
+    the checks. `training` is the recipe's section.
 
     Raises:
         LaunchError: the processes do not know each other, or the launcher contradicts the recipe.
@@ -242,66 +232,41 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
     import torch
 
     deepspeed_config = agree_with_launcher(training)
-    on_cpu = (
-        bool(training.get("use_cpu"))
-        or os.environ.get("ACCELERATE_USE_CPU") == "True"
-        or not torch.cuda.is_available()
-    )
+    by_accelerate = os.environ.get("ACCELERATE_USE_CPU") == "True"
+    on_cpu = bool(training.get("use_cpu")) or by_accelerate or not torch.cuda.is_available()
     timeout = timedelta(seconds=training.get("ddp_timeout", DEFAULT_TIMEOUT_SECONDS))
-    quiet_known_noise()
-    if on_cpu:
-        os.environ.setdefault(
-            "DS_ACCELERATOR", "cpu"
-        )  # accelerate asks DeepSpeed for its device even where it is not used
+    for known in KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", category=FutureWarning, **known)
+    if on_cpu:  # accelerate asks DeepSpeed for its device even where it is not used
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     else:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         turn_off_missing_links(find_gpus())
     if deepspeed_config is not None:
-        prepare_deepspeed(on_cpu)
-    if deepspeed_config is not None or training.get("fsdp"):
-        join_alone()
-    if deepspeed_config is not None or training.get("fsdp") or world_size() > 1:
+        if on_cpu:
+            require_programs("g++", "ninja", reason="DeepSpeed on a CPU compiles its communication")
+        if not shutil.which("ninja"):  # torch looks on the PATH only, where a virtual environment may be missing
+            os.environ["PATH"] = f"{scripts_folder()}{os.pathsep}{os.environ.get('PATH', '')}"
+    is_sharded = deepspeed_config is not None or bool(training.get("fsdp"))
+    if is_sharded:  # engines that shard need a group, even of one process that no launcher started
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        if "RANK" not in os.environ:
+            alone["MASTER_PORT"] = str(free_port())
+        for variable, value in alone.items():
+            os.environ.setdefault(variable, value)
+    if is_sharded or world_size() > 1:
         start_process_group(on_cpu, timeout)
     return LaunchedAs(on_cpu, deepspeed_config, timeout)
 
 
-def quiet_known_noise() -> None:
-    """torch warns hundreds of times that DeepSpeed calls collectives by their old names, and that others call others
-    by theirs."""
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\..*")
-    warnings.filterwarnings(
-        "ignore", category=FutureWarning, message=r".*torch\.distributed\.(reduce_scatter_tensor|_?all_gather).*"
-    )
-    warnings.filterwarnings("ignore", category=FutureWarning, message=r".*gradient_checkpointing` is deprecated.*")
-    warnings.filterwarnings("ignore", category=FutureWarning, message=r".*`broadcast_buffers` is deprecated.*")
-
-
 def turn_off_missing_links(gpus: list[Gpu]) -> None:
-    """Tell NCCL what two or more RTX 4090 lack; `accelerate launch` does so by itself, torchrun and deepspeed do
-    not."""
+    """Tell NCCL what two or more RTX 4090 lack: `accelerate launch` does so, torchrun and deepspeed do not."""
     if len(gpus) < 2 or not any(WITHOUT_PEER_TO_PEER in gpu.name for gpu in gpus):
         return
     for variable in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"):
         if variable not in os.environ:
             os.environ[variable] = "1"
             log.info("%s=1: cards of the RTX 40 series have no peer-to-peer.", variable)
-
-
-def prepare_deepspeed(on_cpu: bool) -> None:
-    """What DeepSpeed expects to find before it is imported: its device and a compiler."""
-    if on_cpu:
-        require_programs("g++", "ninja", reason="DeepSpeed on a CPU compiles its communication")
-    if not shutil.which("ninja"):  # torch looks for it on the PATH only, where a virtual environment may be missing
-        os.environ["PATH"] = f"{scripts_folder()}{os.pathsep}{os.environ.get('PATH', '')}"
-
-
-def join_alone() -> None:
-    """What a launcher would have told a single process: engines that shard want a group, though it be of one."""
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    if "RANK" not in os.environ:
-        alone["MASTER_PORT"] = str(free_port())
-    for variable, value in alone.items():
-        os.environ.setdefault(variable, value)
 
 
 def start_process_group(on_cpu: bool, timeout: timedelta) -> None:
@@ -322,11 +287,7 @@ def start_process_group(on_cpu: bool, timeout: timedelta) -> None:
 def start_deepspeed(launched: LaunchedAs) -> None:
     """Let DeepSpeed know the processes, before the model is built: ZeRO-3 would build it for a world of one.
 
-    It compiles its communication here when it is first used, tens of seconds that a recipe with mistakes should not
-    cost.
-
-    Raises:
-        ResourceError: DeepSpeed cannot be imported.
+    When it is first used, it compiles its communication here, which a recipe with mistakes should not wait for.
     """
     if launched.deepspeed_config is None:
         return
@@ -376,14 +337,8 @@ def environment_alone() -> dict[str, str]:
 
 
 def agree_with_launcher(training: Mapping[str, Any]) -> str | dict[str, Any] | None:
-    """Compare what the launcher left in the environment with the recipe's `training:` section.
-
-    Returns:
-        What `TrainingArguments.deepspeed` must be: from the recipe, or from accelerate's config.
-
-    Raises:
-        LaunchError: the processes do not know each other, or the launcher contradicts the recipe.
-    """
+    """Compare what the launcher left in the environment with the recipe's `training:` section; a LaunchError if they
+    contradict each other. Returns DeepSpeed's config, from the recipe or from accelerate's config."""
     if world_size() > 1 and "RANK" not in os.environ:  # every process would be the main one
         raise LaunchError(
             f"WORLD_SIZE is {world_size()}, but RANK is not set. Use a launcher (torchrun, accelerate, deepspeed), or"
@@ -397,24 +352,29 @@ def agree_with_launcher(training: Mapping[str, Any]) -> str | dict[str, Any] | N
                 f" Start one launcher per host instead: torchrun --nnodes N --nproc_per_node M {training_program()}"
                 " RECIPE"
             )
-    check_precision(training)
-    check_sharding(training)
-    return agreed_deepspeed(training)
-
-
-def check_precision(training: Mapping[str, Any]) -> None:
-    """Refuse another precision: where the recipe names none, transformers would take accelerate's."""
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision == "fp8":
         raise LaunchError(
             "accelerate was started with mixed_precision fp8, which cpt has not been tested with. Start with"
             " `--mixed_precision bf16`, and write `training: {bf16: true}`."
         )
-    if precision != "no" and not training.get(precision):
+    if precision != "no" and not training.get(precision):  # where the recipe has none, transformers takes accelerate's
         raise LaunchError(
             f"accelerate was started with mixed_precision {precision}, which is not in the recipe. Write"
             f" `training: {{{precision}: true}}` into the recipe, or `mixed_precision: 'no'` into accelerate's config."
         )
+    check_sharding(training)
+    from_recipe: str | dict[str, Any] | None = training.get("deepspeed")
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
+        return from_recipe
+    from_accelerate = deepspeed_of_accelerate()
+    if from_recipe is not None and contents(from_recipe) != contents(from_accelerate):
+        source = from_accelerate if isinstance(from_accelerate, str) else "the values in its own config"
+        raise LaunchError(
+            f"the recipe's `training.deepspeed` is {from_recipe}, but accelerate was started with {source}, which"
+            " differs. Remove `deepspeed` from the recipe, or `deepspeed_config` from accelerate's config."
+        )
+    return from_accelerate if from_recipe is None else from_recipe
 
 
 def check_sharding(training: Mapping[str, Any]) -> None:
@@ -442,24 +402,11 @@ def check_sharding(training: Mapping[str, Any]) -> None:
         )
 
 
-def agreed_deepspeed(training: Mapping[str, Any]) -> str | dict[str, Any] | None:
-    """The DeepSpeed config of the recipe or of accelerate; both may have one only where they are equal."""
-    from_recipe: str | dict[str, Any] | None = training.get("deepspeed")
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
-        return from_recipe
-    file = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
-    from_accelerate = file or config_of_accelerate()
-    if from_recipe is not None and contents(from_recipe) != contents(from_accelerate):
-        raise LaunchError(
-            f"the recipe's `training.deepspeed` is {from_recipe}, but accelerate was started with"
-            f" {file or 'the values in its own config'}, which differs. Remove `deepspeed` from the recipe, or"
-            " `deepspeed_config` from accelerate's config."
-        )
-    return from_accelerate if from_recipe is None else from_recipe
-
-
-def config_of_accelerate() -> dict[str, Any]:
-    """The config that accelerate makes of `zero_stage` and the like; what it leaves open follows the recipe."""
+def deepspeed_of_accelerate() -> str | dict[str, Any]:
+    """The config's file, or what accelerate makes of `zero_stage` and the like; the recipe sets what that leaves
+    open."""
+    if file := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
+        return file
     from accelerate.utils import DeepSpeedPlugin
 
     config: dict[str, Any] = DeepSpeedPlugin().deepspeed_config

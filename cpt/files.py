@@ -1,6 +1,7 @@
 """Write files that a crash cannot spoil, lock them, append lines to them, and notice a damaged one."""
 
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -9,9 +10,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from filelock import FileLock, Timeout
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from cpt.errors import LaunchError, ResourceError
@@ -22,6 +22,7 @@ DAMAGED = "damaged_file"  # the kind of event
 CHUNK = 1 << 20  # stays in the processor's cache between reading and hashing
 READ_AHEAD = 32 << 20  # asked of the disk while the chunks before it are hashed
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems answer that have none
 BLOCK = 512  # bytes, the unit of st_blocks
 
 Content = str | bytes | Callable[[Path], object]
@@ -98,33 +99,32 @@ def make_durable(path: Path) -> None:
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Hold the lock of a file, which the system frees when this process dies; `.lock` is the usual suffix.
 
-    Args:
-        wait: for another process that holds it. If false, the value is False while another one does.
+    Without `wait`, the value is False while another process holds it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path, is_singleton=False)
-    try:
-        lock.acquire(timeout=-1 if wait else 0)
-    except Timeout:
-        yield False
-        return
-    except NotImplementedError:  # a file system without locks
+    with path.open("a") as file:
+        try:
+            lock_open_file(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
         yield True
-        return
+
+
+def lock_open_file(file: IO[str] | int, how: int = fcntl.LOCK_EX) -> bool:
+    """Lock it until it is closed; False on a file system without locks."""
     try:
-        yield True
-    finally:
-        lock.release()
+        fcntl.flock(file, how)
+    except OSError as problem:
+        if problem.errno not in NO_LOCKS:
+            raise
+        return False
+    return True
 
 
 @contextmanager
 def output_locked(folder: Path, lock: Path, command: str) -> Iterator[None]:
-    """Write to a command's output folder, as the only process.
-
-    Raises:
-        LaunchError: another process writes there.
-        ResourceError: the disk is full or not writable.
-    """
+    """Write to a command's output folder, as the only process."""
     try:
         with locked(lock, wait=False) as is_ours:
             if not is_ours:
@@ -133,9 +133,8 @@ def output_locked(folder: Path, lock: Path, command: str) -> Iterator[None]:
                 )
             yield
     except OSError as problem:
-        raise ResourceError(
-            f"{folder}: {problem.strerror or problem}. Free space, or use another --output."
-        ) from problem
+        reason = problem.strerror or problem
+        raise ResourceError(f"{folder}: {reason}. Free space, or use another --output.") from problem
 
 
 # --- lines ----------------------------------------------------------------------------------------
@@ -179,10 +178,7 @@ class LinesFile:
 def append(path: Path, text: str) -> None:
     """Append all of the text or none of it, in one write, so that lines of several processes do not mix.
 
-    A line that a crash has cut off before it is ended first.
-
-    Raises:
-        OSError: the disk is full or not writable.
+    A line that a crash has cut off before it is ended first. An OSError if the disk is full or not writable.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
@@ -216,17 +212,12 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def sealed(content: dict[str, Any], indent: int | None = None) -> str:
     """The content as JSON, with its own hash."""
-    return json.dumps(
-        {**content, SEAL: seal_of(json.loads(json.dumps(content, default=str)))}, indent=indent, default=str
-    )
+    seal = seal_of(json.loads(json.dumps(content, default=str)))
+    return json.dumps({**content, SEAL: seal}, indent=indent, default=str)
 
 
 def unsealed(text: str | bytes) -> dict[str, Any]:
-    """The content of `sealed`, without the hash.
-
-    Raises:
-        ValueError: the text is damaged.
-    """
+    """The content of `sealed`, without the hash; a ValueError if the text is damaged."""
     content = json.loads(text)
     if not isinstance(content, dict) or content.pop(SEAL, None) != seal_of(content):
         raise ValueError("its content does not match its own hash")

@@ -56,7 +56,6 @@ class GpuType:
     """Of its memory: 10^9 bytes a second, read and written."""
 
     def tflops(self, precision: str) -> float | None:
-        """Of `half`, `tf32` or `fp32`."""
         return {"half": self.peak_tflops, "tf32": self.tf32_tflops, "fp32": self.fp32_tflops}[precision]
 
 
@@ -98,6 +97,7 @@ class Machine:
     host_memory_gib: float
     free_host_memory_gib: float
     shared_memory_gib: float | None
+    """Size of /dev/shm, which data workers and NCCL use."""
     free_disk_gib: float
     programs: dict[str, str | None]
 
@@ -109,7 +109,7 @@ def describe_machine(folder: Path = Path()) -> Machine:
         cpu_cores=count_cpu_cores(),
         host_memory_gib=host_memory_gib(),
         free_host_memory_gib=min(psutil.virtual_memory().available / GIB, host_memory_gib()),
-        shared_memory_gib=shared_memory_gib(),
+        shared_memory_gib=shutil.disk_usage(SHARED_MEMORY).total / GIB if SHARED_MEMORY.exists() else None,
         free_disk_gib=free_disk_gib(folder),
         programs={name: find_program(name) for name in ("g++", "ninja", "nvcc")},
     )
@@ -119,22 +119,18 @@ def find_gpus() -> list[Gpu]:
     """The NVIDIA GPUs that the driver shows; CUDA_VISIBLE_DEVICES does not hide any of them here."""
     if not shutil.which("nvidia-smi"):
         return []
-    query = [
-        "nvidia-smi",
-        "--query-gpu=name,memory.total,memory.free,driver_version,compute_cap",
-        "--format=csv,noheader,nounits",
-    ]
+    columns = "--query-gpu=name,memory.total,memory.free,driver_version,compute_cap"
+    query = ["nvidia-smi", columns, "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):  # a driver that hangs or a broken install: as good as no GPU
         return []
-    return [parse_gpu(line) for line in answer.stdout.splitlines() if answer.returncode == 0 and line.count(",") == 4]
-
-
-def parse_gpu(line: str) -> Gpu:
-    """`NVIDIA H100 80GB HBM3, 81559, 80994, 580.95.05, 9.0`; the memory is in MiB."""
-    name, total, free, driver, capability = (cell.strip() for cell in line.split(","))
-    return Gpu(name, mib_in_gib(total), mib_in_gib(free), driver, capability)
+    gpus = []
+    for line in answer.stdout.splitlines() if answer.returncode == 0 else ():
+        if line.count(",") == 4:  # NVIDIA H100 80GB HBM3, 81559, 80994, 580.95.05, 9.0
+            name, total, free, driver, capability = (cell.strip() for cell in line.split(","))
+            gpus.append(Gpu(name, mib_in_gib(total), mib_in_gib(free), driver, capability))
+    return gpus
 
 
 def mib_in_gib(cell: str) -> float:
@@ -159,11 +155,6 @@ def host_memory_gib() -> float:
         if limit.exists() and (text := limit.read_text().strip()) != "max":
             total = min(total, int(text))
     return total / GIB
-
-
-def shared_memory_gib() -> float | None:
-    """Size of /dev/shm, which data workers and NCCL use; None where there is none."""
-    return shutil.disk_usage(SHARED_MEMORY).total / GIB if SHARED_MEMORY.exists() else None
 
 
 def free_disk_gib(folder: Path) -> float:
@@ -192,14 +183,7 @@ def announce_compiling(extension: str, what: str) -> None:
 
 
 def require_programs(*names: str, reason: str) -> None:
-    """Raise an error if a program is missing.
-
-    Args:
-        reason: what needs them, as the beginning of the message: `DeepSpeed on a CPU compiles its communication`.
-
-    Raises:
-        ResourceError: names each one that is missing, with its install line.
-    """
+    """Raise a ResourceError with install lines if programs are missing; `reason` begins its message."""
     missing = [name for name in names if not find_program(name)]
     if missing:
         lines = "; ".join(INSTALL_LINES[name] for name in missing)
@@ -217,11 +201,7 @@ def host_memory(size: int, device: "torch.device") -> "torch.Tensor":
     """Zeros in host memory for copies from and to the device, in bytes: page-locked where that is a GPU.
 
     Blocks are of the size asked for: in torch's allocator of page-locked memory the fp32 matrices of Qwen2.5-7B nearly
-    double.
-
-    Raises:
-        torch.cuda.CudaError: the memory cannot be page-locked.
-        OSError: there is too little of it.
+    double. A torch.cuda.CudaError if the memory cannot be page-locked, an OSError if there is too little.
     """
     import torch
 
@@ -233,9 +213,8 @@ def host_memory(size: int, device: "torch.device") -> "torch.Tensor":
     if int(code := cudart.cudaHostRegister(buffer.data_ptr(), size, 0)):  # type: ignore[attr-defined]
         raise torch.cuda.CudaError(int(code))
 
-    def unlock(
-        address: int, mapped: mmap.mmap
-    ) -> None:  # `mapped` stays until then: memory is unlocked before it is unmapped
+    # `mapped` stays until then: memory is unlocked before it is unmapped.
+    def unlock(address: int, mapped: mmap.mmap) -> None:
         cudart.cudaHostUnregister(address)  # type: ignore[attr-defined]
 
     weakref.finalize(view, unlock, buffer.data_ptr(), memory).atexit = False

@@ -16,23 +16,14 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "voca
 
 
 def refuse_unreachable(key: str, path: str, revision: str | None, files: tuple[str, ...] = ("config.json",)) -> None:
-    """Refuse an id of the Hub that is not in the cache while the Hub cannot be reached.
-
-    Args:
-        key: of the recipe, for the message.
-        files: any of them in the cache is enough.
-
-    Raises:
-        ResourceError: with what to give instead.
-    """
-    if any(is_cached(path, file, revision) for file in files):
-        return
-    if not (reason := why_unreachable()):
-        return
-    raise ResourceError(
-        f"{key}: {path} is neither a folder here ({Path.cwd()}) nor in the Hub cache, and the Hub cannot be reached"
-        f" ({reason}). Give the path of a local folder, or download it with a network first: hf download {path}"
-    )
+    """Refuse an id of the Hub while the Hub cannot be reached, unless one of the files is in the cache; `key` is the
+    recipe's, for the message."""
+    if not any(is_cached(path, file, revision) for file in files) and (reason := why_unreachable()):
+        raise ResourceError(
+            f"{key}: {path} is neither a folder here ({Path.cwd()}) nor in the Hub cache, and the Hub cannot be"
+            f" reached ({reason}). Give the path of a local folder, or download it with a network first:"
+            f" hf download {path}"
+        )
 
 
 def is_cached(path: str, file: str, revision: str | None) -> bool:

@@ -33,7 +33,7 @@ class Wheel:
     """Address of the file, with `{python}` for cp311, cp312, ..."""
 
     def requirement(self, python: str) -> str:
-        """As pip takes it; `python` is such as 3.12."""
+        """As pip takes it, for a Python such as 3.12."""
         tag = f"cp{python.replace('.', '')}"
         return f"{self.package} @ {self.url.format(python=tag)}" if self.url else f"{self.package}=={self.version}"
 
@@ -43,8 +43,8 @@ class Wheel:
 
 
 @dataclass(frozen=True)
-class Line:
-    """Versions that go together."""
+class Build:
+    """A build of torch, and the kernels that go with it."""
 
     name: str
     torch: str
@@ -67,16 +67,16 @@ def flash_wheel(torch: str, cuda: str, release: str) -> Wheel:
     )
 
 
-def line_with_all_kernels(cuda: str) -> Line:
+def build_with_all_kernels(cuda: str) -> Build:
     """torch 2.11 is the newest for which all three are built, Mamba's kernels by github.com/astral-sh-build."""
     index = f"https://wheels.astral.sh/simple/cu{cuda.replace('.', '')}/"
     kernels = (("mamba-ssm", "2.3.2.post1"), ("causal-conv1d", "1.6.2.post1"))
     mamba = [Wheel(package, f"{version}+cu.{cuda}.torch.2.11", index=index) for package, version in kernels]
-    return Line(f"cuda{cuda.replace('.', '')}", "2.11.0", cuda, (flash_wheel("2.11", cuda, "v0.9.4"), *mamba))
+    return Build(f"cuda{cuda.replace('.', '')}", "2.11.0", cuda, (flash_wheel("2.11", cuda, "v0.9.4"), *mamba))
 
 
-LINES = (
-    Line("cpu", "2.13.0"),
-    *map(line_with_all_kernels, ("12.6", "12.8", "13.0")),
-    Line("cuda130-torch213", "2.13.0", "13.0", (flash_wheel("2.13", "13.0", "v0.9.47"),)),
+BUILDS = (
+    Build("cpu", "2.13.0"),
+    *map(build_with_all_kernels, ("12.6", "12.8", "13.0")),
+    Build("cuda130-torch213", "2.13.0", "13.0", (flash_wheel("2.13", "13.0", "v0.9.47"),)),
 )

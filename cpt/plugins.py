@@ -6,6 +6,7 @@ import sys
 import traceback
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import wraps
 from importlib import import_module
@@ -29,10 +30,9 @@ IN_WORDS = {
 
 
 def find(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """The `kind` called `name`: `find("optimizer", "adamw", OPTIMIZERS)`.
+    """The `kind` called `name`: `find("optimizer", "adamw", OPTIMIZERS)`; a RecipeError if there is none.
 
-    Raises:
-        RecipeError: nothing has that name, or the user's module cannot be imported.
+    An error that the user's function raises when it is called becomes a UserCodeError with its traceback.
     """
     if name in built_in:
         return built_in[name]
@@ -44,27 +44,18 @@ def find(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Ca
     found = import_named(name)
     if not callable(found):
         raise RecipeError(f"`{name}` is a {type(found).__name__}, but a function is needed for the {kind}.")
-    is_named = inspect.isfunction(found) and kind not in REPORTED_BY_CALLER
-    return named_in_errors(found, f"the {kind} `{name}`") if is_named else found  # type: ignore[no-any-return]
+    if not inspect.isfunction(found) or kind in REPORTED_BY_CALLER:
+        return found  # type: ignore[no-any-return]
 
-
-def named_in_errors(function: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """The user's function; an error that it raises becomes one that names it.
-
-    Raises:
-        UserCodeError: with the traceback of the user's code.
-    """
-
-    @wraps(function)
+    @wraps(found)
     def called(*arguments: Any, **options: Any) -> Any:
         try:
-            return function(*arguments, **options)
+            return found(*arguments, **options)
         except Exception as problem:
-            if isinstance(problem, CptError | MemoryError) or "memory" in str(
-                problem
-            ):  # the run reacts to lack of memory
+            # The run reacts to lack of memory.
+            if isinstance(problem, CptError | MemoryError) or "memory" in str(problem):
                 raise
-            raise user_code_error(what, problem) from problem
+            raise user_code_error(f"the {kind} `{name}`", problem) from problem
 
     return called
 
@@ -97,9 +88,8 @@ def import_user_module(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as problem:
-        raise RecipeError(
-            f"cannot import `{name}`: {problem}. It is looked for in {here} and in the installed packages."
-        ) from problem
+        where = f"{here} and in the installed packages"
+        raise RecipeError(f"cannot import `{name}`: {problem}. It is looked for in {where}.") from problem
 
 
 def check_options(
@@ -109,8 +99,7 @@ def check_options(
     given: Iterable[str] = (),
     also: Mapping[str, Any] | None = None,
 ) -> None:
-    """Refuse options that `function` does not take by name, values of a wrong type, and report those it needs, before
-    anything is built.
+    """Refuse options that `function` does not take by name, values of a wrong type, and missing options.
 
     Args:
         key: the section of the options, for the message: `optimizer`.
@@ -124,7 +113,9 @@ def check_options(
         )
     by_name = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in given}
     beside = {p.name for p in parameters} & {"learning_rate"} | {"name"}  # keys that are written next to the options
-    hints = {**hints_of(function), **(also or {})}
+    hints = dict(also or {})
+    with suppress(NameError, TypeError):  # hints that only a type checker knows
+        hints = {**typing.get_type_hints(function), **hints}
     known = [*by_name, *(also or {})]
     for option, value in options.items():
         if option not in known:
@@ -137,14 +128,6 @@ def check_options(
     missing = [name for name, p in by_name.items() if p.default is p.empty and name not in options]
     if missing:
         raise RecipeError(f"`{key}` needs {', '.join(f'`{name}`' for name in missing)} ({function.__name__}).")
-
-
-def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The function's type hints; none where they name what only a type checker knows."""
-    try:
-        return typing.get_type_hints(function)
-    except (NameError, TypeError):
-        return {}
 
 
 def fits(value: object, hint: Any) -> bool:
@@ -197,5 +180,4 @@ def closest(name: str, choices: Iterable[str]) -> str | None:
 
 
 def simplified(name: str) -> str:
-    """Without what writers vary: case and hyphens."""
     return name.replace("-", "_").lower()

@@ -33,7 +33,7 @@ class ReceivedSignals:
     first: int = 0
     """The first signal, 0 if none arrived."""
     interrupts: int = 0
-    """How many SIGINT arrived."""
+    """Number of SIGINT."""
     wake: threading.Event = field(default_factory=threading.Event)
     """Set by each signal, so that a waiting loop reacts at once."""
 
@@ -56,7 +56,6 @@ class ReceivedSignals:
         self.wake.set()
 
     def wait(self, seconds: float = SECONDS_BETWEEN_LOOKS) -> None:
-        """Sleep until the time is over or a signal arrives."""
         self.wake.wait(seconds)
         self.wake.clear()
 
@@ -69,14 +68,9 @@ class Child(subprocess.Popen[bytes]):
     gets SIGTERM when that thread ends, so that nothing outlives a parent that was killed.
 
     Args:
-        words: the command.
         environment: variables added to this process's.
-        folder: working directory.
         output: for stdout and stderr; inherited by default.
         ignores: a signal that the command ignores unless it handles it.
-
-    Raises:
-        LaunchError: the command cannot be started.
     """
 
     def __init__(

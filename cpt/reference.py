@@ -105,7 +105,15 @@ def keys_below(section: dict[str, Any], sections: dict[str, Any], prefix: str) -
         about = ", ".join(filter(None, [kind(node), default, f"change `{class_of_change(name)}`"]))
         meaning = in_one_line(node.get("description") or (nested or {}).get("description", ""))
         yield f"{'###' if prefix else '##'} `{name}`\n\n{about}. {meaning}"
-        yield from describe(name)
+        if name in BUILT_INS:
+            yield "\n".join(line for builtin, called in BUILT_INS[name].items() for line in built_in(builtin, called))
+        if name in NOTES:
+            yield NOTES[name]
+        if name == "stage":
+            rows = ["| [stage](../stages.md) | columns of an example | `training:` goes to |", "| --- | --- | --- |"]
+            for stage, config in STAGE_CONFIGS.items():
+                rows.append(f"| `{stage}` | {', '.join(f'`{one}`' for one in columns_of_stage(stage))} | `{config}` |")
+            yield "\n".join(rows)
         if nested and (nested.get("additionalProperties") is not True or not prefix):
             below = nested, sections, f"{name}{'[]' if is_list else ''}."
             if prefix:
@@ -136,22 +144,6 @@ def kind(node: dict[str, Any]) -> str:
     bounds = "".join(f" {sign} {node[key]:,}" for key, sign in SIGNS.items() if key in node and node[key] < 10**6)
     unit = f" ({node['unit']})" if "unit" in node else ""
     return f"{node.get('type', 'section' if '$ref' in node else 'any value')}{bounds}{unit}"
-
-
-def describe(name: str) -> Iterator[str]:
-    """The built-ins that a key takes by name, and what else is to be said."""
-    if name in BUILT_INS:
-        yield "\n".join(line for builtin, called in BUILT_INS[name].items() for line in built_in(builtin, called))
-    if name in NOTES:
-        yield NOTES[name]
-    if name == "stage":
-        rows = [
-            f"| `{stage}` | {', '.join(f'`{column}`' for column in columns_of_stage(stage))} | `{config}` |"
-            for stage, config in STAGE_CONFIGS.items()
-        ]
-        yield "\n".join(
-            ["| [stage](../stages.md) | columns of an example | `training:` goes to |", "| --- | --- | --- |", *rows]
-        )
 
 
 def built_in(name: str, called: Callable[..., Any]) -> Iterator[str]:

@@ -11,18 +11,14 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._pytree import tree_flatten as tree_flatten
-from torch.utils._pytree import tree_leaves as tree_leaves
-from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 FAKE = "torch._subclasses.fake_tensor"
 USED = {  # dotted name -> its parameters ("" for what is not called), why, what ends it
     "torch._foreach_norm": ("self, ord, dtype", "norms of all gradients in a few kernels", "a public foreach norm"),
     "torch._foreach_mul_": ("self, tensor", "scale all gradients in a few kernels", "a public foreach product"),
-    "torch._foreach_div_": ("self, scalar", "average all gradients in a few kernels", "a public foreach division"),
     "torch.distributed.distributed_c10d._world": ("", "all process groups, those of libraries too", "a public list"),
     "torch.distributed.distributed_c10d._set_pg_timeout": (
         "timeout, group",
@@ -31,32 +27,15 @@ USED = {  # dotted name -> its parameters ("" for what is not called), why, what
     ),
     "torch.optim.Adam._step_supports_amp_scaling": ("", "skip an update without a wait", "a public attribute"),
     f"{FAKE}.FakeTensorMode": ("allow_non_fake_inputs", "a model's step without memory", "a public fake mode"),
-    f"{FAKE}.DataDependentOutputException": ("", "raised where an operation needs values", "a public fake mode"),
-    f"{FAKE}.DynamicOutputShapeException": ("", "raised where values decide a shape", "a public fake mode"),
     "torch.utils._python_dispatch.TorchDispatchMode": ("", "sees each operation's storages", "a public dispatch mode"),
-    "torch.utils._pytree.tree_leaves": ("tree", "tensors in arguments and results", "a public `torch.utils.pytree`"),
-    "torch.utils._pytree.tree_flatten": ("tree", "tensors in arguments and results", "a public `torch.utils.pytree`"),
-    "torch.utils._pytree.tree_unflatten": ("leaves, treespec", "the same", "a public `torch.utils.pytree`"),
-    "torch._functorch.aot_autograd.aot_export_joint_simple": (
-        "func, args, trace_joint, decompositions",
-        "both passes of a layer as one graph, as `torch.compile` traces it",
-        "a public export of the joint graph",
-    ),
-    "torch._inductor.decomposition.select_decomp_table": ("", "Inductor's decompositions", "the same"),
-    "torch._functorch.partitioners.min_cut_rematerialization_partition": (
-        "joint_module, num_fwd_outputs, static_lifetime_input_indices",
-        "which tensors a compiled layer saves",
-        "the same",
-    ),
-    "torch._functorch.partitioners.get_default_op_list": ("", "which operations Inductor fuses", "the same"),
+    "torch._inductor.decomposition.select_decomp_table": ("", "Inductor's decompositions", "a public table"),
+    "torch._functorch.partitioners.get_default_op_list": ("", "which operations Inductor fuses", "a public list"),
     "torch._dynamo.maybe_mark_dynamic": ("t, index", "one graph for documents of any length", "a public function"),
     "torch._dynamo.config": ("", "how many graphs a layer may have; no cuts at DDP's buckets", "public settings"),
     "torch.nn.Module._call_impl": ("", "what a compiled module calls", "torch.compile of a bound __call__"),
     "torch.nn.Module._compiled_call_impl": ("", "where Module.compile() puts its call", "a setter for own calls"),
-    "torch.nn.Module._forward_pre_hooks": ("", "whether a hook is on a module", "a public list of hooks"),
     "torch._foreach_add_": ("self, other", "count a step of all parameters in a few kernels", "a public foreach sum"),
 }
-CANNOT_FAKE = (DynamicOutputShapeException, DataDependentOutputException)
 
 
 def foreach_norm(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -66,10 +45,6 @@ def foreach_norm(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def foreach_multiply(tensors: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
     torch._foreach_mul_(tuple(tensors), factor)
-
-
-def foreach_divide(tensors: Sequence[torch.Tensor], number: float) -> None:
-    torch._foreach_div_(tuple(tensors), number)
 
 
 def set_group_timeouts(timeout: timedelta) -> None:
@@ -99,19 +74,24 @@ def fake_tensors() -> Iterator[None]:
 
 def trace_both_passes(function: Callable[..., Any], arguments: Sequence[torch.Tensor]) -> fx.GraphModule:
     """The graph of the forward and the backward pass. After the inputs come the gradients of the outputs."""
-    from torch._functorch.aot_autograd import aot_export_joint_simple  # a second to import
-    from torch._inductor.decomposition import select_decomp_table
+    from functorch.compile import aot_function, default_partition, nop  # type: ignore[attr-defined]
+    from torch._inductor.decomposition import select_decomp_table  # a second to import
 
-    joint: Any = aot_export_joint_simple(
-        function, tuple(arguments), trace_joint=True, decompositions=select_decomp_table()
-    )
-    return joint
+    found: list[fx.GraphModule] = []
+
+    def partition(joint: fx.GraphModule, *inputs: Any, **options: Any) -> Any:
+        found.append(joint)
+        return default_partition(joint, *inputs, **options)
+
+    trace = aot_function(function, nop, nop, partition_fn=partition, decompositions=select_decomp_table())
+    trace(*arguments)
+    return found[0]
 
 
 def split_passes(joint: fx.GraphModule, num_outputs: int, num_weights: int) -> tuple[fx.Graph, fx.Graph]:
     """The forward graph, with what it saves after its outputs, and the backward graph, as `torch.compile` splits
     them."""
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from functorch.compile import min_cut_rematerialization_partition  # type: ignore[attr-defined]
 
     forward, backward = min_cut_rematerialization_partition(
         joint, None, num_fwd_outputs=num_outputs, static_lifetime_input_indices=list(range(num_weights))
@@ -155,7 +135,3 @@ def compiled_call(module: nn.Module) -> Any:
 
 def set_compiled_call(module: nn.Module, call: Callable[..., Any]) -> None:
     module._compiled_call_impl = call  # type: ignore[assignment]
-
-
-def has_forward_pre_hook(module: nn.Module, hook: Callable[..., Any]) -> bool:
-    return hook in module._forward_pre_hooks.values()

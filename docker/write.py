@@ -7,7 +7,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from cpt.installation import LINES, Line
+from cpt.installation import BUILDS, Build
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON_OF_UBUNTU = "3.12"  # of 24.04, the base of NVIDIA's images
@@ -79,7 +79,7 @@ def main() -> None:
 def files() -> dict[Path, str]:
     """What belongs into docker/ beside this file."""
     written = {}
-    for line in LINES:
+    for line in BUILDS:
         written[ROOT / "docker" / f"{line.name}.Dockerfile"] = dockerfile(line)
         written[ROOT / "docker" / f"{line.name}.txt"] = "".join(f"{one}\n" for one in requirements(line))
         if line.wheels:
@@ -87,7 +87,7 @@ def files() -> dict[Path, str]:
     return written
 
 
-def dockerfile(line: Line) -> str:
+def dockerfile(line: Build) -> str:
     """The image of one line: NVIDIA's with the compiler of this CUDA, or Python's own, with the Python that the tests
     ran on."""
     return DOCKERFILE.format(
@@ -103,7 +103,7 @@ def dockerfile(line: Line) -> str:
     )
 
 
-def requirements(line: Line) -> Iterator[str]:
+def requirements(line: Build) -> Iterator[str]:
     """All that cpt depends on: torch and the packages of the table with their versions, the rest as pyproject.toml has
     it."""
     build = line.index.rpartition("/")[2]
@@ -120,7 +120,7 @@ def dependencies() -> list[str]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
 
 
-def kernels(line: Line) -> Iterator[str]:
+def kernels(line: Build) -> Iterator[str]:
     """The ready-made kernels; a file on the web is one for each Python."""
     yield f"# {WRITTEN}"
     yield from dict.fromkeys(f"--extra-index-url {wheel.index}" for wheel in line.wheels if wheel.index)

@@ -18,7 +18,7 @@ from cpt.recipe.schema import Recipe
 from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer
 from cpt.tokenizer.train_bpe import train_bpe
-from cpt.training.guards import StepGuardCallback
+from cpt.training.guards import StepGuard
 from cpt.training.liveness import Heartbeat
 from cpt.training.preemption import Preemption
 from cpt.training.trainer import CPTTrainer
@@ -29,7 +29,7 @@ SIZES = {
     "medium": 512,
 }  # width; what guards cost does not depend on it, and shows where all else is little
 VOCABULARY_SIZE = 512
-GUARDS = (StepGuardCallback, Heartbeat, Preemption)
+GUARDS = (StepGuard, Heartbeat, Preemption)
 
 
 class ByTurns(TrainerCallback):
@@ -46,11 +46,12 @@ class ByTurns(TrainerCallback):
         now = (time.perf_counter(), time.process_time())
         if state.global_step > 1:
             wall, processor = (after - before for after, before in zip(now, self.began, strict=True))
-            self.samples.append({"guarded": self.trainer.guard is not None, "wall": wall, "processor": processor})
+            guarded = self.trainer.guard.loss_guard is not None
+            self.samples.append({"guarded": guarded, "wall": wall, "processor": processor})
         if state.global_step == 1:
             handler = self.trainer.callback_handler
             self.guards = [callback for callback in handler.callbacks if isinstance(callback, GUARDS)]
-            self.parts = self.trainer.guard, self.trainer.guard.budget
+            self.loss_guard = self.trainer.guard.loss_guard
         self.turn(on=state.global_step % 2 == 0)
         self.began = (time.perf_counter(), time.process_time())
 
@@ -58,9 +59,9 @@ class ByTurns(TrainerCallback):
         handler, trainer = self.trainer.callback_handler, self.trainer
         others = [callback for callback in handler.callbacks if not isinstance(callback, GUARDS)]
         handler.callbacks = [*others, *self.guards] if on else others
-        if not on and trainer.guard is not None:
-            list(trainer.guard.read())
-        trainer.guard, trainer.guard.budget = self.parts if on else (None, None)
+        if not on and self.loss_guard is not None:
+            list(self.loss_guard.read())
+        trainer.guard.loss_guard = self.loss_guard if on else None
 
 
 def recipe_of(folder: Path, size: str, steps: int) -> Recipe:

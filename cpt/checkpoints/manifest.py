@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
 
 from cpt.errors import CheckpointError
 from cpt.files import sealed, size_and_hash, unsealed, write_atomic
@@ -17,10 +17,11 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 FILES_AT_ONCE = min(8, os.cpu_count() or 1)
 READ_WHEN_LOADING = (".safetensors", ".bin", ".pt", ".pth", ".index.json", "adapter_config.json")
-
-
 FSDP_FOLDER = "fsdp"
 FSDP_PART = re.compile(rf"{FSDP_FOLDER}/part_(\d+)_of_(\d+)\.pt")
+PUBLISHED = re.compile(r"(checkpoint|weights)-(\d+)")
+STATE = "trainer_state.json"
+OF_THE_RUN = ("optimizer.pt", "scheduler.pt", "rng_state", f"{FSDP_FOLDER}/")  # what no model needs
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,6 @@ class Manifest:
 
 @dataclass(frozen=True)
 class CheckpointDamage:
-    """One difference between a checkpoint's files and its manifest."""
-
     file: str
     """Its path from the checkpoint's folder."""
     what: str
@@ -86,17 +85,17 @@ def wrong_names_and_sizes(folder: Path, manifest: Manifest) -> list[CheckpointDa
 
 def wrong_contents(folder: Path, files: Mapping[str, FileEntry]) -> list[CheckpointDamage]:
     """Files whose bytes have changed; several are read at a time."""
+
+    def damage_of(name: str) -> CheckpointDamage | None:
+        try:
+            found, entry = hash_file(folder / name), files[name]
+        except OSError as problem:
+            return CheckpointDamage(name, "unreadable", str(problem.strerror))
+        details = f"{found.xxh3_128} instead of {entry.xxh3_128}"
+        return None if found == entry else CheckpointDamage(name, "hash", details)
+
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-        found = pool.map(lambda name: wrong_content(folder, name, files[name]), files)
-        return [damage for damage in found if damage is not None]
-
-
-def wrong_content(folder: Path, name: str, entry: FileEntry) -> CheckpointDamage | None:
-    try:
-        found = hash_file(folder / name)
-    except OSError as problem:
-        return CheckpointDamage(name, "unreadable", str(problem.strerror))
-    return None if found == entry else CheckpointDamage(name, "hash", f"{found.xxh3_128} instead of {entry.xxh3_128}")
+        return [damage for damage in pool.map(damage_of, files) if damage is not None]
 
 
 def hash_file(path: Path) -> FileEntry:
@@ -109,16 +108,15 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint.
-
-    Raises:
-        CheckpointError: it is missing, damaged, of another format, or names a file outside the folder.
-    """
+    """The manifest; a CheckpointError if it is missing, damaged, of another format, or names a file outside."""
     path = folder / MANIFEST
     try:
         content = unsealed(path.read_bytes())
         if content["format"] == FORMAT:
-            return manifest_of(content)
+            if outside := [name for name in content["files"] if name.startswith("/") or ".." in Path(name).parts]:
+                raise ValueError(f"{outside[0]} is outside the checkpoint")
+            files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
+            return Manifest(**{**content, "files": files})
     except FileNotFoundError as problem:
         raise CheckpointError(
             f"{folder} has no {MANIFEST}: its save did not finish, or cpt did not write it."
@@ -132,27 +130,6 @@ def read_manifest(folder: Path) -> Manifest:
     )
 
 
-def manifest_of(content: dict[str, Any]) -> Manifest:
-    files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
-    for name in files:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise ValueError(f"{name} is outside the checkpoint")
-    return Manifest(**{**content, "files": files})
-
-
-PUBLISHED = re.compile(r"(checkpoint|weights)-(\d+)")
-STATE = "trainer_state.json"
-OF_THE_RUN = ("optimizer.pt", "scheduler.pt", "rng_state", f"{FSDP_FOLDER}/")  # what no model needs
-
-
-@dataclass(frozen=True)
-class Verified:
-    folder: Path
-    step: int | None
-    num_bytes: int
-    found: list[CheckpointDamage]
-
-
 def defects(checkpoint: Path) -> list[CheckpointDamage]:
     """Why a run cannot continue from this checkpoint; empty if it can."""
     if found := damages(checkpoint):
@@ -160,44 +137,32 @@ def defects(checkpoint: Path) -> list[CheckpointDamage]:
     manifest = read_manifest(checkpoint)
     if manifest.kind != "full":
         return [CheckpointDamage(MANIFEST, "weights alone", "a run continues from a full checkpoint only")]
-    found = [
-        CheckpointDamage(name, "missing", "it was never written")
-        for name in lacking_state(manifest.files, manifest.world_size)
-    ]
+    lacking = lacking_state(manifest.files, manifest.world_size)
+    found = [CheckpointDamage(name, "missing", "it was never written") for name in lacking]
     if not found and json.loads((checkpoint / STATE).read_text())["global_step"] != manifest.step:
         found = [CheckpointDamage(STATE, "another step", f"the manifest says {manifest.step}")]
     return found
 
 
 def lacking_state(names: Collection[str], world_size: int | None = None) -> list[str]:
-    """The files of a run's state that a checkpoint with these files lacks.
-
-    Args:
-        names: paths from its folder.
-        world_size: how many processes wrote it, if that is known.
-    """
+    """The files of a run's state that a checkpoint with these files, by paths from its folder, lacks."""
     lacking = [name for name in (STATE, "scheduler.pt") if name not in names]
     if not any(name.startswith("rng_state") for name in names):
         lacking.append("rng_state.pth")
     if world_size is not None and world_size > 1:
         lacking += [name for rank in range(world_size) if (name := f"rng_state_{rank}.pth") not in names]
-    parts = [name for name in names if name.endswith("optim_states.pt")]
-    of_fsdp = parts_in(names)
+    of_zero, of_fsdp = [name for name in names if name.endswith("optim_states.pt")], parts_in(names)
     if of_fsdp and world_size is not None:
         lacking += [name for rank in range(world_size) if (name := file_of_part(rank, world_size)) not in of_fsdp]
     if "latest" not in names and "optimizer.pt" not in names and not of_fsdp:
         lacking.append("optimizer.pt")
-    if "latest" in names and world_size is not None and len(parts) < world_size:
-        lacking.append(f"{world_size - len(parts)} of {world_size} *_optim_states.pt")
+    if "latest" in names and world_size is not None and len(of_zero) < world_size:
+        lacking.append(f"{world_size - len(of_zero)} of {world_size} *_optim_states.pt")
     return lacking
 
 
 def refuse_changed_weights(checkpoint: Path) -> None:
-    """Before a model is built from a checkpoint that has a manifest: compare its weights with it.
-
-    Raises:
-        CheckpointError: a file is damaged or missing.
-    """
+    """Before a model is built from a checkpoint with a manifest: a CheckpointError if its weights are damaged."""
     if not (checkpoint / MANIFEST).exists():
         return
     manifest = read_manifest(checkpoint)
@@ -211,35 +176,32 @@ def refuse_changed_weights(checkpoint: Path) -> None:
         )
 
 
-def verify_path(path: Path) -> list[Verified]:
-    """Verify a checkpoint, or everything that a run has published.
+@dataclass(frozen=True)
+class Verified:
+    folder: Path
+    step: int | None
+    num_bytes: int
+    found: list[CheckpointDamage]
 
-    Raises:
-        CheckpointError: there is nothing to verify.
-    """
+
+def verify_path(path: Path) -> list[Verified]:
+    """Verify a checkpoint, or everything that a run has published, by step; a CheckpointError if there is nothing."""
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such folder (from {Path.cwd()}). Give a run's folder or a checkpoint.")
     if (path / MANIFEST).exists() or PUBLISHED.fullmatch(path.name):
         return [verify_folder(path)]
-    published = [child for child in path.iterdir() if child.is_dir() and is_published(child)]
+    published = []
+    for folder in path.iterdir():
+        match = PUBLISHED.fullmatch(folder.name)
+        is_published = match or folder.name == EXPORT or (folder / MANIFEST).exists()
+        if is_published and folder.is_dir() and not folder.name.startswith((".", "bad-")):
+            published.append((match[1], int(match[2]), folder) if match else (folder.name, 0, folder))
     if not published:
         raise CheckpointError(
             f"{path} has no checkpoint and no {MANIFEST}. Give a run that has saved, or a checkpoint."
         )
-    verified = [verify_folder(folder) for folder in sorted(published, key=in_order)]
+    verified = [verify_folder(folder) for *_, folder in sorted(published)]
     return [one for one in verified if one.folder.is_dir()]  # a run that continues removes old ones meanwhile
-
-
-def is_published(folder: Path) -> bool:
-    """Whether it is a checkpoint, the finished model, or another folder with a manifest; not a quarantined one."""
-    if folder.name.startswith((".", "bad-")):
-        return False
-    return folder.name == EXPORT or PUBLISHED.fullmatch(folder.name) is not None or (folder / MANIFEST).exists()
-
-
-def in_order(folder: Path) -> tuple[str, int]:
-    match = PUBLISHED.fullmatch(folder.name)
-    return (match[1], int(match[2])) if match is not None else (folder.name, 0)
 
 
 def verify_folder(folder: Path) -> Verified:

@@ -35,11 +35,7 @@ def kind_of(folder: Path) -> Kind:
 
 
 def config_json(folder: Path) -> dict[str, Any]:
-    """What config.json says of the model.
-
-    Raises:
-        CheckpointError: it is damaged.
-    """
+    """What config.json says of the model; a CheckpointError if it is damaged."""
     try:
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as problem:
@@ -54,19 +50,14 @@ def config_json(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of a model's weights, safetensors before pickles.
-
-    Raises:
-        CheckpointError: there are none, or a shard that the index names is missing.
-    """
+    """The files of a model's weights, safetensors before pickles; a CheckpointError if they are not all there."""
     for whole, index in zip(WHOLE, INDEXES, strict=True):
         if (folder / index).is_file():
             names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
             if missing := [name for name in names if not (folder / name).is_file()]:
                 raise CheckpointError(
-                    f"{folder} is incomplete: {index} names {', '.join(missing)}, which"
-                    f" {'is' if len(missing) == 1 else 'are'} missing. Copy the folder again, or choose another"
-                    " checkpoint."
+                    f"{folder} is incomplete: {index} names {', '.join(missing)}, not found there. Copy the folder"
+                    " again, or choose another checkpoint."
                 )
             return [folder / name for name in names]
         if (folder / whole).is_file():
@@ -77,11 +68,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 class Tensors:
-    """The tensors of a model folder by name, each read from the disk when it is asked for.
-
-    Raises:
-        CheckpointError: a file is missing or damaged.
-    """
+    """The tensors of a model folder by name, each read when it is asked for; a CheckpointError if one is damaged."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -90,36 +77,32 @@ class Tensors:
         self.dtypes: dict[str, torch.dtype] = {}
         self._pickled: dict[Path, dict[str, torch.Tensor]] = {}
         for file in weight_files(folder):
-            with _damage_told(file):
-                for name, shape, dtype in self._contents(file):
-                    self.files[name], self.shapes[name], self.dtypes[name] = file, shape, dtype
+            with damage_reported(file):
+                self._list(file)
+
+    def _list(self, file: Path) -> None:
+        if file.suffix != ".safetensors":
+            self._pickled[file] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            for name, tensor in self._pickled[file].items():
+                self.files[name], self.shapes[name], self.dtypes[name] = file, tuple(tensor.shape), tensor.dtype
+            return
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  # the file is not a mapping
+                part = opened.get_slice(name)
+                self.files[name], self.shapes[name] = file, tuple(part.get_shape())
+                self.dtypes[name] = part[:0].dtype if self.shapes[name] else opened.get_tensor(name).dtype
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor, in the dtype that it is stored in."""
         file = self.files[name]
         if file in self._pickled:
             return self._pickled[file][name]
-        with _damage_told(file), safe_open(file, framework="pt") as opened:
+        with damage_reported(file), safe_open(file, framework="pt") as opened:
             return opened.get_tensor(name)
-
-    def _contents(self, file: Path) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
-        if file.suffix != ".safetensors":
-            self._pickled[file] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-            yield from ((name, tuple(tensor.shape), tensor.dtype) for name, tensor in self._pickled[file].items())
-            return
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  # the file is not a mapping
-                part = opened.get_slice(name)
-                yield (
-                    name,
-                    tuple(part.get_shape()),
-                    opened.get_tensor(name).dtype if not part.get_shape() else part[:0].dtype,
-                )
 
 
 @contextmanager
-def _damage_told(file: Path) -> Iterator[None]:
-    """Raise a `CheckpointError` that names the file if it is damaged."""
+def damage_reported(file: Path) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, UnpicklingError, EOFError, RuntimeError) as problem:

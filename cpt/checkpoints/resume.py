@@ -4,11 +4,10 @@ import json
 import os
 import re
 from dataclasses import dataclass
-from itertools import chain, count
 from pathlib import Path
 from typing import Literal
 
-from cpt.checkpoints.manifest import MANIFEST, Manifest, defects, lacking_state, read_manifest
+from cpt.checkpoints.manifest import MANIFEST, STATE, Manifest, defects, lacking_state, read_manifest
 from cpt.distributed import main_process_decides
 from cpt.errors import CheckpointError
 from cpt.runs.events import record_event
@@ -18,7 +17,6 @@ PATTERN = re.compile(r"checkpoint-(\d+)")
 BAD = "bad-"
 REASON = "reason.txt"
 BEGAN = "began_from.json"  # names a checkpoint of another run that this one began from
-LAST_WRITTEN = "trainer_state.json"  # the Trainer writes it after weights, optimizer and RNG states
 # Set by `cpt train --supervise`, torchrun and SLURM in a process that they restart with its first command.
 RESTART_COUNTS = ("CPT_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
@@ -27,8 +25,6 @@ Wanted = Literal["latest", "none"] | Path
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a run continues."""
-
     checkpoint: Path | None = None
     """None: from the beginning."""
     manifest: Manifest | None = None
@@ -59,11 +55,18 @@ def choose_checkpoint(
     Raises:
         CheckpointError: no checkpoint is sound, or the given one cannot be used.
     """
-    if isinstance(resume, Path):
-        return main_process_decides(lambda: named_point(folder, resume, trust=trust))
-    if resume == "none":
-        return main_process_decides(lambda: from_the_beginning(folder))
-    return main_process_decides(lambda: latest_point(folder, allow_restart=allow_restart, trust=trust))
+
+    def choose() -> ResumePoint:
+        if isinstance(resume, Path):
+            return named_point(folder, resume, trust=trust)
+        if resume == "latest":
+            return latest_point(folder, allow_restart=allow_restart, trust=trust)
+        every = [*published_checkpoints(folder), *bad_checkpoints(folder)]
+        set_aside(folder, every, "--resume none begins the run anew")
+        (folder / BEGAN).unlink(missing_ok=True)
+        return ResumePoint()
+
+    return main_process_decides(choose)
 
 
 def latest_point(folder: Path, *, allow_restart: bool, trust: bool) -> ResumePoint:
@@ -73,9 +76,13 @@ def latest_point(folder: Path, *, allow_restart: bool, trust: bool) -> ResumePoi
         return ResumePoint(checkpoint, read_manifest(checkpoint))
     bad = [*bad_checkpoints(folder), *published_checkpoints(folder)]  # those that could not be renamed, too
     if bad and not allow_restart:
-        reasons = "\n".join(f"  {path.name}: {reason_of(path)}" for path in bad)
+        listing = ""
+        for path in bad:
+            note = path / REASON
+            reason = note.read_text().strip() if note.is_file() else "; ".join(map(str, defects(path)))
+            listing += f"\n  {path.name}: {reason}"
         raise CheckpointError(
-            f"{folder} has no sound checkpoint left:\n{reasons}\nCopy one back from the archive, or begin anew with"
+            f"{folder} has no sound checkpoint left:{listing}\nCopy one back from the archive, or begin anew with"
             " --allow-restart."
         )
     if bad:
@@ -92,48 +99,29 @@ def latest_point(folder: Path, *, allow_restart: bool, trust: bool) -> ResumePoi
 
 
 def newest_sound(folder: Path, *, up_to: int | None = None) -> Path | None:
-    """The newest sound checkpoint, None if there is none; damaged ones are quarantined. For one process.
-
-    Args:
-        up_to: the last step to consider.
-    """
+    """The newest sound checkpoint up to a step, or None; damaged ones become bad-checkpoint-N. For one process."""
     for checkpoint in reversed(published_checkpoints(folder)):
-        if up_to is not None and step_of(checkpoint) > up_to:
+        step = step_of(checkpoint)
+        if up_to is not None and step > up_to:
             continue
         found = defects(checkpoint)
         if not found:
             return checkpoint
-        quarantine(folder, checkpoint, "; ".join(map(str, found[:5])))
+        reason = "; ".join(map(str, found[:5]))
+        target = free_name(folder / f"{BAD}{checkpoint.name}")
+        try:
+            checkpoint.rename(target)
+            (target / REASON).write_text(f"{reason}\n")
+            moved = f"it is now {target.name}"
+        except OSError as problem:
+            moved = f"it could not be moved to {target.name} ({problem.strerror})"
+        message = f"{checkpoint} is damaged ({reason}); {moved}, and an older one is used."
+        record_event(folder, "quarantined", message, step=step, reason=reason)
     return None
-
-
-def quarantine(folder: Path, checkpoint: Path, reason: str) -> None:
-    """Rename it to bad-checkpoint-N and write the reason into it."""
-    target = free_name(folder / f"{BAD}{checkpoint.name}")
-    try:
-        checkpoint.rename(target)
-        (target / REASON).write_text(f"{reason}\n")
-        moved = f"it is now {target.name}"
-    except OSError as problem:
-        moved = f"it could not be moved to {target.name} ({problem.strerror})"
-    message = f"{checkpoint} is damaged ({reason}); {moved}, and an older one is used."
-    record_event(folder, "quarantined", message, step=step_of(checkpoint), reason=reason)
 
 
 def bad_checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{BAD}checkpoint-*"))
-
-
-def reason_of(bad: Path) -> str:
-    path = bad / REASON
-    return path.read_text().strip() if path.is_file() else "; ".join(map(str, defects(bad)))
-
-
-def from_the_beginning(folder: Path) -> ResumePoint:
-    every = [*published_checkpoints(folder), *bad_checkpoints(folder)]
-    set_aside(folder, every, "--resume none begins the run anew")
-    (folder / BEGAN).unlink(missing_ok=True)
-    return ResumePoint()
 
 
 def named_point(folder: Path, checkpoint: Path, *, trust: bool) -> ResumePoint:
@@ -146,8 +134,16 @@ def named_point(folder: Path, checkpoint: Path, *, trust: bool) -> ResumePoint:
             listing = "\n".join(f"  {damage}" for damage in found)
             raise CheckpointError(f"--resume {checkpoint}: damaged:\n{listing}\nName another one, or --resume latest.")
         manifest = read_manifest(checkpoint)
-    else:
-        refuse_unproven(folder, checkpoint, trust=trust)
+    else:  # plain tensors may be used, but DeepSpeed's pickles only if the user trusts them
+        if not trust and list(checkpoint.glob("global_step*")):
+            raise CheckpointError(
+                f"--resume {checkpoint}: DeepSpeed's files without a {MANIFEST} may be incomplete, and their pickles"
+                " can run any code. If you know who wrote it: --trust-checkpoint."
+            )
+        names = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
+        if lacking := lacking_state(names):
+            raise CheckpointError(f"--resume {checkpoint}: it cannot be resumed from, it lacks {', '.join(lacking)}.")
+        record_event(folder, "unproven_checkpoint", f"{checkpoint} has no {MANIFEST}, so it cannot be verified.")
     later = published_checkpoints(folder)
     if checkpoint.parent.resolve() == folder.resolve() and PATTERN.fullmatch(checkpoint.name):
         later = [path for path in later if step_of(path) > step_of(checkpoint)]
@@ -155,19 +151,6 @@ def named_point(folder: Path, checkpoint: Path, *, trust: bool) -> ResumePoint:
         (folder / BEGAN).write_text(json.dumps({"checkpoint": str(checkpoint.resolve())}))
     set_aside(folder, later, f"--resume continues from {checkpoint}")
     return ResumePoint(checkpoint, manifest, trust)
-
-
-def refuse_unproven(folder: Path, checkpoint: Path, *, trust: bool) -> None:
-    """Without a manifest, plain tensors may be used, but DeepSpeed's pickles only with `--trust-checkpoint`."""
-    if list(checkpoint.glob("global_step*")) and not trust:
-        raise CheckpointError(
-            f"--resume {checkpoint}: DeepSpeed's files without a {MANIFEST} may be incomplete, and their pickles can"
-            " run any code. If you know who wrote it: --trust-checkpoint."
-        )
-    names = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
-    if lacking := lacking_state(names):
-        raise CheckpointError(f"--resume {checkpoint}: it cannot be resumed from, it lacks {', '.join(lacking)}.")
-    record_event(folder, "unproven_checkpoint", f"{checkpoint} has no {MANIFEST}, so it cannot be verified.")
 
 
 def set_aside(folder: Path, checkpoints: list[Path], why: str) -> None:
@@ -184,8 +167,10 @@ def set_aside(folder: Path, checkpoints: list[Path], why: str) -> None:
 
 def free_name(path: Path) -> Path:
     """The path, with -2, -3, ... appended if it exists."""
-    names = chain([path.name], (f"{path.name}-{number}" for number in count(2)))
-    return next(free for name in names if not (free := path.with_name(name)).exists())
+    free, number = path, 2
+    while free.exists():
+        free, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return free
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
@@ -201,8 +186,8 @@ def published_checkpoints(folder: Path) -> list[Path]:
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """Those that have the file that is written last, by step; not verified."""
-    return [path for path in published_checkpoints(folder) if (path / LAST_WRITTEN).exists()]
+    """Those that have the file that the Trainer writes last, by step; not verified."""
+    return [path for path in published_checkpoints(folder) if (path / STATE).exists()]
 
 
 def step_of(checkpoint: Path) -> int:

@@ -9,14 +9,12 @@ from typing import Any
 
 import fsspec
 
-from cpt.checkpoints.manifest import MANIFEST, read_manifest, wrong_names_and_sizes
+from cpt.checkpoints.manifest import MANIFEST, STATE, read_manifest, wrong_names_and_sizes
 from cpt.checkpoints.transaction import remove
 from cpt.errors import CheckpointError, RecipeError
 from cpt.plugins import check_options, find
 from cpt.recipe.schema import Component
 from cpt.runs.events import record_event
-
-STATE = "trainer_state.json"
 
 
 @dataclass(frozen=True)
@@ -60,11 +58,7 @@ RULES: dict[str, Rule] = {"newest": newest}
 
 
 def find_rule(keep: Component) -> Rule:
-    """The rule of the recipe, with checked options.
-
-    Raises:
-        RecipeError: no such rule, or an option that it does not take.
-    """
+    """The rule of the recipe, or a RecipeError: no such rule, or an option that it does not take."""
     try:
         rule = find("rule", keep.name, RULES)
     except RecipeError as problem:
@@ -78,16 +72,9 @@ def find_rule(keep: Component) -> Rule:
 def rotate(
     folder: Path, keep: Component | None, *, prefix: str = "checkpoint-", spared: Collection[Path] = ()
 ) -> list[Path]:
-    """Remove what the rule does not keep; the newest complete checkpoint always stays.
+    """Remove what the rule does not keep, except the newest complete checkpoint and the `spared` ones, which are read.
 
     A folder with a damaged manifest, or with missing or truncated files, is neither counted nor removed.
-
-    Args:
-        keep: the recipe's rule; None keeps all.
-        spared: folders that are being read.
-
-    Returns:
-        What was removed.
     """
     if keep is None:
         return []
@@ -148,7 +135,16 @@ class Archive:
 
     def add_missing(self, checkpoints: list[Path]) -> None:
         """Copy the newest checkpoints that an earlier start did not copy."""
-        for path in [path for path in checkpoints if not self._has(path.name)][-WAITING:]:
+        missing = []
+        for path in checkpoints:
+            try:
+                files, root = fsspec.core.url_to_fs(self.place)
+                is_copied = files.exists(f"{root}/{self.run.name}/{path.name}/{MANIFEST}")
+            except Exception:  # a storage that does not answer fails with its reason when it is written to
+                is_copied = False
+            if not is_copied:
+                missing.append(path)
+        for path in missing[-WAITING:]:
             self.add(path)
 
     def in_use(self) -> set[Path]:
@@ -157,7 +153,6 @@ class Archive:
             return set(self.pending)
 
     def finish(self) -> None:
-        """Wait until all copies are complete or have failed."""
         with self.changed:
             self.changed.wait_for(lambda: not self.pending)
 
@@ -165,7 +160,14 @@ class Archive:
         while True:
             checkpoint = self.pending[0]
             try:
-                self._copy(checkpoint)
+                files, root = fsspec.core.url_to_fs(self.place)
+                target = f"{root}/{self.run.name}/{checkpoint.name}"
+                manifest = read_manifest(checkpoint)
+                if files.exists(target):
+                    files.rm(target, recursive=True)  # begun by a run that was killed
+                for name, entry in manifest.files.items():
+                    put(files, checkpoint / name, f"{target}/{name}", entry.size)
+                put(files, checkpoint / MANIFEST, f"{target}/{MANIFEST}", (checkpoint / MANIFEST).stat().st_size)
             except Exception as problem:  # of any storage; the run does not depend on it
                 text = f"{checkpoint.name} could not be copied to the archive {self.place}: {problem}"
                 record_event(self.run, "archive_failed", text, place=self.place)
@@ -174,23 +176,6 @@ class Archive:
                 self.changed.notify_all()
                 if not self.pending:
                     return
-
-    def _has(self, name: str) -> bool:
-        try:
-            files, root = fsspec.core.url_to_fs(self.place)
-            return bool(files.exists(f"{root}/{self.run.name}/{name}/{MANIFEST}"))
-        except Exception:  # a storage that cannot be asked will say why when it is written to
-            return False
-
-    def _copy(self, checkpoint: Path) -> None:
-        files, root = fsspec.core.url_to_fs(self.place)
-        target = f"{root}/{self.run.name}/{checkpoint.name}"
-        manifest = read_manifest(checkpoint)
-        if files.exists(target):
-            files.rm(target, recursive=True)  # begun by a run that was killed
-        for name, entry in manifest.files.items():
-            put(files, checkpoint / name, f"{target}/{name}", entry.size)
-        put(files, checkpoint / MANIFEST, f"{target}/{MANIFEST}", (checkpoint / MANIFEST).stat().st_size)
 
 
 def put(files: Any, source: Path, target: str, size: int) -> None:

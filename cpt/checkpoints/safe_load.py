@@ -35,14 +35,10 @@ trusted: ContextVar[bool] = ContextVar("trusted", default=False)
 
 @contextmanager
 def only_data(what: Path, *, trust: bool = False) -> Iterator[None]:
-    """Within it `torch.load` reads data only, even if the caller asks for more.
+    """Within it `torch.load` reads data only, even if the caller asks for more; a CheckpointError names `what`.
 
     Args:
-        what: the checkpoint, for the message.
         trust: the user trusts the checkpoint: its pickles may call functions, even if a caller asks for data only.
-
-    Raises:
-        CheckpointError: a file holds more than data, or is damaged.
     """
     if trust or trusted.get():
         before_it = trusted.set(True)
@@ -81,11 +77,7 @@ def harmless_classes() -> list[Any]:
 
 
 def load_data(path: Path, *, map_location: Any = "cpu", mmap: bool = False, trust: bool = False) -> Any:
-    """`torch.load` of one file of a checkpoint, as data.
-
-    Raises:
-        CheckpointError: it holds more than data.
-    """
+    """`torch.load` of one file of a checkpoint, as data; a CheckpointError if it holds more."""
     with only_data(path, trust=trust):
         return torch.load(path, map_location=map_location, mmap=mmap, weights_only=not trusted.get())
 

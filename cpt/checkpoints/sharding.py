@@ -80,11 +80,7 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 @torch.no_grad()
 def load_parts(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, trust: bool = False) -> None:
-    """Fill this process's rows of the weights and of the optimizer's states, whatever number of processes wrote them.
-
-    Raises:
-        CheckpointError: a part is missing, or it is of another model.
-    """
+    """Fill this process's rows of weights and optimizer states, whatever number of processes wrote the parts."""
     parts = read_parts(checkpoint, trust=trust)
     parameters, stored = trained_parameters(model), parts[0]["weights"]
     if differing := sorted(parameters.keys() ^ stored.keys()):
@@ -141,21 +137,14 @@ def placed(value: Any, parameter: torch.Tensor, group: dict[str, Any]) -> Any:
     rows = rows_here(value.view(parameter.shape), parameter).to(device, dtype, copy=True)
     if not isinstance(parameter, DTensor):
         return rows
-    mesh, placements = parameter.device_mesh, parameter.placements
-    return DTensor.from_local(
-        rows, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
-    )
+    mesh, shape, stride = parameter.device_mesh, parameter.shape, parameter.stride()
+    return DTensor.from_local(rows, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
 
 
 def full_weights(model: nn.Module, *, only_trained: bool) -> dict[str, torch.Tensor]:
-    """The whole weights in host memory on the main process, nothing on the others; every process must call it.
-
-    Args:
-        only_trained: without frozen parameters, as for an adapter.
-    """
+    """The whole weights in host memory on the main process, nothing on the others; every process must call it."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=only_trained)
-    weights: dict[str, torch.Tensor] = get_model_state_dict(model, options=options)  # type: ignore[assignment]
-    return weights
+    return get_model_state_dict(model, options=options)  # type: ignore[return-value]
 
 
 UNIVERSAL = ".universal-"
@@ -174,29 +163,19 @@ def reading(checkpoint: Path, what: str, *, trust: bool = False) -> Iterator[Non
 
 
 def consolidated_state(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """The fp32 master weights of a ZeRO-1, 2 or 3 checkpoint under the names of the run; frozen ones if it saved them.
-
-    Raises:
-        CheckpointError: a part is missing or damaged, or holds more than data.
-        ResourceError: DeepSpeed is not installed.
-    """
+    """The fp32 master weights of a ZeRO checkpoint under the names of the run; frozen ones if it saved them."""
     try:
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
     except ImportError as problem:
         raise ResourceError(
             f"{checkpoint} holds ZeRO's parts, which DeepSpeed reads: {problem}. pip install deepspeed"
         ) from problem
-    what = "needs the parts of all processes, copy them or choose another checkpoint"
-    with reading(checkpoint, what):
+    with reading(checkpoint, "needs the parts of all processes, copy them or choose another checkpoint"):
         return dict(get_fp32_state_dict_from_zero_checkpoint(str(checkpoint)))
 
 
 def load_consolidated(model: nn.Module, checkpoint: Path) -> None:
-    """Fill the model, built as the run built it, with a ZeRO checkpoint's weights.
-
-    Raises:
-        CheckpointError: they belong to another model.
-    """
+    """Fill the model, built as the run built it, with a ZeRO checkpoint's weights."""
     state = consolidated_state(checkpoint)
     try:
         missing, unexpected = model.load_state_dict(state, strict=False)
@@ -215,13 +194,7 @@ def of_another_model(checkpoint: Path, details: str) -> CheckpointError:
 def make_universal(checkpoint: Path, folder: Path, *, trust: bool = False) -> Path:
     """Convert to a checkpoint that any number of processes can load with `checkpoint: {load_universal: true}`.
 
-    Only the main process calls it.
-
-    Args:
-        folder: of the run; the new checkpoint is written into it, and serves one start.
-
-    Raises:
-        CheckpointError: it cannot be converted.
+    Only the main process calls it. The new checkpoint is in the run's folder, and serves one start.
     """
     from deepspeed.checkpoint.ds_to_universal import main as convert  # seconds to import, and only for this
 

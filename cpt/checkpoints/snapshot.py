@@ -107,7 +107,12 @@ class HostCopies:
             return copy.deepcopy(tensor.detach())
         where = memory_of(tensor)
         if where not in self.in_use:
-            self.in_use[where] = self._buffer_for(tensor)
+            storage = tensor.untyped_storage()
+            size = storage.nbytes()
+            unused = self.free.get((size, tensor.device.type != "cpu"))
+            buffer = unused.pop() if unused else host_memory(size, tensor.device)
+            source = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (size,), (1,))
+            self.in_use[where] = buffer.copy_(source, non_blocking=True)
         copied = torch.empty(0, dtype=tensor.dtype).set_(
             self.in_use[where].untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
         )
@@ -115,30 +120,19 @@ class HostCopies:
             return nn.Parameter(copied, requires_grad=tensor.requires_grad)
         return copied.requires_grad_(tensor.requires_grad)
 
-    def _buffer_for(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        key = storage.nbytes(), tensor.device.type != "cpu"
-        buffers = self.free.get(key)
-        buffer = buffers.pop() if buffers else host_memory(key[0], tensor.device)
-        source = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (key[0],), (1,))
-        return buffer.copy_(source, non_blocking=True)
-
 
 def refuse_non_finite(named: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Check each number.
-
-    Raises:
-        NotFiniteError: with the first tensors that hold NaN or infinity.
-    """
-    broken = [name for name, tensor in named if tensor.is_floating_point() and not is_finite(tensor.detach())]
+    """Check each number; a NotFiniteError names the first tensors that hold NaN or infinity."""
+    broken = []
+    for name, tensor in named:
+        values = tensor.detach()
+        # The sum needs no memory, but may overflow.
+        is_finite = not values.is_floating_point() or bool(values.sum(dtype=torch.float32).isfinite())
+        if not is_finite and not values.isfinite().all():
+            broken.append(name)
     if broken:
         more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
         raise NotFiniteError(f"the weights hold NaN or infinity: {', '.join(broken[:3])}{more}")
-
-
-def is_finite(tensor: torch.Tensor) -> bool:
-    """The sum needs no memory, but may overflow."""
-    return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
 
 
 def saved_parameters(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:

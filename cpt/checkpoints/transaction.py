@@ -9,14 +9,13 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -45,13 +44,13 @@ MODEL_PART = ".model"  # in the staging folder: the model's files, before they m
 
 @dataclass
 class Contents:
-    """What one process writes into a checkpoint; paths are relative to its folder."""
+    """What one process writes into a checkpoint, by path from its folder."""
 
     states: dict[str, Any] = field(default_factory=dict)
-    """Path -> what `torch.save` writes there."""
+    """For `torch.save`."""
     texts: dict[str, str] = field(default_factory=dict)
     copies: dict[str, Path] = field(default_factory=dict)
-    """Path -> file that is copied there."""
+    """Files to be copied there."""
     write_model: Callable[[Path, Weights | None], None] | None = None
     """On the main process: writes the model's files into a folder, with these weights or else the current ones."""
     weights: Weights | None = None
@@ -98,11 +97,7 @@ def publish(
 
 
 def prepare(staging: Path, needed: int) -> None:
-    """Make an empty folder.
-
-    Raises:
-        OSError: the disk has too little space.
-    """
+    """Make an empty folder; an OSError if the disk has too little space."""
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     free = shutil.disk_usage(staging).free
@@ -115,34 +110,26 @@ def write(contents: Contents, staging: Path) -> dict[str, FileEntry]:
     """Write this process's files durably."""
     if contents.check is not None:
         contents.check(contents.weights)
-    tasks = [entry_of(path, partial(write_state, staging / path, state)) for path, state in contents.states.items()]
-    tasks += [entry_of(path, partial(write_text, staging / path, text)) for path, text in contents.texts.items()]
-    tasks += [entry_of(path, partial(copy_durably, file, staging / path)) for path, file in contents.copies.items()]
-    if contents.write_model is not None:
-        write_files = partial(contents.write_model, staging / MODEL_PART, contents.weights)
-        tasks.append(partial(write_model, write_files, staging))
-    return all_at_once(tasks)
+    files: dict[str, Any] = {**contents.states, **contents.texts, **contents.copies}
+    tasks = [entry_of(path, partial(write_state, staging / path, content)) for path, content in files.items()]
+    write_files = contents.write_model
+    if write_files is None:
+        return all_at_once(tasks)
+
+    def write_model() -> dict[str, FileEntry]:
+        part = staging / MODEL_PART  # a folder of its own shows the names of the model's files
+        write_files(part, contents.weights)
+        entries = hash_all(part)
+        for path in list(part.iterdir()):
+            path.rename(staging / path.name)
+        part.rmdir()
+        return entries
+
+    return all_at_once([*tasks, write_model])
 
 
 def entry_of(path: str, write_file: Callable[[], FileEntry]) -> Task:
     return lambda: {path: write_file()}
-
-
-def copy_durably(source: Path, target: Path) -> FileEntry:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(source, target)
-    return hash_durably(target)
-
-
-def write_model(write_files: Callable[[], None], staging: Path) -> dict[str, FileEntry]:
-    """Write the model's files into a folder of their own, which shows their names, then move them."""
-    part = staging / MODEL_PART
-    write_files()
-    entries = hash_all(part)
-    for path in list(part.iterdir()):
-        path.rename(staging / path.name)
-    part.rmdir()
-    return entries
 
 
 def hash_all(folder: Path) -> dict[str, FileEntry]:
@@ -153,7 +140,14 @@ def hash_all(folder: Path) -> dict[str, FileEntry]:
 
 def finish(staging: Path, published: Path, manifest: Manifest, read_back: Callable[[Path], None] | None) -> Manifest:
     """Write the manifest, make the folders durable, and publish by one rename."""
-    await_files(staging, manifest)
+    give_up = time.monotonic() + SECONDS_FOR_FILES_TO_APPEAR  # of other processes, on a network disk
+    while absent := [name for name in manifest.files if not (staging / name).is_file()]:
+        if time.monotonic() > give_up:
+            raise CheckpointError(
+                f"{absent[0]}, which another process wrote, is not in {staging}: `output_dir` must be on a disk that"
+                " all machines share."
+            )
+        time.sleep(0.1)
     for inside in [path for path in staging.rglob("*") if path.is_dir()]:
         make_durable(inside)
     write_manifest(staging, manifest)
@@ -179,18 +173,6 @@ def rename_over(unfinished: Path, published: Path) -> None:
 def remove_if_empty(folder: Path) -> None:
     with suppress(OSError):
         folder.rmdir()
-
-
-def await_files(staging: Path, manifest: Manifest) -> None:
-    """Wait for the files of other processes, which may appear late on a network disk."""
-    give_up = time.monotonic() + SECONDS_FOR_FILES_TO_APPEAR
-    while absent := [name for name in manifest.files if not (staging / name).is_file()]:
-        if time.monotonic() > give_up:
-            raise CheckpointError(
-                f"{absent[0]}, which another process wrote, is not in {staging}: `output_dir` must be on a disk that"
-                " all machines share."
-            )
-        time.sleep(0.1)
 
 
 def remove(published: Path) -> None:
@@ -242,36 +224,34 @@ class HashedFile:
             raise
         return len(view)
 
-    def flush(self) -> None:
-        """`torch.save` calls it; nothing is buffered."""
+    def flush(self) -> None:  # `torch.save` calls it
+        pass
 
     def entry(self) -> FileEntry:
         """Size and hash, once the disk has the file."""
         os.fsync(self.descriptor)
         return FileEntry(self.size, self.digest.hexdigest())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self.descriptor)
 
 
-def write_state(path: Path, state: Any) -> FileEntry:
+def write_state(path: Path, content: Any) -> FileEntry:
+    """Write a text, a copy of the file at a `Path`, or what `torch.save` makes of anything else."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, Path):
+        shutil.copy(content, path)
+        return hash_durably(path)
     with HashedFile(path) as file:
         try:
-            torch.save(state, file)  # type: ignore[arg-type]  # it only writes
+            if isinstance(content, str):
+                file.write(content.encode())
+            else:
+                torch.save(content, file)  # type: ignore[arg-type]  # it only writes
         except RuntimeError as problem:
             if file.problem is None:
                 raise
             raise file.problem from problem
-        return file.entry()
-
-
-def write_text(path: Path, text: str) -> FileEntry:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with HashedFile(path) as file:
-        file.write(text.encode())
         return file.entry()
 
 
@@ -316,9 +296,6 @@ class Agreement:
     """All processes do one thing, or none does: a failure on one is raised on all.
 
     It has a process group of its own, so that a thread can use it while training uses the others.
-
-    Args:
-        timeout: how long a process waits for the others.
     """
 
     def __init__(self, timeout: timedelta) -> None:
@@ -326,7 +303,6 @@ class Agreement:
         self.group = None if self.alone else dist.new_group(backend="gloo", timeout=timeout)
 
     def gather(self, mine: Result) -> list[Result]:
-        """The values of all processes, by rank."""
         if self.alone:
             return [mine]
         everyone: list[Any] = [None] * dist.get_world_size()
@@ -359,10 +335,9 @@ def reason_of(problem: BaseException) -> Reason:
         return problem.reason
     if isinstance(problem, NotFiniteError):
         return "not finite"
-    is_of_storage = (
-        isinstance(problem, OSError) or isinstance(problem, SafetensorError) and "os error" in str(problem).lower()
-    )
-    return "storage" if is_of_storage else "error"
+    if isinstance(problem, OSError) or isinstance(problem, SafetensorError) and "os error" in str(problem).lower():
+        return "storage"
+    return "error"
 
 
 def in_words(problem: BaseException) -> str:
@@ -376,10 +351,14 @@ def in_words(problem: BaseException) -> str:
 def read_back(folder: Path, model: nn.Module) -> None:
     """Read the first checkpoint of a run from the disk: compare it with its manifest, and count the weights.
 
-    Raises:
-        SaveFailed: a file is damaged (a retry may succeed), or weights are missing.
+    A SaveFailed if it is damaged (a retry may succeed), or weights are missing.
     """
-    forget_cached(path for path in folder.rglob("*") if path.is_file())
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:  # drop the system's cached pages, which works for durable files, so that the disk is read
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
     manifest = read_manifest(folder)
     if found := damages(folder):
         raise SaveFailed("storage", f"the disk does not hold what was written: {'; '.join(map(str, found[:3]))}")
@@ -391,18 +370,7 @@ def read_back(folder: Path, model: nn.Module) -> None:
         raise SaveFailed("error", text)
 
 
-def forget_cached(files: Iterable[Path]) -> None:
-    """Drop the system's cached pages, so that reading reads the disk; only durable files can be dropped."""
-    for path in files:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
-
-
 def count_stored(folder: Path) -> int:
-    """The number of weights in all safetensors files below."""
     total = 0
     for path in folder.rglob("*.safetensors"):
         with safe_open(path, framework="pt") as opened:

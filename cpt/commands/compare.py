@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
+from rich.table import Column
 from rich.table import Table as RichTable
 
 from cpt.analysis.compare import MOST_COLUMNS, ComparedRun, Comparison, Topic, comparable_losses, compare
@@ -18,10 +18,7 @@ from cpt.runs.folder import BITS_PER_BYTE, EVALUATED, find_run
 
 
 def command(
-    runs: Annotated[
-        list[str],
-        typer.Argument(help="Folders of two runs or more, or their names below runs/; compared with the first."),
-    ],
+    runs: Annotated[list[str], typer.Argument(help="Folders or names below runs/, compared with the first.")],
     html: Annotated[Path | None, typer.Option(help="Also write an HTML page with curves.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -38,7 +35,21 @@ def command(
     if as_json:
         typer.echo(json.dumps(comparison.to_json(), indent=2, ensure_ascii=False))
     else:
-        print_comparison(comparison, open_console())
+        console = open_console()
+        console.print(escape(comparison.headline()), style="bold")
+        for table, remarks in tables_of([*comparison.differences, *comparison.figures], comparison.names):
+            console.print(f"\n{escape(table.title)}", style="bold")
+            if table.rows:
+                columns = [Column(escape(column), overflow="fold") for column in table.columns]
+                shown = RichTable(*columns, box=None, pad_edge=False, header_style="cyan")
+                for row in table.rows:
+                    shown.add_row(*map(escape, row))
+                console.print(shown)
+            for remark in remarks:
+                console.print(escape(remark))
+        if comparison.not_compared:
+            console.print("\nNot compared:", style="bold")
+            console.print(escape("\n".join(f"- {sentence}" for sentence in comparison.not_compared)))
     if html is not None:
         write_page(html, comparison_page(comparison))
 
@@ -53,28 +64,7 @@ def tables_of(topics: Iterable[Topic], names: Sequence[str]) -> Iterator[tuple[T
         yield Table(table[0], table[1:] if topic.rows else [], topic.title), topic.remarks
 
 
-def print_comparison(comparison: Comparison, console: Console) -> None:
-    console.print(escape(comparison.headline()), style="bold")
-    for table, remarks in tables_of([*comparison.differences, *comparison.figures], comparison.names):
-        console.print(f"\n{escape(table.title)}", style="bold")
-        if table.rows:
-            shown = RichTable(box=None, pad_edge=False, header_style="cyan")
-            for column in table.columns:
-                shown.add_column(escape(column), overflow="fold")
-            for row in table.rows:
-                shown.add_row(*map(escape, row))
-            console.print(shown)
-        for remark in remarks:
-            console.print(escape(remark))
-    if comparison.not_compared:
-        console.print("\nNot compared:", style="bold")
-        for sentence in comparison.not_compared:
-            console.print(escape(f"- {sentence}"))
-
-
 def comparison_page(comparison: Comparison) -> str:
-    """The comparison as an HTML page with curves."""
-
     def parts(topics: Sequence[Topic]) -> list[Part]:
         tables = tables_of(topics, comparison.names)
         return [part for table, remarks in tables for part in ([table] if table.rows else []) + list(remarks)]

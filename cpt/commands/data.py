@@ -1,7 +1,7 @@
 """`cpt data`: preview a recipe's rows, turn files into text, rewrite documents."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -29,11 +29,11 @@ from cpt.data.readers.opening import format_of
 from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.data.rows.open_sources import filters_of, transforms_of
 from cpt.data.rows.packing import pack
-from cpt.data.store.tokenization import DocumentEncoder, Ids
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import DOCUMENT_FILES
 from cpt.recipe.rules import reported_name
-from cpt.recipe.schema import Data, DocumentSource, Model
+from cpt.recipe.schema import Data, DocumentSource, Model, Recipe
 from cpt.tokenizer.load import load_tokenizer
 
 if TYPE_CHECKING:
@@ -70,20 +70,11 @@ class Seen:
     kept: list[PreviewedExample] = field(default_factory=list)
     lost: Counter[str] = field(default_factory=Counter)
     """Why it is not kept -> documents and rows; bad rows as `bad row: null`."""
-    examples: dict[str, PreviewedExample] = field(default_factory=dict)
-    """Why it is not kept -> the first one."""
+    examples: dict[str, PreviewedExample] = field(default_factory=dict)  # why it is not kept -> the first one
 
     def lose(self, reason: str, where: str, text: str) -> None:
         self.lost[reason] += 1
         self.examples.setdefault(reason, PreviewedExample(where, text))
-
-
-@dataclass(frozen=True)
-class RowPart:
-    """A document, or a piece of one, in a packed row."""
-
-    where: str
-    ids: Ids
 
 
 def see_source(
@@ -112,36 +103,46 @@ def see_source(
     return seen
 
 
-def packed_rows(
-    kept: Sequence[PreviewedExample], encoder: DocumentEncoder, data: Data, seed: int, num_rows: int
-) -> Iterator[tuple[int, list[RowPart]]]:
-    """Some of the rows that these documents are packed into, by number; the run's own rows hold documents of the whole
-    source.
+def preview_command(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    source: OneSource = None,
+    rows: Annotated[int, typer.Option(min=0, help="Packed rows, or examples, to show of each source.")] = 3,
+    documents: Annotated[int, typer.Option(min=1, help="Look at so many documents of each source.")] = 1000,
+) -> None:
+    """Show which of the first documents a run keeps, which it drops and why, and how they are packed; of examples what
+    is learned.
 
-    The first rows are the pieces of long documents, the last ones what was left over: the chosen ones are spread
-    evenly.
+    Example: cpt data preview recipe.yaml --rows 5
     """
-    if not kept or not num_rows:
-        return
-    ids, lengths = encoder.encode([example.text for example in kept])
-    begins = lengths.cumsum() - lengths
-    packing = pack(begins, lengths, data.sequence_length, data.packing, seed, data.stride)
-    for row in np.unique(np.linspace(0, packing.num_rows - 1, num_rows).round().astype(int)).tolist():
-        starts, sizes = packing.pieces(row, epoch=0)
-        documents = np.searchsorted(begins, starts, "right") - 1
-        pieces = zip(documents.tolist(), starts.tolist(), sizes.tolist(), strict=True)
-        yield row, [RowPart(kept[number].where, ids[start : start + size]) for number, start, size in pieces]
+    loaded, console = load_recipe(recipe, overrides or ()), open_console()
+    tokenizer = load_tokenizer(loaded.tokenizer, loaded.model)
+    plain = DocumentEncoder(tokenizer)
+    for key, one in chosen_sources(loaded, source):
+        encoder = encoder_of(one, plain, key)
+        seen = see_source(loaded.data, one, key, documents, encoder)
+        table = Table("documents", "become", Column("for example", overflow="fold"), "which reads", title=seen.name)
+        if seen.kept:
+            first = seen.kept[0]
+            table.add_row(f"{len(seen.kept):,}", "kept", escape(first.where), escape(excerpt(first.text)))
+        for reason, count in seen.lost.most_common():
+            cells = f"dropped: {reason}", seen.examples[reason].where, excerpt(seen.examples[reason].text)
+            table.add_row(f"{count:,}", *map(escape, cells), style="yellow")
+        console.print(table)
+        if isinstance(encoder, ExampleEncoder):
+            show_examples(console, seen.kept[:rows], encoder, tokenizer)
+        elif seen.kept and rows:
+            show_rows(console, seen.kept, encoder, tokenizer, loaded, rows)
 
 
 def show_examples(
     console: Console,
-    kept: Sequence[PreviewedExample],
+    examples: Sequence[PreviewedExample],
     encoder: ExampleEncoder,
     tokenizer: PreTrainedTokenizerBase,
-    number: int,
 ) -> None:
-    """The first examples, token by token: `[learned]` and `{rejected}`."""
-    for example in kept[:number]:
+    """Print examples token by token: `[learned]` and `{rejected}`."""
+    for example in examples:
         ids, _, segments = encoder.encode_segments([example.text])
         counts = {what: int((segments == segment).sum()) for segment, what in MEANINGS.items()}
         counted = "".join(f", {count:,} {what}" for what, count in counts.items() if count)
@@ -156,55 +157,35 @@ def show_examples(
         console.print(line)
 
 
-def preview_command(
-    recipe: RecipePath,
-    overrides: Overrides = None,
-    source: OneSource = None,
-    rows: Annotated[int, typer.Option(min=0, help="Packed rows, or examples, to show of each source.")] = 3,
-    documents: Annotated[
-        int, typer.Option(min=1, help="How many documents of each source to look at, from its beginning.")
-    ] = 1000,
+def show_rows(
+    console: Console,
+    kept: Sequence[PreviewedExample],
+    encoder: DocumentEncoder,
+    tokenizer: PreTrainedTokenizerBase,
+    recipe: Recipe,
+    num_rows: int,
 ) -> None:
-    """Show which of the first documents a run keeps, which it drops and why, and how they are packed; of examples what
-    is learned.
+    """Print some of the rows that these documents are packed into, with `|` between documents.
 
-    Example: cpt data preview recipe.yaml --rows 5
+    The first rows are the pieces of long documents, the last ones what was left over: the chosen ones are spread
+    evenly. The run's own rows hold documents of the whole source.
     """
-    loaded, console = load_recipe(recipe, overrides or ()), open_console()
-    tokenizer = load_tokenizer(loaded.tokenizer, loaded.model)
-    plain = DocumentEncoder(tokenizer)
-    for key, one in chosen_sources(loaded, source):
-        encoder = encoder_of(one, plain, key)
-        seen = see_source(loaded.data, one, key, documents, encoder)
-        show_seen(console, seen)
-        if isinstance(encoder, ExampleEncoder):
-            show_examples(console, seen.kept, encoder, tokenizer, rows)
-            continue
-        for number, parts in packed_rows(seen.kept, encoder, loaded.data, loaded.seed, rows):
-            show_row(console, number, parts, tokenizer, loaded.data.sequence_length)
-
-
-def show_seen(console: Console, seen: Seen) -> None:
-    """Kept and dropped documents by reason, each with an example."""
-    table = Table("documents", "become", Column("for example", overflow="fold"), "which reads", title=seen.name)
-    if seen.kept:
-        table.add_row(f"{len(seen.kept):,}", "kept", escape(seen.kept[0].where), escape(excerpt(seen.kept[0].text)))
-    for reason, count in seen.lost.most_common():
-        cells = f"dropped: {reason}", seen.examples[reason].where, excerpt(seen.examples[reason].text)
-        table.add_row(f"{count:,}", *map(escape, cells), style="yellow")
-    console.print(table)
-
-
-def show_row(
-    console: Console, number: int, parts: Sequence[RowPart], tokenizer: PreTrainedTokenizerBase, length: int
-) -> None:
-    """A packed row, with `|` between its documents."""
-    padding = length - sum(len(part.ids) for part in parts)
-    decoded = [excerpt(str(tokenizer.decode(part.ids.tolist()))) for part in parts]
-    texts = [f"{part.where} ({len(part.ids):,}): {text}" for part, text in zip(parts, decoded, strict=True)]
-    texts += [f"padding ({padding:,})"] if padding else []
-    console.print(f"row {number}: {len(parts)} document(s), {length - padding:,} of {length:,} tokens")
-    console.print(f"  {' | '.join(texts)}", markup=False)
+    data = recipe.data
+    ids, lengths = encoder.encode([example.text for example in kept])
+    begins = lengths.cumsum() - lengths
+    packing = pack(begins, lengths, data.sequence_length, data.packing, recipe.seed, data.stride)
+    for row in np.unique(np.linspace(0, packing.num_rows - 1, num_rows).round().astype(int)).tolist():
+        starts, sizes = packing.pieces(row, epoch=0)
+        documents = np.searchsorted(begins, starts, "right") - 1
+        parts = []
+        for document, start, size in zip(documents.tolist(), starts.tolist(), sizes.tolist(), strict=True):
+            text = excerpt(str(tokenizer.decode(ids[start : start + size].tolist())))
+            parts.append(f"{kept[document].where} ({size:,}): {text}")
+        used = int(sizes.sum())
+        console.print(f"row {row}: {len(parts)} document(s), {used:,} of {data.sequence_length:,} tokens")
+        if used < data.sequence_length:
+            parts.append(f"padding ({data.sequence_length - used:,})")
+        console.print(f"  {' | '.join(parts)}", markup=False)
 
 
 def excerpt(text: str) -> str:
@@ -217,16 +198,10 @@ def ingest_command(
         list[Path],
         typer.Argument(help="Files and folders (with all below) of pdf, html, docx, epub, md, txt, also .gz, .zst."),
     ],
-    output: Annotated[
-        Path, typer.Option(help="Folder for the jsonl files; what is in it already is not converted again.")
-    ],
-    on_bad: Annotated[
-        Literal["error", "skip"], typer.Option(help="Exit code where files give no document. error: 2; skip: 0.")
-    ] = "error",
+    output: Annotated[Path, typer.Option(help="Folder for the jsonl files; files converted before are skipped.")],
+    on_bad: Annotated[Literal["error", "skip"], typer.Option(help="error: exit code 2 if a file fails.")] = "error",
     max_seconds: Annotated[float, typer.Option(min=1, help="Give up on a file after so many seconds.")] = 120,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try files again that could not be converted before.")
-    ] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try files again that failed before.")] = False,
 ) -> None:
     """Convert documents into text that a recipe reads: with headings, lists, tables and code, without menus and
     running headers.
@@ -255,13 +230,12 @@ def ingest_command(
 
 
 def show_ingested(console: Console, done: "Ingested") -> None:
-    """What was converted, what was not and why, and where it lies."""
     table = Table("new", *(Column(name, justify="right") for name in COUNTS))
-    for kind in sorted(done.new):
-        table.add_row(kind, *(f"{done.new[kind][name]:,}" for name in COUNTS))
-    if len(done.new) != 1:
-        total = sum(done.new.values(), Counter())
-        table.add_row("all", *(f"{total[name]:,}" for name in COUNTS))
+    kinds = sorted(done.new.items())
+    if len(kinds) != 1:
+        kinds.append(("all", sum(done.new.values(), Counter())))
+    for kind, counts in kinds:
+        table.add_row(kind, *(f"{counts[name]:,}" for name in COUNTS))
     console.print(table)
     if done.num_known:
         console.print(f"{done.num_known:,} file(s) were converted or listed by an earlier run.")
@@ -278,52 +252,33 @@ def show_ingested(console: Console, done: "Ingested") -> None:
             kinds = ", ".join(readable)
             console.print(f"A recipe reads {kinds} as they are: data.sources: [{{path: THEIR FOLDER}}]", markup=False)
     if done.failed:
-        show_failed(console, done)
+        first = {entry.reason: entry for entry in reversed(done.failed)}
+        example = Column("for example", overflow="fold")
+        table = Table(Column("no document", justify="right"), "because", example, "", style="yellow")
+        for reason, count in Counter(entry.reason for entry in done.failed).most_common(FAILED_SHOWN):
+            path, detail = first[reason].path, first[reason].detail
+            table.add_row(f"{count:,}", reason, escape(path), escape("" if detail == reason else detail or ""))
+        console.print(table)
+        console.print(f"All of them, and duplicates, are listed in {done.failed_file}", markup=False)
     source = f"{done.num_shards:,} jsonl file(s). A recipe reads them: data.sources: [{{path: {done.folder}}}]"
     console.print(source if done.num_shards else "There is no document in the output.", markup=False)
 
 
-def show_failed(console: Console, done: "Ingested") -> None:
-    """The files without a document, counted by the reason, with the first of each."""
-    first = {entry.reason: entry for entry in reversed(done.failed)}
-    counts = Counter(entry.reason for entry in done.failed)
-    example = Column("for example", overflow="fold")
-    table = Table(Column("no document", justify="right"), "because", example, "", style="yellow")
-    for reason, count in counts.most_common(FAILED_SHOWN):
-        path, detail = first[reason].path, first[reason].detail
-        table.add_row(f"{count:,}", reason, escape(path), escape("" if detail == reason else detail or ""))
-    console.print(table)
-    console.print(f"All of them, and duplicates, are listed in {done.failed_file}", markup=False)
-
-
-# --- rewrite ---
-
-
 def rewrite_command(
-    source: Annotated[
-        str, typer.Argument(help="Documents, as a recipe's `path` means them: files, a folder, a URL, a dataset's id.")
-    ],
+    source: Annotated[str, typer.Argument(help="As a recipe's `path`: files, a folder, a URL, a dataset's id.")],
     model: Annotated[str, typer.Option(help="Folder or Hub id of the model that writes.")],
     output: Annotated[Path, typer.Option(help="Folder for the jsonl files; what is in it already is not made again.")],
     text_column: Annotated[str, typer.Option(help="Column or JSON key that holds the text.")] = "text",
     max_documents: Annotated[int | None, typer.Option(min=1, help="Only so many documents.")] = None,
     prompt: Annotated[str, typer.Option(help=f"{', '.join(PROMPTS)}; or a file with {{text}} in it.")] = "clear_prose",
     revision: Annotated[str | None, typer.Option(help="The model's commit, tag or branch on the Hub.")] = None,
-    max_input_tokens: Annotated[
-        int, typer.Option(min=8, help="Longer documents are cut at the ends of paragraphs.")
-    ] = WRAP_TOKENS,
+    max_input_tokens: Annotated[int, typer.Option(min=8, help="Split longer documents at paragraphs.")] = WRAP_TOKENS,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
     temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.7,
-    top_p: Annotated[
-        float, typer.Option(min=0, max=1, help="Draw among the tokens that have this probability together.")
-    ] = TOP_P,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Sample from this share of the probability.")] = TOP_P,
     seed: Annotated[int, typer.Option(min=0, help="Each text's own seed follows from it and the text.")] = SEED,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Texts at a time: for the speed. In float32 it does not change the answers.")
-    ] = 8,
-    cut_off: Annotated[
-        Literal["drop", "keep"], typer.Option(help="Answers that had not ended at --max-new-tokens.")
-    ] = "drop",
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts at a time; in float32 no answer depends on it.")] = 8,
+    cut_off: Annotated[Literal["drop", "keep"], typer.Option(help="Answers cut off at --max-new-tokens.")] = "drop",
     min_characters: Annotated[int, typer.Option(min=1, help="Drop shorter answers.")] = 40,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code of the model; --revision must be a commit.")
@@ -341,9 +296,8 @@ def rewrite_command(
         {"--top-p": top_p != TOP_P, "--seed": seed != SEED} if temperature == 0 else {},
         "with --temperature 0, which draws nothing",
     )
-    refuse_ignored(
-        {"--revision": revision is not None and Path(model).expanduser().is_dir()}, "with a model in a folder"
-    )
+    in_folder = Path(model).expanduser().is_dir()
+    refuse_ignored({"--revision": revision is not None and in_folder}, "with a model in a folder")
     task = Task(
         source=DocumentSource(path=source, text_column=text_column, max_documents=max_documents),
         model=Model(path=model, revision=revision, trust_remote_code=trust_remote_code),
@@ -363,15 +317,12 @@ def log_progress(done: Rewritten) -> None:
 
 
 def show_rewritten(done: Rewritten, output: Path) -> None:
-    console = open_console()
-    table = Table(Column("texts", justify="right"), "became")
+    console, table = open_console(), Table(Column("texts", justify="right"), "became")
     table.add_row(f"{done.texts:,}", "kept")
     for reason, count in done.dropped.most_common():
         table.add_row(f"{count:,}", f"dropped: {reason}", style="yellow")
     console.print(table)
-    console.print(
-        f"{done.documents:,} documents, {done.pieces:,} texts asked about; {done.groups_done_before:,} group(s) were"
-        " there before."
-    )
+    asked = f"{done.documents:,} documents, {done.pieces:,} texts asked about"
+    console.print(f"{asked}; {done.groups_done_before:,} group(s) were there before.")
     if done.texts:
         console.print(f"A recipe reads them: data.sources: [{{path: {output}}}]", markup=False)

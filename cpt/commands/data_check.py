@@ -33,7 +33,7 @@ from cpt.data.readers.documents import (
     refuse_too_many,
 )
 from cpt.data.readers.sources import pieces_of, read_piece
-from cpt.data.rows.contamination import Contamination, find_contamination, is_refused
+from cpt.data.rows.contamination import find_contamination, is_refused
 from cpt.data.rows.open_sources import filters_of, keyed_sources, transforms_of
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.data.store.tokenization import DocumentEncoder
@@ -46,7 +46,7 @@ from cpt.recipe.schema import Data, DocumentSource, Recipe, Source
 
 PIECE_BYTES, EXAMPLE_PIECE_BYTES = 16 * 2**20, 2 * 2**20  # examples are encoded, which takes longer
 PIECES_ALONE = 2  # with more pieces, starting processes is worth it
-BAD_ROWS_SHOWN, EXAMPLES_SHOWN = 20, 5
+BAD_ROWS_SHOWN, EXAMPLES_SHOWN, CONTAMINATED_SHOWN = 20, 5, 20
 TRUNCATED_SHARE = 0.05
 
 RecipePath = Annotated[Path, typer.Argument(help="The recipe's YAML file.")]
@@ -55,19 +55,12 @@ OneSource = Annotated[str | None, typer.Option(help="Only the source of this nam
 
 
 def check_command(
-    recipe: Annotated[
-        Path, typer.Argument(metavar="RECIPE", help="The recipe's YAML file, or a folder or file of documents.")
-    ],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, or a folder or file of documents.")],
     overrides: Overrides = None,
     source: OneSource = None,
-    output: Annotated[
-        Path | None, typer.Option(help="List all bad rows in this file, one JSON object a line.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="List all bad rows in this file, as JSON lines.")] = None,
     truncated_share: Annotated[
-        float,
-        typer.Option(
-            min=0, max=1, help="Of examples: more than this share longer than data.sequence_length is a mistake."
-        ),
+        float, typer.Option(min=0, max=1, help="Share of examples that may be longer than data.sequence_length.")
     ] = TRUNCATED_SHARE,
 ) -> None:
     """Read every row of every source and report bad rows. Exit code 2: a run would stop at them, or learn what is
@@ -109,18 +102,15 @@ def check_command(
             mistakes.append(problem)
             continue
         bad_rows += report.bad
-        show_documents(console, reported_name(one), report)
-        mistakes += mistakes_in_documents(data, one, key, report)
+        mistakes += report_documents(console, data, one, key, report)
         if report.examples.counts:
-            show_examples(console, reported_name(one), report.examples)
-            mistakes += mistakes_in_examples(one, key, report.examples, truncated_share)
+            mistakes += report_examples(console, one, key, report.examples, truncated_share)
     if output is not None:
         output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in bad_rows))
     for mistake in mistakes:
         console.print(f"{type(mistake).__name__}: {mistake}", style="red", markup=False)
-    console.print(
-        f"{recipe}: {len(mistakes)} mistake(s)." if mistakes else f"{recipe}: a run can read all of it.", markup=False
-    )
+    outcome = f"{len(mistakes)} mistake(s)." if mistakes else "a run can read all of it."
+    console.print(f"{recipe}: {outcome}", markup=False)
     raise typer.Exit(2 if mistakes else 0)
 
 
@@ -133,11 +123,6 @@ def chosen_sources(recipe: Recipe, name: str | None) -> Iterator[tuple[str, Docu
 
 
 def inspector_of(data: Data, source: DocumentSource, key: str, plain_encoder: DocumentEncoder) -> Inspector:
-    """What checks a source's examples.
-
-    Raises:
-        RecipeError: the tokenizer does not go with its template.
-    """
     encoder = encoder_of(source, plain_encoder, key)
     assert isinstance(encoder, ExampleEncoder)
     if missing := missing_tokens(encoder):
@@ -146,11 +131,8 @@ def inspector_of(data: Data, source: DocumentSource, key: str, plain_encoder: Do
             " of the tokenizer. Add it as a special token, or use the template that belongs to the tokenizer."
         )
     filters, transforms = filters_of(data, source, key), transforms_of(data, source, key)
-    are_repeats_wrong = data.deduplicate is None
-    return Inspector(reported_name(source), filters, transforms, encoder, data.sequence_length, are_repeats_wrong)
-
-
-# --- reading ---
+    name, are_repeats_wrong = reported_name(source), data.deduplicate is None
+    return Inspector(name, filters, transforms, encoder, data.sequence_length, are_repeats_wrong)
 
 
 @dataclass
@@ -158,11 +140,9 @@ class SourceInspection:
     """What is in a source, or in a part of it."""
 
     documents: int = 0
-    empty: int = 0
-    """Documents without any visible character, among the others."""
+    empty: int = 0  # documents without any visible character, among the others
     num_characters: int = 0
-    longest: tuple[str, int] = ("", 0)
-    """The place of the longest document, and its characters."""
+    longest: tuple[str, int] = ("", 0)  # the place of the longest document, and its characters
     bad: list[Listed] = field(default_factory=list)
     examples: ExampleReport = field(default_factory=ExampleReport)
 
@@ -176,11 +156,7 @@ class SourceInspection:
 
 
 def read_source(source: DocumentSource, key: str, inspector: Inspector | None = None) -> SourceInspection:
-    """Read a source once, in several processes if it is large.
-
-    Raises:
-        CptError: the source is missing, or a file cannot be read at all.
-    """
+    """Read a source once, in several processes if it is large."""
     pieces = pieces_of(source, key, PIECE_BYTES if inspector is None else EXAMPLE_PIECE_BYTES)
     # A limit counts over all pieces in order, which only one process can do.
     jobs = [[piece] for piece in pieces] if source.max_documents is None else [pieces]
@@ -221,11 +197,12 @@ def counted(rows: Iterable[Document | BadRow], report: SourceInspection) -> Iter
         yield row
 
 
-# --- what was found ---
-
-
-def show_documents(console: Console, name: str, report: SourceInspection) -> None:
+def report_documents(
+    console: Console, data: Data, source: DocumentSource, key: str, report: SourceInspection
+) -> list[CptError]:
+    """Print a table and the first bad rows; return what a run would stop at."""
     reasons = Counter(count_reasons(report.bad))
+    name = reported_name(source)
     table = Table("source", "documents", "of these empty", "characters", "bad rows", "why")
     numbers = report.documents, report.empty, report.num_characters, reasons.total()
     why = ", ".join(f"{reason}: {count:,}" for reason, count in reasons.most_common())
@@ -239,10 +216,6 @@ def show_documents(console: Console, name: str, report: SourceInspection) -> Non
     where, longest = report.longest
     if giant := absurd_share(name, where, longest, report.num_characters, report.documents, "characters"):
         console.print(giant, style="yellow", markup=False)
-
-
-def mistakes_in_documents(data: Data, source: DocumentSource, key: str, report: SourceInspection) -> list[CptError]:
-    """What a run would stop at."""
     num_bad = sum(row["rows"] for row in report.bad)
     if report.bad and data.on_bad_row == "error":
         fix = f"Fix them ({key}.path), or write `data.on_bad_row: skip`."
@@ -256,20 +229,18 @@ def mistakes_in_documents(data: Data, source: DocumentSource, key: str, report: 
     return []
 
 
-def show_examples(console: Console, name: str, found: ExampleReport) -> None:
-    """A line for each fault, with its first rows."""
-    table = Table("rows", "fault", Column("which", overflow="fold"), title=f"{name}: {found.examples:,} examples")
+def report_examples(
+    console: Console, source: DocumentSource, key: str, found: ExampleReport, truncated_share: float
+) -> list[CptError]:
+    """Print a line for each fault; return what makes training wrong: one wrong row, or many that do not fit into
+    `data.sequence_length`."""
+    title = f"{reported_name(source)}: {found.examples:,} examples"
+    table = Table("rows", "fault", Column("which", overflow="fold"), title=title)
     for fault, count in found.counts.most_common():
         more = f" and {count - EXAMPLES_SHOWN:,} more" if count > EXAMPLES_SHOWN else ""
         where = escape(", ".join(found.where(fault, EXAMPLES_SHOWN)) + more)
         table.add_row(f"{count:,}", escape(fault), where, style="yellow")
     console.print(table)
-
-
-def mistakes_in_examples(
-    source: DocumentSource, key: str, found: ExampleReport, truncated_share: float
-) -> list[CptError]:
-    """What makes training wrong: one wrong row, or many that do not fit into `data.sequence_length`."""
     cut = sum(found.counts[fault] for fault in CUT) / max(1, found.examples)
     is_much = cut > truncated_share
     wrong = [fault for fault in found.counts if fault in WRONG or fault in CUT and is_much]
@@ -281,18 +252,10 @@ def mistakes_in_examples(
     return [DataError(f"{source.path}: {listing}. {fix}{much}")]
 
 
-# --- contamination ---
-
-
-SHOWN = 20
-
-
 def contamination_command(
     recipe: RecipePath,
     overrides: Overrides = None,
-    task: Annotated[
-        list[str] | None, typer.Option(help="Look for the questions of this lm-eval task too. Repeat it.")
-    ] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Also search for this lm-eval task. Repeat it.")] = None,
     task_folder: Annotated[Path | None, typer.Option(help="YAML files of your own lm-eval tasks.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with up to 100 places of each source.")] = False,
 ) -> None:
@@ -307,31 +270,23 @@ def contamination_command(
     refuse_ignored({"--task-folder": task_folder is not None and not task}, "without --task")
     loaded = load_recipe(recipe, overrides or ())
     with redirect_stdout(sys.stderr) if as_json else nullcontext():  # of lm-eval, and of the log
-        found = find_contamination(*sections_of(loaded), questions(task or (), task_folder))
+        questions = []
+        if task:
+            from cpt.evaluation.tasks import task_texts  # imports torch, which takes seconds
+
+            questions = [EvaluationDocument(*question) for question in task_texts(task, task_folder)]
+        found = find_contamination(*sections_of(loaded), questions)
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
         raise typer.Exit(2 if found.num_contaminated else 0)
-    for hit in found.hits[:SHOWN]:
+    for hit in found.hits[:CONTAMINATED_SHOWN]:
         typer.echo(str(hit))
-    if found.num_contaminated > SHOWN:
-        typer.echo(f"... and {found.num_contaminated - SHOWN:,} more: --json lists up to 100 of each source")
-    typer.echo(f"{found.summary()}{what_becomes_of_them(found, loaded)}")
+    if (more := found.num_contaminated - CONTAMINATED_SHOWN) > 0:
+        typer.echo(f"... and {more:,} more: --json lists up to 100 of each source")
+    outcome = ""
+    if found.num_contaminated and is_refused(loaded.data):
+        outcome = " The run reads them: `data.filters` refuses to leave them out (`own_evaluation: false`)."
+    elif found.num_contaminated:
+        outcome = " A run leaves out the recipe's held-out sets; for tasks, give files (`decontaminate`, `against`)."
+    typer.echo(f"{found.summary()}{outcome}")
     raise typer.Exit(2 if found.num_contaminated else 0)
-
-
-def what_becomes_of_them(found: Contamination, recipe: Recipe) -> str:
-    if not found.num_contaminated:
-        return ""
-    if is_refused(recipe.data):
-        return " The run reads them: `data.filters` refuses to leave them out (`own_evaluation: false`)."
-    return (
-        " A run leaves out what it holds of the recipe's held-out sets; against tasks, give `decontaminate` files:"
-        " `against: [...]`."
-    )
-
-
-def questions(tasks: Sequence[str], folder: Path | None) -> Iterator[EvaluationDocument]:
-    if tasks:
-        from cpt.evaluation.tasks import task_texts  # imports torch, which takes seconds
-
-        yield from (EvaluationDocument(*question) for question in task_texts(tasks, folder))

@@ -5,7 +5,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,14 +16,13 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.rule import Rule
-from rich.table import Table
+from rich.table import Column, Table
 
 from cpt.commands.demo_corpus import write_files
 from cpt.console import open_console
 from cpt.errors import LaunchError, ResourceError, TrainingError
-from cpt.hardware import find_gpus
 from cpt.installation import SHIPPED_FILES
-from cpt.process import Child
+from cpt.process import Child, free_port
 from cpt.runs.folder import VERDICT, VERDICT_PAGE, read_metrics, read_object
 from cpt.runs.record import Run
 
@@ -33,7 +31,7 @@ FOLDER = Path("demo_runs")  # the one that the recipes name
 VOCABULARY_SIZE = 4096
 TOKENS = 220_000  # of each continued pre-training: less than one epoch, so that it takes half a minute
 LOG = "training.logging_steps=50"  # few lines
-SEEDS = (1, 2, 3)
+SEEDS = "1,2,3"
 WIDTH_OF_A_TITLE = 80
 PROMPT = "def read_lines(path):\n"
 ANSWER_TOKENS = 48
@@ -55,8 +53,7 @@ class SeedResult:
     tokens: int
     tokens_per_second: float
     seconds: float
-    worked: bool
-    """From its verdict: the interval of the domain's change is below zero."""
+    worked: bool  # from its verdict: the interval of the domain's change is below zero
 
     @property
     def domain_change(self) -> float:
@@ -83,34 +80,22 @@ class Commands:
     variables: Mapping[str, str]
 
     def run(self, *words: Word) -> None:
-        """Wait for a command. A signal is forwarded to it, so that a run can save a checkpoint.
-
-        Raises:
-            TrainingError: it failed.
-            KeyboardInterrupt: it was stopped by a signal.
-        """
+        """Wait for a command; TrainingError if it fails. A signal is forwarded to it, so that a run can save a
+        checkpoint; then KeyboardInterrupt."""
         code, forwarded = Child(self.printed(*words), environment=self.environment()).wait_for_end()
         if forwarded:
             raise KeyboardInterrupt
         if code:
-            raise TrainingError(
-                f"`cpt {words[0]}` ended with exit code {code}; its message is above. Start the demo again to resume."
-            )
+            raise TrainingError(f"`cpt {words[0]}` ended with exit code {code}; see above. Start again to resume.")
 
     def ask_server(self, model: Path, prompt: str) -> str | None:
-        """Serve a model, complete a prompt with OpenAI's client, stop it; None if a package for it is not installed.
-
-        Raises:
-            LaunchError: the server did not start.
-        """
+        """Serve a model, complete a prompt with OpenAI's client, stop it; None if a package for it is missing."""
         if any(importlib.util.find_spec(package) is None for package in ("fastapi", "uvicorn", "openai")):
             self.print("Not served: fastapi, uvicorn or openai is not installed (pip install 'cpt[serving]').")
             return None
         from openai import DefaultHttpxClient, OpenAI
 
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
+        port = free_port()
         words = self.printed("serve", model, "--port", port)
         environment = {**os.environ, **self.environment()}
         with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as server:
@@ -139,6 +124,10 @@ class Commands:
     def print(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
+    def title(self, text: str) -> None:
+        self.console.print()
+        self.console.print(Rule(f"[bold]{text}", align="left"), width=min(self.console.width, WIDTH_OF_A_TITLE))
+
     def printed(self, *words: Word) -> list[str]:
         """Print the command, and return the words that start it with this Python."""
         texts = [str(word) for word in words]
@@ -146,21 +135,15 @@ class Commands:
         return [sys.executable, "-m", "cpt", *texts]
 
     def environment(self) -> dict[str, str]:
-        """Variables to add: no requests to the Hub, and no warning of DeepSpeed about a missing GPU."""
+        """Variables to add: no requests to the Hub, unless the user allows them."""
         quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        if not find_gpus():
-            quiet["DS_ACCELERATOR"] = "cpu"
         return {**{key: os.environ.get(key, value) for key, value in quiet.items()}, **self.variables}
 
 
 def command(
     folder: Annotated[Path, typer.Option(help="Where texts, tokenizer, runs and summary go.")] = FOLDER,
-    seeds: Annotated[str, typer.Option(help="One continued pre-training for each, separated by commas.")] = ",".join(
-        map(str, SEEDS)
-    ),
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="key.path=value, any key of the recipes, for all runs.")
-    ] = None,
+    seeds: Annotated[str, typer.Option(help="One continued pre-training for each, separated by commas.")] = SEEDS,
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, for the recipes of all runs.")] = None,
 ) -> None:
     """Run the whole path, offline in minutes: documents, init, check, train, verdict, served answer.
 
@@ -171,9 +154,7 @@ def command(
     try:
         numbers = list(dict.fromkeys(int(seed) for seed in seeds.split(",")))
     except ValueError as problem:
-        raise typer.BadParameter(
-            f"--seeds takes numbers with commas between them, such as 1,2,3; not {seeds!r}"
-        ) from problem
+        raise typer.BadParameter(f"--seeds: expected numbers such as 1,2,3, got {seeds!r}") from problem
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = run_demo(folder, numbers, overrides or ())
@@ -183,34 +164,36 @@ def command(
     raise typer.Exit(code)
 
 
-def run_demo(folder: Path = FOLDER, seeds: Sequence[int] = SEEDS, overrides: Sequence[str] = ()) -> int:
-    """Run all of it and print the table; 0 if every seed passed, else 1.
-
-    Raises:
-        ResourceError: the folder cannot be written.
-        TrainingError: one of the commands failed.
-    """
+def run_demo(folder: Path, seeds: Sequence[int] = (1, 2, 3), overrides: Sequence[str] = ()) -> int:
+    """Run all of it and print the table; 0 if every seed passed, else 1."""
     console = open_console()
     cpt = Commands(console, {"CPT_CACHE": str(folder / "cache")})
-    title(console, "1  Text: code and prose out of this Python's standard library")
-    documents, general = make_texts(folder, console)
-    title(console, "2  A base model: a tokenizer and 1.3M parameters, trained on the prose")
+    cpt.title("1  Text: code and prose out of this Python's standard library")
+    try:
+        folders = write_files(folder)
+    except OSError as problem:
+        raise ResourceError(f"cannot write into {folder}: {problem.strerror}. Choose another --folder.") from problem
+    documents, general = folders["domain", "train"], folders["general", "train"]
+    for path, what in ((documents, "code, the documents to learn"), (general, "prose, which the base was trained on")):
+        sizes = [file.stat().st_size for file in path.iterdir()]
+        cpt.print(f"{path}: {len(sizes):,} files, {sum(sizes) / 1e6:.2f} MB of {what}")
+    cpt.title("2  A base model: a tokenizer and 1.3M parameters, trained on the prose")
     base = train_base(folder, general, overrides, cpt)
-    title(console, "3  Your turn: a folder of documents and a base model become a recipe")
+    cpt.title("3  Your turn: a folder of documents and a base model become a recipe")
     recipe = folder / "recipe.yaml"
     if not recipe.exists():
-        what: list[Word] = ["--general", general, "--shift", "strong", "--tokens", TOKENS]  # code is far from prose
-        cpt.run("init", documents, "--model", base.export_folder, "--gpu", "cpu", *what, "--output", recipe)
+        options: list[Word] = ["--general", general, "--shift", "strong", "--tokens", TOKENS]  # code is far from prose
+        cpt.run("init", documents, "--model", base.export_folder, "--gpu", "cpu", *options, "--output", recipe)
     else:
         cpt.print(f"{recipe} exists already.")
-    title(console, f"4  Continued pre-training, {len(seeds)} time{'s' if len(seeds) > 1 else ''}")
+    cpt.title(f"4  Continued pre-training, {len(seeds)} time{'s' if len(seeds) > 1 else ''}")
     runs = train_seeds(folder, recipe, seeds, overrides, cpt)
-    title(console, "5  Hand over: weights that others read, and a server")
+    cpt.title("5  Hand over: weights that others read, and a server")
     model = folder / "model"
     if not model.exists():
         cpt.run("export", runs[0].folder, "--output", model)
     answer = cpt.ask_server(model, PROMPT)
-    title(console, "Result")
+    cpt.title("Result")
     results = [read_result(run) for run in runs]
     headline = read_object(runs[0].folder / VERDICT)["headline"]
     passed = all(result.passed for result in results)
@@ -226,39 +209,13 @@ def run_demo(folder: Path = FOLDER, seeds: Sequence[int] = SEEDS, overrides: Seq
     return 0 if passed else 1
 
 
-def title(console: Console, text: str) -> None:
-    console.print()
-    console.print(Rule(f"[bold]{text}", align="left"), width=min(console.width, WIDTH_OF_A_TITLE))
-
-
-def make_texts(folder: Path, console: Console) -> tuple[Path, Path]:
-    """The two folders of text files.
-
-    Raises:
-        ResourceError: nothing can be written there.
-    """
-    try:
-        folders = write_files(folder)
-    except OSError as problem:
-        raise ResourceError(
-            f"cannot write into {folder}: {problem.strerror}. Name another place: cpt demo --folder FOLDER"
-        ) from problem
-    documents, general = folders["domain", "train"], folders["general", "train"]
-    for path, what in ((documents, "code, the documents to learn"), (general, "prose, which the base was trained on")):
-        sizes = [file.stat().st_size for file in path.iterdir()]
-        text = f"{path}: {len(sizes):,} files, {sum(sizes) / 1e6:.2f} MB of {what}"
-        console.print(text, highlight=False, soft_wrap=True)
-    return documents, general
-
-
 def train_base(folder: Path, general: Path, overrides: Sequence[str], cpt: Commands) -> Run:
     """Train what a user would download from the Hub, since the demo is offline."""
     recipe = RECIPES / "demo" / "base.yaml"
     tokenizer, base = folder / "tokenizer", Run(folder / "base")
     if not (tokenizer / "tokenizer.json").exists():
-        cpt.run(
-            "tokenizer", "train", "--text", f"prose={general}", "--vocabulary", VOCABULARY_SIZE, "--output", tokenizer
-        )
+        text = f"prose={general}"
+        cpt.run("tokenizer", "train", "--text", text, "--vocabulary", VOCABULARY_SIZE, "--output", tokenizer)
     if not base.is_finished:
         recipe = Path(os.path.relpath(recipe)) if recipe.is_relative_to(Path.cwd()) else recipe
         cpt.run("train", recipe, *moved_paths(folder), *overrides)
@@ -282,15 +239,15 @@ def train_seeds(
 ) -> list[Run]:
     """Train the recipe that `cpt init` wrote once with each seed; each run ends with its verdict."""
     runs = [Run(folder / f"code-seed{seed}") for seed in seeds]
-    if not all(map(has_verdict, runs)):
+    done = [run.is_finished and bool(read_object(run.folder / VERDICT).get("is_complete")) for run in runs]
+    if not all(done):
         cpt.run("check", recipe, f"output_dir={folder}", *overrides)
-    for seed, run in zip(seeds, runs, strict=True):
-        if has_verdict(run):
+    for seed, run, is_done in zip(seeds, runs, done, strict=True):
+        if is_done:
             cpt.print(f"{run.folder} is finished.")
         else:
-            cpt.run(
-                "train", recipe, f"output_dir={folder}", f"name={run.folder.name}", f"seed={seed}", LOG, *overrides
-            )
+            name = f"name={run.folder.name}"
+            cpt.run("train", recipe, f"output_dir={folder}", name, f"seed={seed}", LOG, *overrides)
     return runs
 
 
@@ -310,31 +267,24 @@ def read_result(run: Run) -> SeedResult:
     )
 
 
-def has_verdict(run: Run) -> bool:
-    """Whether a run is finished and its verdict complete."""
-    return run.is_finished and bool(read_object(run.folder / VERDICT).get("is_complete"))
-
-
 def print_results(results: Sequence[SeedResult], headline: str, console: Console, folder: Path) -> None:
-    """Print the table, whether the demo passed, and where everything is."""
-    table = Table("", title="Bits per byte on held-out documents")
-    for title in ("domain before", "after", "change", "general before", "after", "change", "tokens/s"):
-        table.add_column(title, justify="right")
+    columns = ("domain before", "after", "change", "general before", "after", "change", "tokens/s")
+    figures = [Column(name, justify="right") for name in columns]
+    table = Table("", *figures, title="Bits per byte on held-out documents")
     for one in results:
         domain = (f"{one.domain_before:.3f}", f"{one.domain_after:.3f}", f"{one.domain_change:+.1f} %")
         general = (f"{one.general_before:.3f}", f"{one.general_after:.3f}", f"{one.general_change:+.1f} %")
         table.add_row(one.run.removeprefix("code-"), *domain, *general, f"{one.tokens_per_second:,.0f}")
     console.print(table)
     num_passed = sum(one.passed for one in results)
-    passed = num_passed == len(results)
+    outcome = "[bold green]Passed" if num_passed == len(results) else "[bold red]NOT passed"
     console.print(
-        f"[bold {'green' if passed else 'red'}]{'Passed' if passed else 'NOT passed'}: domain text falls by"
-        f" {DOMAIN_FALL_PERCENT:.0f} % or more, general text rises by {GENERAL_RISE_PERCENT:.0f} % or less, in"
-        f" {num_passed} of {len(results)} seeds."
+        f"{outcome}: domain text falls by {DOMAIN_FALL_PERCENT:.0f} % or more, general text rises by"
+        f" {GENERAL_RISE_PERCENT:.0f} % or less, in {num_passed} of {len(results)} seeds."
     )
     console.print(headline, highlight=False)
     first, last = (folder / results[number].run for number in (0, -1))
-    for line in (
+    lines = [
         f"The verdict: {first / VERDICT_PAGE}",
         f"The figures: {folder / 'summary.json'}",
         f"The model:   {folder / 'model'}",
@@ -342,5 +292,5 @@ def print_results(results: Sequence[SeedResult], headline: str, console: Console
         f"  cpt report {first}",
         *([f"  cpt compare {first} {last}"] if first != last else []),
         f"  cpt reproduce {first} --steps 100",
-    ):
-        console.print(line, highlight=False, soft_wrap=True)
+    ]
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)

@@ -18,6 +18,7 @@ from typing import Literal
 
 Kind = Literal["domain", "general"]
 Part = Literal["train", "held_out"]
+DEFINITION = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 HELD_OUT_PERCENT = 10
 MIN_CHARACTERS = 200
@@ -32,11 +33,8 @@ SKIPPED_FOLDERS = {
 
 
 def write_files(folder: Path, library: Path | None = None) -> dict[tuple[Kind, Part], Path]:
-    """Write folders of text files, one file for each module or topic; folders that exist already stay.
-
-    Args:
-        library: the folder to read; by default this Python's standard library.
-    """
+    """Write folders of text files, one file for each module or topic of `library`, by default this Python's standard
+    library; folders that exist already stay."""
     names: dict[Kind, str] = {"domain": "documents", "general": "general"}
     folders: dict[tuple[Kind, Part], Path] = {}
     for kind, name in names.items():
@@ -81,7 +79,11 @@ def read_library(library: Path) -> Iterator[tuple[str, Kind, list[str]]]:
     if topics.exists():
         for name, text in sorted(read_topics(topics).items()):
             yield f"topic {name}", "general", paragraphs(text)
-    for path in library_files(library):
+    files: list[Path] = []
+    for folder, subfolders, names in os.walk(library):
+        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]
+        files += [Path(folder, name) for name in names if not name.startswith("_sysconfigdata")]
+    for path in sorted(file for file in files if file.suffix in (".py", ".txt")):
         name = path.relative_to(library).as_posix()
         try:
             text = path.read_text(encoding="utf-8")
@@ -90,19 +92,6 @@ def read_library(library: Path) -> Iterator[tuple[str, Kind, list[str]]]:
             continue  # in another encoding than UTF-8, or for another Python
         yield name, "general", docstrings
         yield name, "domain", code
-
-
-def library_files(library: Path) -> list[Path]:
-    """Sources and text files in the order of their names, without the folders that are skipped."""
-    found = []
-    for folder, subfolders, names in os.walk(library):
-        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]
-        found += [
-            Path(folder, name)
-            for name in names
-            if name.endswith((".py", ".txt")) and not name.startswith("_sysconfigdata")
-        ]
-    return sorted(found)
 
 
 def read_topics(path: Path) -> dict[str, str]:
@@ -120,12 +109,15 @@ def split_code(text: str) -> tuple[list[str], list[str]]:
     lines: list[str | None] = [*text.splitlines()]
     docstrings: list[str] = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
-            node
-        ):
-            docstrings += paragraphs(ast.get_docstring(node) or "")
+        if not isinstance(node, ast.Module | DEFINITION):
+            continue
+        if docstring := ast.get_docstring(node):
+            docstrings += paragraphs(docstring)
             take_out(lines, node.body[0], leave_pass=len(node.body) == 1 and not isinstance(node, ast.Module))
-    starts = [min([node.lineno, *(d.lineno for d in decorators(node))]) - 1 for node in tree.body]
+    starts = []
+    for statement in tree.body:
+        decorators = statement.decorator_list if isinstance(statement, DEFINITION) else []
+        starts.append(min([statement.lineno, *(decorator.lineno for decorator in decorators)]) - 1)
     ends = [*starts[1:], len(lines)] if starts else []
     statements = [
         "\n".join(line for line in lines[start:end] if line is not None)
@@ -133,10 +125,6 @@ def split_code(text: str) -> tuple[list[str], list[str]]:
     ]
     code = [re.sub(r"\n{4,}", "\n\n\n", one.rstrip()) for one in statements if one.strip()]
     return code, docstrings
-
-
-def decorators(node: ast.stmt) -> list[ast.expr]:
-    return node.decorator_list if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) else []
 
 
 def take_out(lines: list[str | None], docstring: ast.stmt, leave_pass: bool) -> None:

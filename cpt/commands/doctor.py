@@ -19,7 +19,7 @@ from cpt.console import open_console
 from cpt.distributed import num_nodes
 from cpt.errors import LaunchError
 from cpt.hardware import INSTALL_LINES, Gpu, Machine, describe_machine
-from cpt.installation import LINES
+from cpt.installation import BUILDS
 from cpt.recipe.load import load_recipe
 
 SMALL_SHARED_MEMORY_GIB = 1
@@ -46,8 +46,6 @@ FLASH_3 = "build hopper/ of github.com/Dao-AILab/flash-attention"
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One row of the table."""
-
     part: str
     here: str
     costs: str = ""
@@ -109,7 +107,15 @@ def examine(machine: Machine) -> Iterator[Diagnosis]:
         costs = "training runs on the CPU: enough for the demo, not for real models"
         yield Diagnosis("GPU", "none (nvidia-smi shows none)", costs)
     yield from examine_torch(machine.gpus)
-    yield from examine_programs(machine)
+    lost_without = {
+        "g++": "DeepSpeed on a CPU, and its optimizer offload, cannot be compiled",
+        "ninja": "the same as without g++",
+        "nvcc": "flash-attn and Mamba kernels cannot be compiled; ready-made wheels work",
+    }
+    for name, place in machine.programs.items():
+        if name != "nvcc" or machine.gpus:
+            remedy = INSTALL_LINES.get(name, "apt-get install nvidia-cuda-toolkit")
+            yield Diagnosis(name, place) if place else Diagnosis(name, "missing", lost_without[name], remedy)
     yield Diagnosis("CPU cores", str(machine.cpu_cores))
     yield Diagnosis("host memory", f"{machine.host_memory_gib:.1f} GiB ({machine.free_host_memory_gib:.1f} free)")
     shared = machine.shared_memory_gib or 0.0
@@ -158,7 +164,7 @@ def examine_kernel(module: str) -> Diagnosis:
 
     package, missing = KERNELS[module]
     release = Version(torch.__version__).release[:2]
-    lines = [one for one in LINES if one.cuda == torch.version.cuda and Version(one.torch).release[:2] == release]
+    lines = [one for one in BUILDS if one.cuda == torch.version.cuda and Version(one.torch).release[:2] == release]
     wheel = next((wheel for one in lines for wheel in one.wheels if wheel.package == package), None)
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     remedy = wheel.install_line(python) if wheel else f"no known wheel for torch {torch.__version__}: {PAGE}"
@@ -179,19 +185,6 @@ def examine_package(module: str, missing: str, remedy: str, package: str = "") -
         return Diagnosis(package, metadata.version(package))
     except metadata.PackageNotFoundError:
         return Diagnosis(package, "installed")
-
-
-def examine_programs(machine: Machine) -> Iterator[Diagnosis]:
-    """Compilers: DeepSpeed compiles at the first use."""
-    costs = {
-        "g++": "DeepSpeed on a CPU, and its optimizer offload, cannot be compiled",
-        "ninja": "the same as without g++",
-        "nvcc": "flash-attn and Mamba kernels cannot be compiled; ready-made wheels work",
-    }
-    for name, place in machine.programs.items():
-        if name != "nvcc" or machine.gpus:
-            remedy = INSTALL_LINES.get(name, "apt-get install nvidia-cuda-toolkit")
-            yield Diagnosis(name, place) if place else Diagnosis(name, "missing", costs[name], remedy)
 
 
 def examine_stack() -> Iterator[Diagnosis]:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.command_line import refuse_ignored, show_log
@@ -27,30 +26,16 @@ from cpt.runs.folder import RECIPE
 
 def command(
     model: Annotated[str, typer.Argument(help="A Hub id, a folder, or a run's folder.")],
-    against: Annotated[
-        str | None, typer.Option(help="Another model, its base say: paired differences with intervals.")
-    ] = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="Take the held-out sets of this recipe; by default of the run.")
-    ] = None,
+    against: Annotated[str | None, typer.Option(help="Another model, such as the base, to compare with.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="Recipe with the held-out sets; by default the run's.")] = None,
     text: Annotated[list[str] | None, typer.Option(help="A held-out set of your own, name=path. Repeat it.")] = None,
-    domain_test: Annotated[
-        list[str] | None, typer.Option(help="Make questions of this held-out set. Repeat it.")
-    ] = None,
-    task: Annotated[
-        list[str] | None, typer.Option(help="A task or group of lm-eval: hellaswag, mmlu, gsm8k. Repeat it.")
-    ] = None,
+    domain_test: Annotated[list[str] | None, typer.Option(help="Make questions from this set. Repeat it.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Task or group of lm-eval: mmlu, gsm8k. Repeat it.")] = None,
     task_folder: Annotated[Path | None, typer.Option(help="YAML files of your own lm-eval tasks.")] = None,
-    allow_code: Annotated[
-        bool, typer.Option("--allow-code", help="Execute code that the model writes (HumanEval).")
-    ] = False,
+    allow_code: Annotated[bool, typer.Option("--allow-code", help="Run code that the model writes.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions of each task.")] = None,
-    num_fewshot: Annotated[
-        int | None, typer.Option(min=0, help="Solved examples before each question; by default the task's.")
-    ] = None,
-    sequence_length: Annotated[
-        int | None, typer.Option(min=2, help="Tokens the model sees at once, with --text.")
-    ] = None,
+    num_fewshot: Annotated[int | None, typer.Option(min=0, help="Solved examples before each question.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(min=2, help="Tokens in a row, with --text.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows in one forward pass; no figure depends on it.")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -75,8 +60,7 @@ def command(
     judges = held_out_sets(own, text or [], sequence_length, models)
     if judges is None and not task:
         raise RecipeError(
-            f"nothing to evaluate {model} on. Name held-out files (--text domain=held_out.jsonl), a recipe (--recipe)"
-            " or tasks (--task mmlu)."
+            f"nothing to evaluate {model} on. Give --text domain=held_out.jsonl, --recipe FILE or --task mmlu."
         )
     request = EvaluationRequest(
         judges,
@@ -96,7 +80,7 @@ def command(
     if is_main_process() and as_json:
         typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
     elif is_main_process():
-        print_report(found, open_console())
+        print_report(found)
     leave_processes()
 
 
@@ -110,18 +94,17 @@ def held_out_sets(
     return None if recipe is None else data_of_recipe(recipe)
 
 
-def print_report(found: EvaluationReport, console: Console) -> None:
-    """Print a table of the held-out sets, then one line of verdict for each measure."""
+def print_report(found: EvaluationReport) -> None:
+    console = open_console()
     if found.sets:
-        table = Table("held-out set", title=f"{found.model}")
-        for title in ("documents", "tokens", "loss", "perplexity", "bits per byte", "next token right"):
-            table.add_column(title, justify="right")
+        columns = ("documents", "tokens", "loss", "perplexity", "bits per byte", "next token right")
+        table = Table("held-out set", *(Column(name, justify="right") for name in columns), title=found.model)
         for one in found.sets:
             figures = (f"{one.loss:.4f}", f"{one.perplexity:,.2f}", f"{one.bits_per_byte:.4f}", f"{one.accuracy:.1%}")
             table.add_row(one.name, f"{one.documents:,}", f"{one.tokens:,}", *figures)
         console.print(table)
     if not found.verdicts():
         return
-    console.print(f"Against {found.base}:" if found.base else "Found:", highlight=False)
+    console.print(f"Against {found.base}:" if found.base else "Found:")
     for line in found.verdicts():
-        console.print(f"  {line}", highlight=False, soft_wrap=True, markup=False)
+        console.print(f"  {line}", markup=False)

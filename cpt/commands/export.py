@@ -20,30 +20,16 @@ SERVE = "Serve it: cpt serve"
 
 
 def command(
-    path: Annotated[
-        Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run, one of its checkpoints, a model or an adapter.")
-    ],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The new folder. Without it only --push-to-hub.")
-    ] = None,
+    path: Annotated[Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run, checkpoint, model or adapter.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="New folder; or only --push-to-hub.")] = None,
     dtype: Annotated[DtypeName, typer.Option(help="What the weights are written in.")] = DTYPE,
     max_shard_size: Annotated[str, typer.Option(help="Largest file: 5GB, 500MB.")] = LARGEST_FILE,
-    quantize: Annotated[
-        Method | None, typer.Option(help="Linear layers in 8 or 4 bits: torchao; nf4: bitsandbytes.")
-    ] = None,
+    quantize: Annotated[Method | None, typer.Option(help="Linear layers in 8 or 4 bits, nf4 by bitsandbytes.")] = None,
     max_rise: Annotated[float, typer.Option(help="Of --quantize: bits per byte may rise by this share.")] = MAX_RISE,
-    adapter_only: Annotated[
-        bool, typer.Option("--adapter-only", help="Of a LoRA run: the adapter, not merged.")
-    ] = False,
-    text: Annotated[
-        Path | None, typer.Option(help="Compare on this text file instead of our passage or the run's held-out text.")
-    ] = None,
-    tolerance: Annotated[
-        float | None, typer.Option(min=0, help="Largest difference allowed, as a share of the largest logit.")
-    ] = None,
-    push_to_hub: Annotated[
-        str | None, typer.Option(metavar="OWNER/NAME", help="Upload the proven export to the Hugging Face Hub.")
-    ] = None,
+    adapter_only: Annotated[bool, typer.Option("--adapter-only", help="Of LoRA: the adapter, not merged.")] = False,
+    text: Annotated[Path | None, typer.Option(help="Compare on this file instead of the held-out text.")] = None,
+    tolerance: Annotated[float | None, typer.Option(min=0, help="Allowed difference of logits, as a share.")] = None,
+    push_to_hub: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload it to the Hub.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Of --push-to-hub: only its owner sees it.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Of --push-to-hub: publish without asking.")] = False,
     module: Annotated[

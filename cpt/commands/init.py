@@ -75,33 +75,32 @@ def command(
         raise RecipeError(f"{output} exists. Choose another name with --output, or write over it with --force.")
     target = find_target(gpu or next((found.name for found in find_gpus()), "cpu"), gpus, host_memory)
     refuse_ignored({"--gpus": gpus > 1 and target.on_cpu}, "with --gpu cpu")
-    check_general(general)
+    if general not in (None, NO_REPLAY) and kind_of(str(general)) == "local":
+        try:
+            files_with_sizes(DocumentSource(path=str(general)), "GENERAL")
+        except DataError as problem:
+            text = str(problem).split(" Set `GENERAL.path`")[0].rstrip(".")
+            raise DataError(f"--general: {text}. Without it, the public {PUBLIC_GENERAL} is taken.") from problem
     base = read_base(model)
     facts = read_documents(documents, text_column, DocumentEncoder(base.tokenizer))
     choices = choose(facts, base, target, with_replay=general != NO_REPLAY, tokens=tokens, full=full, shift=shift)
-    cost = format_cost(choices, target, price_per_gpu_hour)
+    is_count = facts.is_whole and facts.documents <= TOKENISED
+    about, how = ("", "") if is_count else ("about ", f", estimated from {TOKENISED} documents")
+    figures = {
+        "documents": format_documents(facts),
+        "tokens": f"{about}{facts.tokens:,} with the base's tokenizer{how}.",
+        "cost": format_cost(choices, target, price_per_gpu_hour),
+    }
+    text = recipe_text(facts, base, target, choices, figures, output=output, general=general)
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(
-        recipe_text(facts, base, target, choices, cost, output=output, general=general), encoding="utf-8"
-    )
+    output.write_text(text, encoding="utf-8")
     recipe = load_recipe(output)  # shape and sense; `cpt check` checks the rest
-    tell(f"Documents: {format_documents(facts)}")
-    tell(f"Tokens: {format_tokens(facts)}")
-    tell(f"Cost: {cost}")
+    for name, figure in figures.items():
+        tell(f"{name.capitalize()}: {figure}")
     domain = recipe.data.model_copy(update={"sources": recipe.data.sources[:1]})  # without the replay
     for warning in size_warnings(domain, recipe.evaluation, few=FEW):
         tell(f"warning: {warning}.")
     tell(f"{output} is written; its comments give the reasons. Next: cpt check {output}")
-
-
-def check_general(general: str | None) -> None:
-    if general in (None, NO_REPLAY) or kind_of(str(general)) != "local":
-        return
-    try:
-        files_with_sizes(DocumentSource(path=str(general)), "GENERAL")
-    except DataError as problem:
-        text = str(problem).split(" Set `GENERAL.path`")[0].rstrip(".")
-        raise DataError(f"--general: {text}. Without --general, the public {PUBLIC_GENERAL} is taken.") from problem
 
 
 def format_documents(facts: DocumentStatistics) -> str:
@@ -119,20 +118,13 @@ def format_documents(facts: DocumentStatistics) -> str:
     return "; ".join(parts) + "."
 
 
-def format_tokens(facts: DocumentStatistics) -> str:
-    is_count = facts.is_whole and facts.documents <= TOKENISED
-    how = "" if is_count else f", estimated from {TOKENISED} documents"
-    return f"{'' if is_count else 'about '}{facts.tokens:,} with the base's tokenizer{how}."
-
-
 def format_cost(choices: RecipeChoices, target: Target, price: float | None) -> str:
-    expected, least, most = choices.way.hours
+    expected, least, most = (format_duration(3600 * hours) for hours in choices.way.hours)
     money = ""
     if price is not None and target.gpus:
-        money = f"; {expected * target.gpus * price:,.2f} at {price:g} per GPU hour"
-    span = f"about {format_duration(3600 * expected)}, {format_duration(3600 * least)} to"
-    span += f" {format_duration(3600 * most)}"
-    return f"{span}, by assumed shares of the peak{money}. Evaluation and saving come on top."
+        money = f"; {choices.way.hours[0] * target.gpus * price:,.2f} at {price:g} per GPU hour"
+    span = f"about {expected}, {least} to {most}, by assumed shares of the peak"
+    return f"{span}{money}. Evaluation and saving come on top."
 
 
 def recipe_text(
@@ -140,16 +132,12 @@ def recipe_text(
     base: BaseModel,
     target: Target,
     choices: RecipeChoices,
-    cost: str,
+    figures: dict[str, str],
     *,
     output: Path,
     general: str | None,
 ) -> str:
-    """The recipe with a reason above each choice.
-
-    Args:
-        general: what is replayed: a path, a dataset on the Hub, or None for the public set.
-    """
+    """The recipe with a reason above each choice; `general` is what is replayed, None for the public set."""
     source = facts.source
     folder = Path(base.path).parent if Path(base.path).name == EXPORT else Path(base.path)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{folder.name}-{Path(source.path).stem}").strip("-._") or "cpt"
@@ -159,13 +147,11 @@ def recipe_text(
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters |= {"yaml": plain, "rate": number}
     written = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        {"facts": facts, "base": base, "target": target, "choices": choices, "cost": cost, "output": output},
+        {"facts": facts, "base": base, "target": target, "choices": choices, "output": output, **figures},
         source=source,
         way=choices.way,
         name=name,
         general=general,
-        documents=format_documents(facts),
-        tokens=format_tokens(facts),
         why_adapters=f"since {refused} by plan" if refused else "as asked",
         adapters=json.dumps(ADAPTERS_ONLY),
         repeated=f"{100 * facts.repeats / facts.documents_read:.1f} %",

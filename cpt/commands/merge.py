@@ -28,12 +28,8 @@ Method = Literal["lora", "task_arithmetic", "average"]
 def command(
     output: Annotated[Path, typer.Option("--output", "-o", help="The new folder.")],
     method: Annotated[Method, typer.Option(help="How they become one.")],
-    models: Annotated[
-        list[Path] | None, typer.Argument(help="lora: BASE ADAPTER. average: two folders or more.")
-    ] = None,
-    after: Annotated[
-        Path | None, typer.Option(help="task_arithmetic: the model after continued pre-training.")
-    ] = None,
+    models: Annotated[list[Path] | None, typer.Argument(help="lora: BASE ADAPTER. average: two or more.")] = None,
+    after: Annotated[Path | None, typer.Option(help="task_arithmetic: the continued model.")] = None,
     base: Annotated[Path | None, typer.Option(help="task_arithmetic: the model that both were made from.")] = None,
     chat: Annotated[Path | None, typer.Option(help="task_arithmetic: the base's chat model.")] = None,
     scale: Annotated[float, typer.Option(help="task_arithmetic: how much of (chat - base) is added.")] = 1.0,
@@ -41,9 +37,7 @@ def command(
         Literal["stored", "bfloat16", "float16", "float32"], typer.Option(help="What the weights are written in.")
     ] = "stored",
     max_shard_size: Annotated[str, typer.Option(help="Largest file: 5GB, 500MB.")] = "5GB",
-    tolerance: Annotated[
-        float | None, typer.Option(min=0, help="lora: largest difference allowed, of the largest logit.")
-    ] = None,
+    tolerance: Annotated[float | None, typer.Option(min=0, help="lora: allowed difference, as a share.")] = None,
 ) -> None:
     """Merge an adapter into its base, add a chat vector, or average checkpoints.
 
@@ -66,9 +60,7 @@ def command(
         lines = written(output, partial(average, folders, dtype=chosen, max_shard_size=max_shard_size))
     else:
         if after is None or base is None or chat is None or folders:
-            raise RecipeError(
-                "--method task_arithmetic takes --after CPT --base BASE --chat CHAT, and no other folders."
-            )
+            raise RecipeError("--method task_arithmetic takes --after CPT --base BASE --chat CHAT and no folders.")
         add = partial(write_chat_vector, scale=scale, dtype=chosen, max_shard_size=max_shard_size)
         lines = written(output, partial(add, after, base, chat))
     for line in lines:
@@ -78,15 +70,12 @@ def command(
 def merge_adapter(
     folders: list[Path], output: Path, dtype: torch.dtype | None, max_shard_size: str, tolerance: float | None
 ) -> Iterator[str]:
-    """As `cpt export` does it, with the base named."""
     if len(folders) != 2:
         raise RecipeError(f"--method lora takes two folders, BASE and ADAPTER, not {len(folders)}.")
     base, adapter = folders
     trained = find_trained(adapter)
     if trained.kind != "adapter":
-        raise CheckpointError(
-            f"{adapter} is no adapter that peft wrote. The order is: cpt merge --method lora BASE ADAPTER"
-        )
+        raise CheckpointError(f"{adapter} is not a peft adapter. The order is: cpt merge --method lora BASE ADAPTER")
     wish = ExportOptions(dtype or stored_dtype(weights_folder(str(base))), max_shard_size, tolerance=tolerance)
     return export_whole(replace(trained, stated_base=base), output, wish)
 
@@ -97,11 +86,7 @@ def average(folders: list[Path], output: Path, *, dtype: torch.dtype | None, max
 
 
 def written(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
-    """Write, make it loadable by others, and load it in another process.
-
-    Raises:
-        CheckpointError: plain transformers cannot load it, or its logits are not finite.
-    """
+    """Write, make it loadable by others, and load it in another process."""
     with written_whole_or_not(output) as unfinished:
         yield from write(unfinished)
         dtype = stored_dtype(unfinished)
@@ -112,21 +97,16 @@ def written(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
         finish(unfinished)
         notes = ["NOT LOADED BACK: the folder has no tokenizer. Copy one into it, then: cpt serve"]
         if any((unfinished / name).is_file() for name in TOKENIZER_FILES):
-            notes = load_back(unfinished, dtype)
+            tokenizer, loaded = AutoTokenizer.from_pretrained(unfinished), AutoConfig.from_pretrained(unfinished)
+            vocabulary = check_vocabulary(loaded.vocab_size, tokenizer)
+            logits = logits_in_another_process(unfinished, proof_text(tokenizer, loaded), dtype)
+            if not logits.isfinite().all():
+                raise CheckpointError(
+                    f"the merged model gives NaN or infinite logits in {name_of(dtype)}. Use --dtype float32."
+                )
+            largest = f"largest logit {logits.abs().max():.3g}"
+            notes = [f"Loaded back by plain transformers, in a process without cpt: {largest}.", vocabulary]
+            notes += model_warnings(unfinished, tokenizer)
         shards = len(weight_files(unfinished))
     yield from notes
     yield f"Wrote {output}: {name_of(dtype)} in {shards} safetensors file{'s' if shards > 1 else ''}."
-
-
-def load_back(folder: Path, dtype: torch.dtype) -> list[str]:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    config = AutoConfig.from_pretrained(folder)
-    vocabulary = check_vocabulary(config.vocab_size, tokenizer)
-    logits = logits_in_another_process(folder, proof_text(tokenizer, config), dtype)
-    if not logits.isfinite().all():
-        raise CheckpointError(
-            f"the merged model gives NaN or infinite logits in {name_of(dtype)}. Use --dtype float32, or check the"
-            " models that were merged."
-        )
-    loaded = f"Loaded back by plain transformers, in a process without cpt: largest logit {logits.abs().max():.3g}."
-    return [loaded, vocabulary, *model_warnings(folder, tokenizer)]

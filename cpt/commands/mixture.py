@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from cpt.console import open_console
 from cpt.data.readers.columns import form_of_stage
@@ -28,10 +28,8 @@ WORTHWHILE_EPOCHS = 4  # up to this many repeats are about as good as new text (
 
 @dataclass(frozen=True)
 class SourceForecast(SourceReport):
-    asked: float
-    """Share of the run's tokens."""
-    seen: float
-    """Share of the run's tokens that it will have."""
+    asked: float  # share of the run's tokens
+    seen: float  # share of the run's tokens that it will have
     epochs: float
 
 
@@ -49,22 +47,17 @@ class PhaseForecast:
 @dataclass(frozen=True)
 class Forecast:
     name: str
-    tokens: int
-    """Tokens of the whole run, padding included."""
+    tokens: int  # tokens of the whole run, padding included
     rows: int
     sources: list[SourceForecast]
     phases: list[PhaseForecast]
-    is_reached: bool
-    """The shares are as near as whole rows allow, every source is read, and the run may start."""
+    is_reached: bool  # the shares are as near as whole rows allow, every source is read, and the run may start
     remarks: list[str]
 
 
 def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
-    """Compute from the prepared data what this recipe's run will read; no row is opened.
-
-    Raises:
-        RecipeError: a phase ends at a learning rate that the schedule does not come to.
-    """
+    """Compute from the prepared data what this recipe's run will read; no row is opened. RecipeError if a phase ends
+    at a learning rate that the schedule does not come to."""
     section = phases_in_tokens(recipe)
     rows = rows_of_run(recipe.data, recipe.budget, data.num_rows)
     asked = shares_over(asked_shares(section, [report.tokens for report in data.sources]), rows).tolist()
@@ -73,22 +66,8 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
         SourceForecast(**asdict(report), asked=share, seen=seen[report.name], epochs=epochs[report.name])
         for report, share in zip(data.sources, asked, strict=True)
     ]
-    obstacles = list(find_obstacles(recipe, section, sources, rows))
-    return Forecast(
-        name=recipe.name,
-        tokens=rows * recipe.data.sequence_length,
-        rows=rows,
-        sources=sources,
-        phases=phases_of(recipe, section, data, rows),
-        is_reached=not obstacles,
-        remarks=[*obstacles, *find_deviations(sources, rows)],
-    )
-
-
-def phases_of(recipe: Recipe, section: Data, data: PreparedData, rows: int) -> list[PhaseForecast]:
-    """The shares in each phase that the run comes to; `section` has all phases in tokens."""
-    length = section.sequence_length
-    phases, first = [], 0
+    length = recipe.data.sequence_length
+    phases, first = [], 0  # those that the run comes to; `section` has all of them in tokens
     for written, phase in zip(recipe.data.phases, section.phases, strict=True):
         is_last = phase is section.phases[-1]
         end = rows if phase.until is None or is_last else min(rows, round(phase.until / length))
@@ -96,7 +75,16 @@ def phases_of(recipe: Recipe, section: Data, data: PreparedData, rows: int) -> l
             rate = None if is_last else written.until_learning_rate
             phases.append(PhaseForecast(first * length, end * length, data.shares(end, first), rate))
         first = end
-    return phases
+    obstacles = list(find_obstacles(recipe, section, sources, rows))
+    return Forecast(
+        name=recipe.name,
+        tokens=rows * length,
+        rows=rows,
+        sources=sources,
+        phases=phases,
+        is_reached=not obstacles,
+        remarks=[*obstacles, *find_deviations(sources, rows)],
+    )
 
 
 def find_obstacles(recipe: Recipe, section: Data, sources: list[SourceForecast], rows: int) -> Iterator[str]:
@@ -114,23 +102,15 @@ def find_obstacles(recipe: Recipe, section: Data, sources: list[SourceForecast],
 
 def find_deviations(sources: list[SourceForecast], rows: int) -> Iterator[str]:
     """Remarks about a mixture that is reached."""
-    if off := [
-        f"{one.name} {one.seen:.2%} instead of {one.asked:.2%}" for one in sources if abs(one.seen - one.asked) > CLOSE
-    ]:
-        yield (
-            f"Shares come out as near as {rows:,} whole rows allow, each one {1 / rows:.2%} of the run:"
-            f" {', '.join(off)}."
-        )
+    off = [one for one in sources if abs(one.seen - one.asked) > CLOSE]
+    if off:
+        shares = ", ".join(f"{one.name} {one.seen:.2%} instead of {one.asked:.2%}" for one in off)
+        yield f"Shares come out as near as {rows:,} whole rows allow, each one {1 / rows:.2%} of the run: {shares}."
     if often := [f"{one.name} ({one.epochs:.1f} times)" for one in sources if one.epochs > WORTHWHILE_EPOCHS]:
-        yield (
-            f"Read more than {WORTHWHILE_EPOCHS} times, beyond which repeats are worth much less than new text (arXiv"
-            f" 2305.16264): {', '.join(often)}."
-        )
-    if names := [one.name for one in sources if one.is_estimate]:
-        yield (
-            f"Estimated from the first windows: {', '.join(names)}. `cpt prepare` reads all of it; the numbers are"
-            " exact then."
-        )
+        beyond = f"{WORTHWHILE_EPOCHS} times, beyond which repeats are worth much less than new text"
+        yield f"Read more than {beyond} (arXiv 2305.16264): {', '.join(often)}."
+    if names := ", ".join(one.name for one in sources if one.is_estimate):
+        yield f"Estimated from the first windows: {names}. `cpt prepare` reads all of it; the numbers are exact then."
 
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -138,53 +118,36 @@ SHORTEST, LONGEST = 4, 20  # of the histogram: powers of two; shorter and longer
 
 
 def print_forecast(forecast: Forecast, console: Console) -> None:
-    console.print(sources_table(forecast))
-    console.print(documents_table(forecast))
-    if forecast.phases:
-        console.print(phases_table(forecast))
-    for remark in forecast.remarks:
-        console.print(escape(remark), highlight=False)
-    verdict = "The mixture is reached" if forecast.is_reached else "[red]The mixture is not reached[/red]"
-    console.print(f"{verdict}: {forecast.tokens:,} tokens in {forecast.rows:,} rows.", highlight=False)
-
-
-def sources_table(forecast: Forecast) -> Table:
-    table = Table(title=f"What {escape(forecast.name)} will read")
-    table.add_column("source")
-    for heading in ("tokens", "documents", "held out", "asked", "seen", "epochs", "padding"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("tokens", "documents", "held out", "asked", "seen", "epochs", "padding")
+    columns = [Column(heading, justify="right", no_wrap=True) for heading in headings]
     licensed = any(source.licence for source in forecast.sources)
-    if licensed:
-        table.add_column("licence")
+    title = f"What {escape(forecast.name)} will read"
+    sources = Table("source", *columns, *(["licence"] if licensed else []), title=title)
+    documents = Table("source", title=f"Documents by length, from 2^{SHORTEST} to 2^{LONGEST} tokens")
+    documents.add_column("length", no_wrap=True)
+    documents.add_column("dropped")
+    phases = Table("from token", "to token", title="Shares in each phase")
     for source in forecast.sources:
+        name = escape(source.name)
         about = "~" if source.is_estimate else ""
         counts = [f"{about}{number:,}" for number in (source.tokens, source.documents, source.held_out)]
         figures = f"{source.asked:.2%}", f"{source.seen:.2%}", f"{source.epochs:.2f}", f"{source.padding:.2%}"
-        table.add_row(escape(source.name), *counts, *figures, *([escape(source.licence or "")] if licensed else []))
-    return table
-
-
-def documents_table(forecast: Forecast) -> Table:
-    """The length of each source's documents, and how many were dropped."""
-    table = Table("source", title=f"Documents by length, from 2^{SHORTEST} to 2^{LONGEST} tokens")
-    table.add_column("length", no_wrap=True)
-    table.add_column("dropped")
-    for source in forecast.sources:
-        table.add_row(escape(source.name), histogram(source), escape(drop_reasons(source)) or "nothing")
-    return table
-
-
-def phases_table(forecast: Forecast) -> Table:
-    """A row for each phase, a column for each source."""
-    table = Table("from token", "to token", title="Shares in each phase")
-    for source in forecast.sources:
-        table.add_column(escape(source.name), justify="right")
+        sources.add_row(name, *counts, *figures, *([escape(source.licence or "")] if licensed else []))
+        dropped = [f"{count:,} {reason}" for reason, count in source.dropped.items()]
+        dropped += [f"{count:,} bad rows ({reason})" for reason, count in source.bad_rows.items()]
+        documents.add_row(name, histogram(source), escape(", ".join(dropped)) or "nothing")
+        phases.add_column(name, justify="right")
     for phase in forecast.phases:
         end, rate = f"{phase.end_token:,}", phase.until_learning_rate
         if rate is not None:
             end += f" (learning rate at {rate:g} of its peak)"
-        table.add_row(f"{phase.first_token:,}", end, *(f"{share:.2%}" for share in phase.seen.values()))
-    return table
+        phases.add_row(f"{phase.first_token:,}", end, *(f"{share:.2%}" for share in phase.seen.values()))
+    for table in (sources, documents, *([phases] if forecast.phases else [])):
+        console.print(table)
+    for remark in forecast.remarks:
+        console.print(escape(remark), highlight=False)
+    verdict = "The mixture is reached" if forecast.is_reached else "[red]The mixture is not reached[/red]"
+    console.print(f"{verdict}: {forecast.tokens:,} tokens in {forecast.rows:,} rows.", highlight=False)
 
 
 def histogram(source: SourceForecast) -> str:
@@ -193,12 +156,6 @@ def histogram(source: SourceForecast) -> str:
     for length, count in source.lengths.items():
         heights[min(max(length.bit_length() - 1, SHORTEST), LONGEST) - SHORTEST] += count
     return "".join(BARS[-(-height * (len(BARS) - 1) // max(heights))] for height in heights)
-
-
-def drop_reasons(source: SourceForecast) -> str:
-    """`12 shorter than 200 characters, 3 bad rows (invalid UTF-8)`."""
-    dropped = [f"{count:,} {reason}" for reason, count in source.dropped.items()]
-    return ", ".join(dropped + [f"{count:,} bad rows ({reason})" for reason, count in source.bad_rows.items()])
 
 
 def command(

@@ -21,40 +21,28 @@ from cpt.planning.gate import report
 from cpt.plugins import did_you_mean
 from cpt.process import Child
 from cpt.recipe.difference import differing_keys
-from cpt.recipe.load import load_recipe, load_with_places
+from cpt.recipe.load import load_recipe, load_with_places, read_or_raise
 from cpt.recipe.schema import Recipe
-from cpt.recipe.tree import Mistakes, Node, UnreadableError, plain, read_yaml
+from cpt.recipe.tree import Mistakes, Node, plain
 from cpt.runs.folder import RECIPE
 from cpt.runs.heartbeats import remove_heartbeats
 from cpt.runs.record import Run
 
 KILLED = 128  # what shells add to the number of a signal
-
-
 KEYS = ("name", "description", "steps")
 
 
 @dataclass(frozen=True)
 class Step:
-    number: int
-    """From 1."""
+    number: int  # from 1
     file: Path
     overrides: tuple[str, ...]
     recipe: Recipe
-    root: Node
-    """The recipe's tree, to show mistakes with their lines."""
+    root: Node  # the recipe's tree, to show mistakes with their lines
 
     @property
     def run(self) -> Run:
         return Run(self.recipe.output_dir / self.recipe.name)
-
-    @property
-    def awaits(self) -> list[str]:
-        """Models that an earlier step may make."""
-        teacher = self.recipe.training.get("teacher_model_name_or_path")
-        rewards = [reward.options.get("path") for reward in self.recipe.rewards]
-        named = [self.recipe.model.path, self.recipe.tokenizer.path, teacher, *rewards]
-        return [path for path in named if isinstance(path, str) and path]
 
 
 @dataclass(frozen=True)
@@ -63,25 +51,23 @@ class Pipeline:
     steps: tuple[Step, ...]
 
     def made_by_others(self, step: Step) -> list[Step]:
-        """The steps whose runs this one continues from."""
-        return [other for other in self.steps if any(is_below(other.run.folder, path) for path in step.awaits)]
+        """The steps whose runs this one continues from: with their model, tokenizer, teacher or reward models."""
+        recipe = step.recipe
+        teacher = recipe.training.get("teacher_model_name_or_path")
+        rewards = [reward.options.get("path") for reward in recipe.rewards]
+        named = [recipe.model.path, recipe.tokenizer.path, teacher, *rewards]
+        paths = [Path(path).expanduser().absolute() for path in named if isinstance(path, str) and path]
+        folders = {folder for path in paths for folder in (path, *path.parents)}
+        return [other for other in self.steps if other.run.folder.absolute() in folders]
 
 
 def command(
     file: Annotated[Path, typer.Argument(help="A YAML file with `name` and `steps`, a list of recipes.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="key.path=value, on top of every step's recipe.")
-    ] = None,
-    supervise: Annotated[
-        bool, typer.Option("--supervise", help="Watch each run, and start it again where it ends too early.")
-    ] = False,
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, on top of every recipe.")] = None,
+    supervise: Annotated[bool, typer.Option("--supervise", help="Restart a run that ends too early.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="Processes of each run, on this machine.")] = 1,
-    launcher: Annotated[
-        str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check all recipes and show where each run stands; start nothing.")
-    ] = False,
+    launcher: Annotated[str | None, typer.Option(help='Launcher of each run, such as "accelerate launch".')] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the recipes and show the status.")] = False,
 ) -> None:
     """Run recipes one after the other; type the same command again to resume.
 
@@ -128,11 +114,8 @@ def check_step(pipeline: Pipeline, step: Step) -> bool:
 
 
 def run_step(step: Step, words: Sequence[str]) -> tuple[int, int]:
-    """Run a step's command to its end.
-
-    Returns:
-        The exit code of the run, which launchers replace by their own, and the signal that was forwarded or 0.
-    """
+    """Run a step's command; return the run's exit code, which launchers replace by their own, and the signal that was
+    forwarded or 0."""
     if step.run.folder.is_dir():
         remove_heartbeats(step.run.folder)
     before = step.run.status().get("updated")
@@ -144,12 +127,8 @@ def run_step(step: Step, words: Sequence[str]) -> tuple[int, int]:
 
 
 def end(pipeline: Pipeline, step: Step, file: Path, code: int, forwarded: int) -> None:
-    """Report how the step ended and how to resume.
-
-    Raises:
-        Interrupted: it was stopped by a signal.
-        typer.Exit: it failed; with its exit code.
-    """
+    """Report how the step ended and how to resume; raise Interrupted if it was stopped by a signal, else typer.Exit
+    with its exit code."""
     print_status(pipeline)
     status = step.run.status()
     again = f"The same command resumes there: cpt pipeline {file}"
@@ -167,39 +146,23 @@ def end(pipeline: Pipeline, step: Step, file: Path, code: int, forwarded: int) -
 def print_status(pipeline: Pipeline) -> None:
     table = Table("step", "stage", "run", "status", title=pipeline.name, title_justify="left")
     for step in pipeline.steps:
-        table.add_row(str(step.number), step.recipe.stage, str(step.run.folder), status_of(step))
+        status = step.run.status()
+        state = "finished" if step.run.is_finished else str(status.get("state", "waiting"))
+        if state != "finished" and "step" in status and "steps" in status:
+            state += f" at {status['step']} of {status['steps']}"
+        table.add_row(str(step.number), step.recipe.stage, str(step.run.folder), state)
     open_console().print(table, markup=False)
 
 
-def status_of(step: Step) -> str:
-    """`interrupted at 40 of 100`, `finished`, `waiting`."""
-    status = step.run.status()
-    state = "finished" if step.run.is_finished else str(status.get("state", "waiting"))
-    if state != "finished" and "step" in status and "steps" in status:
-        return f"{state} at {status['step']} of {status['steps']}"
-    return state
-
-
 def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
-    """Read the file and all of its recipes.
-
-    Args:
-        overrides: `key.path=value` on top of every step.
-
-    Raises:
-        RecipeError: every mistake of the file and of the recipes, with its line.
-    """
+    """Read the file and all of its recipes, with `overrides` on top of each; RecipeError lists every mistake with its
+    line."""
     mistakes = Mistakes()
-    try:
-        root = read_yaml(path, mistakes)
-    except UnreadableError:
-        mistakes.raise_if_any()
-        raise
+    root = read_or_raise(path, mistakes)
     written = root.value
-    for key, node in written.items():
-        if key not in KEYS:
-            known = f"Keys: {', '.join(KEYS)}"
-            mistakes.add(node.place, f"`{key}` is not a key of a pipeline.{did_you_mean(key, KEYS)} {known}")
+    for key in written.keys() - set(KEYS):
+        hint = f"{did_you_mean(key, KEYS)} Keys: {', '.join(KEYS)}"
+        mistakes.add(written[key].place, f"`{key}` is not a key of a pipeline.{hint}")
     if "name" not in written or not isinstance(written["name"].value, str):
         mistakes.add(root.place, "`name` is missing: the pipeline's name")
     if "steps" not in written or not isinstance(written["steps"].value, list) or not written["steps"].value:
@@ -252,9 +215,3 @@ def conflicts(pipeline: Pipeline) -> Iterator[str]:
             listing = "\n".join(f"  {line}" for line in differences)
             remedy = "Give the step a `name` of its own, or remove the folder."
             yield f"step {step.number}: {folder} is a run of another recipe (there -> here):\n{listing}\n{remedy}"
-
-
-def is_below(folder: Path, path: str) -> bool:
-    """Whether the path is the folder, or is in it."""
-    place, folder = Path(path).expanduser().absolute(), folder.absolute()
-    return place == folder or folder in place.parents

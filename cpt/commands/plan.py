@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ import typer
 from transformers import PreTrainedConfig
 
 from cpt.command_line import refuse_ignored
-from cpt.distributed import tell
+from cpt.distributed import groups_of_rows, tell
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus
 from cpt.models.config import config_from, load_config
@@ -19,17 +19,7 @@ from cpt.optim.gradients import check_release
 from cpt.planning.activations import ActivationCounts, count_activations
 from cpt.planning.check_resources import disk_needs
 from cpt.planning.dry_run import dry_run
-from cpt.planning.fitting import (
-    USABLE,
-    USABLE_OF_HOST,
-    Proposal,
-    cheapest_that_fits,
-    fits,
-    gpu_room,
-    host_room,
-    host_that_is_needed,
-    with_chosen_values,
-)
+from cpt.planning.fitting import USABLE, USABLE_OF_HOST, Proposal, cheapest_that_fits, fits, with_chosen_values
 from cpt.planning.memory import SAMPLING, MemoryPlan, count_model, plan_memory
 from cpt.planning.memory_parts import MemorySnapshot
 from cpt.planning.model_sizes import KINDS, ModelSizes
@@ -43,7 +33,6 @@ from cpt.planning.speed import (
     measured_speed,
     named_gpus,
     planned_speed,
-    refuse_too_many,
 )
 from cpt.planning.workload import Setup, attention_on_gpu, read_setup
 from cpt.recipe.load import dump_recipe, load_recipe
@@ -108,21 +97,21 @@ def command(
     planned = plan_recipe(loaded, target, number, nodes, max_memory)
     setup, facts = planned.setup, planned.facts
     tell(f"{format_setup(facts, setup, target)}\n")
-    print_lines(format_plan(planned.memory, setup, target, max_memory))
+    tell("\n".join(format_plan(planned.memory, setup, target, max_memory)))
     if exact:
         tell(compared(planned))
-    tell("")
     mfu = mfu or assumed_mfu(setup)
     speed = measured_speed(measured) if measured is not None else planned_speed(facts, setup, target, mfu)
-    tokens, is_measured = planned.recipe.budget.tokens, measured is not None
-    print_lines(format_speed(speed, tokens, target, setup, price_per_gpu_hour, is_measured=is_measured))
+    tell(f"\n{format_speed(speed, planned, target, price_per_gpu_hour)}")
+    if setup.sampled and measured is None:
+        tell("  Sampling and judging completions are not planned; --measured RUN includes them.")
     needs = disk_needs(planned.recipe, facts, setup)
     checkpoints = f"{needs.checkpoints_at_once} checkpoints of {needs.checkpoint / GIB:.1f} GiB at once"
     tell(f"Disk: {needs.total / GIB:,.0f} GiB: {checkpoints}, and the model of {needs.export / GIB:.1f}.\n")
     where = f"{target.name} x {setup.gpus}"
     if fits(planned.memory, target, max_memory):
         which = "a machine with" if nodes == 1 else f"{nodes} machines, each with"
-        host = f" in {which} {host_that_is_needed(planned.memory):.0f} GiB of its own memory"
+        host = f" in {which} {planned.memory.host.size / USABLE_OF_HOST / GIB:.0f} GiB of its own memory"
         tell(f"Verdict: it fits {where}{'' if target.host_is_known else host}.")
         if write is not None:
             raise RecipeError(f"--write: the recipe fits as it is, so {write} was not written.")
@@ -132,54 +121,50 @@ def command(
     if proposal is None:
         tell("No change keeps this model and these rows and fits. Use a smaller model, shorter rows, or more GPUs.")
         raise typer.Exit(DOES_NOT_FIT)
-    print_lines(format_proposal(proposal, target))
+    which = "cheapest" if all(proposal.slower <= other.slower for other in proposal.others) else "nearest"
+    for one in (proposal, *proposal.others):
+        kind = ""
+        if proposal.others:
+            kind = ", the optimizer on the host" if one.setup.zero else ", all parameters with a smaller optimizer"
+            kind = ", adapters" if "model.lora" in one.changes else kind
+        tell(f"{f'The {which}' if one is proposal else 'Another'} change that makes it fit{kind}:")
+        tell("\n".join(format_changes(one, target)))
     if write is None:
         raise typer.Exit(DOES_NOT_FIT)
     write_fitted(recipe, write, overrides or (), proposal.changes, lora=lora, force=force)
     tell(f"{write} is written. Next: cpt check {write}")
 
 
-def print_lines(lines: Iterable[str]) -> None:
-    for line in lines:
-        tell(line)
-
-
 def format_setup(facts: ModelSizes, setup: Setup, target: Target) -> str:
-    """Model, sharding, batch and machine in one sentence."""
     trained = "all trained" if setup.lora is None else f"{facts.trained / 1e6:,.0f}M of them trained, in adapters"
     where = f"{setup.gpus} x {target.name}" + (f" in {setup.nodes} machines" if setup.nodes > 1 else "")
     if target.on_cpu:
         where = f"{setup.gpus} process{'es' if setup.gpus > 1 else ''} on the CPU"
+    sharding = "no ZeRO"
+    if setup.zero is not None:
+        parts = {"the optimizer": setup.zero.offload_optimizer, "the weights": setup.zero.offload_parameters}
+        on_host = " and ".join(part for part, there in parts.items() if there)
+        sharding = "FSDP2" if setup.zero.is_fsdp else f"ZeRO-{setup.zero.stage}"
+        sharding += f" with {on_host} on the host" if on_host else ""
     pairs = f" ({setup.micro_batch} pairs)" if setup.needs.sequences > 1 else ""
     at_once = f"{setup.sequences} x {setup.length:,} tokens at once{pairs}, {setup.tokens_per_step:,} in a step"
     what = f"{facts.parameters / 1e9:.3g}B parameters ({facts.name}), {trained}"
-    return f"{what}; {format_zero(setup)}; {at_once}; {where}."
+    return f"{what}; {sharding}; {at_once}; {where}."
 
 
-def format_zero(setup: Setup) -> str:
-    if setup.zero is None:
-        return "no ZeRO"
-    if setup.zero.is_fsdp:
-        return "FSDP2"
-    parts = {"the optimizer": setup.zero.offload_optimizer, "the weights": setup.zero.offload_parameters}
-    on_host = " and ".join(part for part, there in parts.items() if there)
-    return f"ZeRO-{setup.zero.stage}" + (f" with {on_host} on the host" if on_host else "")
-
-
-def format_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float = 1.0) -> Iterator[str]:
-    """The tables, and what they leave out."""
+def format_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float) -> Iterator[str]:
     usable = USABLE_OF_HOST if target.on_cpu else USABLE
     who, of = ("the machine", "all processes") if target.on_cpu else (target.name, "each GPU")
-    yield from table(f"Memory of {of}, at its peak ({plan.peak.name}):", plan.peak)
-    yield format_room(who, gpu_room(plan, target, share), target.memory_gib, usable * share, plan.peak.size)
+    yield table(f"Memory of {of}, at its peak ({plan.peak.name}):", plan.peak)
+    yield format_room(who, target.memory_gib, usable * share, plan.peak.size)
     if not target.on_cpu:
         yield ""
-        yield from table("Memory of the host:" if setup.nodes == 1 else "Memory of each machine's host:", plan.host)
+        yield table("Memory of the host:" if setup.nodes == 1 else "Memory of each machine's host:", plan.host)
         if target.host_is_known:
-            who, room = f"the host ({target.host_source})", host_room(plan, target)
-            yield format_room(who, room, target.host_memory_gib, USABLE_OF_HOST, plan.host.size)
+            who = f"the host ({target.host_source})"
+            yield format_room(who, target.host_memory_gib, USABLE_OF_HOST, plan.host.size)
         else:
-            yield f"  Takes a host with {host_that_is_needed(plan):.0f} GiB; set yours with --host-memory."
+            yield f"  Takes a host with {plan.host.size / USABLE_OF_HOST / GIB:.0f} GiB; set yours with --host-memory."
     if not plan.is_counted:
         yield "  The activations are estimated: this architecture's code cannot be run without values."
     needs = setup.needs
@@ -194,55 +179,29 @@ def format_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float = 1
         yield f"  Not counted: {'; '.join(needs.uncounted)}."
 
 
-def table(title: str, moment: MemorySnapshot) -> Iterator[str]:
-    yield f"{title:<48}{'GiB':>8}"
-    for term in moment.terms:
-        yield f"  {term.name:<46}{term.size / GIB:>8.2f}  {term.note}".rstrip()
-    yield f"  {'sum':<46}{moment.size / GIB:>8.2f}"
+def table(title: str, moment: MemorySnapshot) -> str:
+    rows = [f"  {term.name:<46}{term.size / GIB:>8.2f}  {term.note}".rstrip() for term in moment.terms]
+    return "\n".join((f"{title:<48}{'GiB':>8}", *rows, f"  {'sum':<46}{moment.size / GIB:>8.2f}"))
 
 
-def format_room(who: str, room: float, memory: float, usable: float, size: float) -> str:
-    there = f"{usable * memory:.1f} GiB of {memory:.4g} that a run can have on {who}"
-    if room < 0:
-        return f"  Does not fit: {-room / GIB:.1f} GiB more than the {there}."
-    return f"  Fits in the {there}: {size / GIB / (usable * memory):.0%} used."
+def format_room(who: str, memory: float, usable: float, size: float) -> str:
+    room = usable * memory
+    there = f"{room:.1f} GiB of {memory:.4g} that a run can have on {who}"
+    if size / GIB > room:
+        return f"  Does not fit: {size / GIB - room:.1f} GiB more than the {there}."
+    return f"  Fits in the {there}: {size / GIB / room:.0%} used."
 
 
-def format_speed(
-    speed: Speed, tokens: int | None, target: Target, setup: Setup, price: float | None, *, is_measured: bool
-) -> Iterator[str]:
+def format_speed(speed: Speed, planned: "PlannedRun", target: Target, price: float | None) -> str:
     text = f"Speed: {speed.tokens_per_second:,.0f} tokens a second ({speed.source})"
+    tokens = planned.recipe.budget.tokens
     if tokens is None:
-        yield f"{text}. The budget is in epochs: `cpt mixture` counts the tokens."
-    else:
-        hours = speed.hours(tokens)
-        time = f"{hours / 24:.1f} days" if hours > 48 else f"{hours:.1f} hours"
-        money = "" if price is None else f", {hours * max(1, target.gpus) * price:,.0f} at {price:g} per GPU hour"
-        yield f"{text}: {time} for {tokens:,} tokens{money}, without evaluation and saving."
-        if speed.waits:
-            yield f"  {speed.waits}."
-    if setup.sampled and not is_measured:
-        yield "  Sampling and judging completions are not planned; --measured RUN includes them."
-
-
-def format_proposal(proposal: Proposal, target: Target) -> Iterator[str]:
-    """The change that makes the run fit, and alternatives."""
-    which = "cheapest" if all(proposal.slower <= other.slower for other in proposal.others) else "nearest"
-    yield f"The {which} change that makes it fit{kind_of_change(proposal) if proposal.others else ''}:"
-    yield from format_changes(proposal, target)
-    for other in proposal.others:
-        yield f"Another change that makes it fit{kind_of_change(other)}:"
-        yield from format_changes(other, target)
-
-
-def kind_of_change(proposal: Proposal) -> str:
-    if "model.lora" in proposal.changes:
-        return ", adapters"
-    return (
-        ", the optimizer on the host"
-        if proposal.setup.zero is not None
-        else ", all parameters with a smaller optimizer"
-    )
+        return f"{text}. The budget is in epochs: `cpt mixture` counts the tokens."
+    hours = speed.hours(tokens)
+    time = f"{hours / 24:.1f} days" if hours > 48 else f"{hours:.1f} hours"
+    money = "" if price is None else f", {hours * max(1, target.gpus) * price:,.0f} at {price:g} per GPU hour"
+    waits = f"\n  {speed.waits}." if speed.waits else ""
+    return f"{text}: {time} for {tokens:,} tokens{money}, without evaluation and saving.{waits}"
 
 
 def format_changes(proposal: Proposal, target: Target) -> Iterator[str]:
@@ -287,7 +246,14 @@ def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int, share: fl
     Raises:
         CptError: the recipe cannot run there, or the model's config cannot be read.
     """
-    refuse_too_many(recipe, gpus)
+    tokens, length = recipe.budget.global_batch_tokens, recipe.data.sequence_length
+    # each process, or group of processes that share rows, needs a row of each step
+    readers = groups_of_rows(recipe.training, gpus)
+    if tokens is not None and tokens // length < readers:
+        raise RecipeError(
+            f"`budget.global_batch_tokens` is {tokens:,}: {tokens // length} rows of {length:,} tokens, fewer than the"
+            f" {readers} that {gpus} GPUs take at once. Use fewer GPUs, shorter rows, or {readers * length:,} tokens."
+        )
     check_release(recipe, deepspeed=bool(recipe.training.get("deepspeed")), processes=gpus)
     refuse_for_any_machine(recipe)
     config = config_without_weights(recipe.model)
@@ -307,12 +273,10 @@ def config_without_weights(model: Model) -> PreTrainedConfig:
         return load_config(model)
     except ResourceError as problem:
         if model.config is None:
-            raise ResourceError(
-                f"{problem} Or write the shape as `model.config`: recipes/models has some."
-            ) from problem
-        log.warning(
-            f"model.path: {model.path} cannot be read here. The plan is for `model.config`, not compared with it."
-        )
+            shape = "Or write the shape as `model.config`: recipes/models has some."
+            raise ResourceError(f"{problem} {shape}") from problem
+        unchecked = "The plan is for `model.config`, not compared with it."
+        log.warning(f"model.path: {model.path} cannot be read here. {unchecked}")
         return config_from(model.config)
 
 
@@ -332,19 +296,9 @@ def compared(planned: PlannedRun) -> str:
 
 
 def write_fitted(
-    recipe: Path,
-    output: Path,
-    overrides: Sequence[str],
-    changes: Mapping[str, Any],
-    *,
-    lora: bool = False,
-    force: bool = False,
+    recipe: Path, output: Path, overrides: Sequence[str], changes: Mapping[str, Any], *, lora: bool, force: bool
 ) -> None:
-    """Write a recipe with a few keys changed: on the recipe as its `base`, or whole where that gives another one.
-
-    Args:
-        changes: key with dots -> value.
-    """
+    """Write a recipe with a few keys changed: on the recipe as its `base`, or whole where that gives another one."""
     if output.exists() and not force:
         raise RecipeError(f"{output} exists. Choose another name with --write, or write over it with --force.")
     words = [*overrides, *(f"{key}={in_yaml(value)}" for key, value in changes.items())]

@@ -14,6 +14,7 @@ import typer
 
 from cpt.cache import cannot_keep, default_cache_dir
 from cpt.command_line import show_log
+from cpt.commands.store import StoreFolder
 from cpt.data.readers.columns import form_of_stage
 from cpt.data.rows.build import PreparedData, as_asked, build_data
 from cpt.data.rows.contamination import with_decontamination
@@ -38,16 +39,9 @@ PASSED_ON = ("CPT_STORE", "HF_HUB_OFFLINE", "HF_HOME", "HF_TOKEN", "HF_ENDPOINT"
 def command(
     recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
-    cache: Annotated[
-        Path | None, typer.Option("--cache", help="The store's folder; by default $CPT_CACHE or ~/.cache/cpt.")
-    ] = None,
-    shard: Annotated[
-        str | None,
-        typer.Option("--shard", help="Only part I of N, such as 3/16. All parts share one store."),
-    ] = None,
-    cluster: Annotated[
-        Literal["ray"] | None, typer.Option("--with", help="ray: make each shard as a task of a Ray cluster.")
-    ] = None,
+    cache: StoreFolder = None,
+    shard: Annotated[str | None, typer.Option(help="Only part I of N, such as 3/16, of a shared store.")] = None,
+    cluster: Annotated[Literal["ray"] | None, typer.Option("--with", help="Make shards on a Ray cluster.")] = None,
 ) -> None:
     """Fill the store. What is there is not made again, so a command that was killed can be repeated.
 
@@ -61,23 +55,16 @@ def command(
     if cluster is not None:
         typer.echo(f"{prepare_on_ray(loaded, cache):,} shards made by Ray ({time.monotonic() - start:.1f} s).")
     if shard is not None:
-        count, missing = prepare_shard(loaded, *part_of(shard), cache)
+        part = re.fullmatch(r"(\d+)/(\d+)", shard)
+        if part is None or not 1 <= int(part[1]) <= int(part[2]):
+            raise RecipeError(f"--shard: expected I/N with I from 1 to N, such as 3/16, got `{shard}`.")
+        count, missing = prepare_shard(loaded, int(part[1]), int(part[2]), cache)
         typer.echo(f"{count:,} shards made for part {shard} ({time.monotonic() - start:.1f} s).")
         if missing:
             typer.echo(f"{missing:,} shards of other parts are missing. When all are made: cpt prepare {recipe}")
             return
-    report(prepare_recipe(loaded, cache), time.monotonic() - start)
-
-
-def part_of(words: str) -> tuple[int, int]:
-    """Part and number of parts of `3/16`."""
-    found = re.fullmatch(r"(\d+)/(\d+)", words)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
-        raise RecipeError(f"--shard: expected I/N with I from 1 to N, such as 3/16, got `{words}`.")
-    return int(found[1]), int(found[2])
-
-
-def report(prepared: PreparedData, seconds: float) -> None:
+    prepared = prepare_recipe(loaded, cache)
+    seconds = time.monotonic() - start
     if bounded := ", ".join(source.name for source in prepared.sources if source.is_estimate):
         typer.echo(f"Ready: the beginning of {bounded}; `data.disk_bytes` bounds the store ({seconds:.1f} s).")
     else:
@@ -86,10 +73,8 @@ def report(prepared: PreparedData, seconds: float) -> None:
 
 
 def prepare_recipe(recipe: Recipe, cache_dir: Path | None = None) -> PreparedData:
-    """Make everything that the recipe's run reads, and upload it to $CPT_STORE if that is set.
-
-    With `data.disk_bytes`, only what the run begins with is made.
-    """
+    """Make everything that the recipe's run reads; with `data.disk_bytes`, only what the run begins with. Upload it to
+    $CPT_STORE if that is set."""
     prepared = build_data(
         phases_in_tokens(recipe),
         load_tokenizer(recipe.tokenizer, recipe.model),
@@ -125,12 +110,9 @@ def upload_shard(folder: Path, store: Bucket) -> None:
 
 
 def prepare_shard(recipe: Recipe, part: int, of: int, cache_dir: Path | None = None) -> tuple[int, int]:
-    """Make part `part` of `of` parts, counted from 1. Parts may be made at the same time, on any machines.
-
-    Returns:
-        How many shards of tokens this call made, and how many are still missing in the store.
-    """
-    shards, store = all_shards(open_all(recipe, cache_dir or default_cache_dir())), bucket()
+    """Make part `part` of `of` parts, counted from 1; return how many shards this call made, and how many are still
+    missing in the store. Parts may be made at the same time, on any machines."""
+    shards, store = all_shards(recipe, cache_dir or default_cache_dir()), bucket()
     mine = unmade(shards[part - 1 :: of])
     workers = min(num_workers(), len(mine)) if len(mine) > 1 else 0
     for source, number in made(mine, workers, list({source for source, _ in mine})):
@@ -140,22 +122,15 @@ def prepare_shard(recipe: Recipe, part: int, of: int, cache_dir: Path | None = N
 
 
 def prepare_on_ray(recipe: Recipe, cache_dir: Path | None = None) -> int:
-    """Make the missing shards as tasks of the Ray cluster that RAY_ADDRESS names, by default of this machine.
-
-    All machines must share the store's folder, or CPT_STORE. Returns the number of tasks.
-
-    Raises:
-        LaunchError: a task died too often.
-        ResourceError: Ray is not installed.
-    """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    """Make the missing shards as tasks of the Ray cluster that RAY_ADDRESS names, by default of this machine; return
+    their number. All machines must share the store's folder, or CPT_STORE."""
     try:
         import ray
     except ImportError as problem:
         raise ResourceError("--with ray needs Ray: pip install 'cpt[ray]'.") from problem
     cache = (cache_dir or default_cache_dir()).absolute()
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    missing = unmade(all_shards(open_all(recipe, cache)))
+    missing = unmade(all_shards(recipe, cache))
     ray.init(ignore_reinit_error=True, logging_level=logging.ERROR, runtime_env={"env_vars": environment})
     try:
         task = ray.remote(num_cpus=1, max_retries=RETRIES, retry_exceptions=False)(make_remotely)
@@ -170,9 +145,7 @@ def prepare_on_ray(recipe: Recipe, cache_dir: Path | None = None) -> int:
     except ray.exceptions.RayTaskError as problem:
         raise problem.cause from problem
     except ray.exceptions.RayError as problem:
-        raise LaunchError(
-            f"a Ray task died ({str(problem).splitlines()[0]}). Start the same command again: it continues."
-        ) from problem
+        raise LaunchError(f"a Ray task died ({str(problem).splitlines()[0]}). The same command resumes.") from problem
     finally:
         ray.shutdown()
     return len(missing)
@@ -186,22 +159,14 @@ def make_remotely(work: ShardWork, shard: Shard, name: str, folder: str) -> None
         upload_shard(work.folder / name, store)
 
 
-def open_all(recipe: Recipe, cache_dir: Path) -> list[TokenizedSource]:
-    """Every source and held-out set, as the run opens them.
-
-    Raises:
-        RecipeError: the recipe bounds its store, which only a run can fill.
-    """
+def all_shards(recipe: Recipe, cache_dir: Path) -> list[Wanted]:
+    """Every shard of the sources and held-out sets that the run opens, in an order that all processes share."""
     if recipe.data.disk_bytes is not None:
         raise RecipeError("`data.disk_bytes` bounds the store, which the run fills. Remove it to prepare shards.")
     data, evaluation, _ = as_asked(phases_in_tokens(recipe), recipe.evaluation, form_of_stage(recipe.stage))
     clean = with_decontamination(data, evaluation, cache_dir)
     encoder = DocumentEncoder(load_tokenizer(recipe.tokenizer, recipe.model))
-    return list(open_sources(clean, evaluation, encoder, cache_dir, recipe.seed).values())
-
-
-def all_shards(sources: Sequence[TokenizedSource]) -> list[Wanted]:
-    """Every shard, in an order that all processes share."""
+    sources = open_sources(clean, evaluation, encoder, cache_dir, recipe.seed).values()
     return [(source, number) for source in sources for number in range(len(source.plan.shards))]
 
 

@@ -14,7 +14,8 @@ from cpt.importers import axolotl, llamafactory
 from cpt.importers.translation import Translation
 from cpt.installation import SHIPPED_FILES
 from cpt.plugins import did_you_mean
-from cpt.recipe.tree import Mistakes, UnreadableError, plain, read_yaml
+from cpt.recipe.load import read_or_raise
+from cpt.recipe.tree import Mistakes, plain
 
 FOLDERS = ("recipes", "deepspeed_configs", "launch")
 PARTS = ("models", "mixtures", "presets")  # of recipes/: sections that recipes share, no runs
@@ -27,9 +28,7 @@ TRANSLATORS: dict[str, tuple[str, Callable[[Translation], None]]] = {
 
 
 def command(
-    copy: Annotated[
-        Path | None, typer.Option(help="Folder that gets recipes/, deepspeed_configs/ and launch/.", metavar="FOLDER")
-    ] = None,
+    copy: Annotated[Path | None, typer.Option(help="Copy them into this folder.", metavar="FOLDER")] = None,
 ) -> None:
     """List the recipes that come with cpt, or copy them into a folder of yours.
 
@@ -41,31 +40,27 @@ def command(
             raise ResourceError(f"{copy}: {', '.join(existing)} exists there already. Name another folder.")
         for folder in FOLDERS:
             copytree(SHIPPED_FILES / folder, copy / folder)
-        done = f"{', '.join(FOLDERS)} are in {copy}. Try there: cpt check {EXAMPLE}"
-        console.print(done, markup=False, highlight=False)
+        console.print(f"{', '.join(FOLDERS)} are in {copy}. Try there: cpt check {EXAMPLE}", markup=False)
         return
     recipes = SHIPPED_FILES / "recipes"
     for path in sorted(recipes.rglob("*.yaml")):
         name = path.relative_to(recipes)
         if name.parts[0] not in PARTS:
-            console.print(f"recipes/{name}", style="bold", highlight=False)
+            console.print(f"recipes/{name}", style="bold")
             comment = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
-            console.print(f"    {comment}", markup=False, highlight=False)
+            console.print(f"    {comment}", markup=False)
     console.print(
-        f"\nThey are in {SHIPPED_FILES}. `cpt recipes --copy .` copies them here, with what they name.", markup=False
-    )
-    console.print(
+        f"\nThey are in {SHIPPED_FILES}. `cpt recipes --copy .` copies them here, with what they name.\n"
         "A recipe anywhere may name their parts: `model: models/llama/1b.yaml`, `deepspeed:"
-        " deepspeed_configs/ds_config_zero1.json`."
+        " deepspeed_configs/ds_config_zero1.json`.",
+        markup=False,
     )
 
 
 def import_command(
     config: Annotated[Path, typer.Argument(help="The YAML file of a run of axolotl or LLaMA-Factory.")],
     output: Annotated[Path, typer.Option(help="The recipe's file.")] = Path("recipe.yaml"),
-    gpus: Annotated[
-        int, typer.Option(help="GPUs of the run there: what it counts in steps is in tokens here.", min=1)
-    ] = 1,
+    gpus: Annotated[int, typer.Option(help="GPUs of that run, to turn its steps into tokens.", min=1)] = 1,
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
 ) -> None:
     """Translate a config of axolotl or LLaMA-Factory into a recipe, and list the keys that were not translated.
@@ -84,24 +79,19 @@ def import_command(
 
 
 def translated(path: Path, gpus: int = 1) -> Translation:
-    """Translate a config without writing anything.
-
-    Args:
-        gpus: of the run there, for what it counts in steps.
-
-    Raises:
-        RecipeError: it is not a config of either tool, or names no model or no dataset.
-    """
+    """Translate a config of a run on `gpus` GPUs without writing anything; RecipeError if it is not a config of either
+    tool, or names no model or no dataset."""
     mistakes = Mistakes()
-    try:
-        root = read_yaml(path, mistakes)
-    except UnreadableError:
-        mistakes.raise_if_any()
-        raise
+    root = read_or_raise(path, mistakes)
     mistakes.raise_if_any()
     if {"model", "data", "budget"} <= root.value.keys():
         raise RecipeError(f"{path} is a recipe already. Check it: cpt check {path}")
-    tool = tool_of(path, root.value)
+    # The tool whose name for the model is among the keys.
+    named = [tool for tool, (needed, _) in TRANSLATORS.items() if needed in root.value]
+    if len(named) != 1:
+        names = " and ".join(f"`{needed}` ({tool})" for tool, (needed, _) in TRANSLATORS.items())
+        raise RecipeError(f"{path}: {'both' if named else 'neither'} of {names} found. Which model is trained?")
+    tool = named[0]
     needed, translate = TRANSLATORS[tool]
     lines = {key: node.place.line for key, node in root.value.items()}
     found = Translation(path, tool, plain(root), lines, gpus)
@@ -109,19 +99,6 @@ def translated(path: Path, gpus: int = 1) -> Translation:
         raise RecipeError(f"{path}: `{needed}` is missing: the model to start from.{did_you_mean(needed, lines)}")
     try:
         translate(found)
-    except (
-        TypeError,
-        ValueError,
-        AttributeError,
-    ) as problem:  # a list for a number, and so on: the tool refuses it too
+    except (TypeError, ValueError, AttributeError) as problem:  # a list for a number: the tool refuses it too
         raise RecipeError(f"{path}: a value is not of the kind that {tool} takes: {problem}") from problem
     return found
-
-
-def tool_of(path: Path, keys: dict[str, object]) -> str:
-    """The tool whose name for the model is among the keys."""
-    found = [tool for tool, (needed, _) in TRANSLATORS.items() if needed in keys]
-    if len(found) != 1:
-        names = " and ".join(f"`{needed}` ({tool})" for tool, (needed, _) in TRANSLATORS.items())
-        raise RecipeError(f"{path}: {'both' if found else 'neither'} of {names} found. Which model is trained?")
-    return found[0]

@@ -25,22 +25,14 @@ from cpt.checkpoints.resume import published_checkpoints
 from cpt.command_line import refuse_ignored
 from cpt.console import open_console, show_step, while_working
 from cpt.distributed import environment_alone
-from cpt.errors import (
-    CheckpointError,
-    CptError,
-    LaunchError,
-    RecipeError,
-    RehearsalError,
-    ResourceError,
-    TrainingError,
-)
+from cpt.errors import CheckpointError, CptError, LaunchError, RehearsalError, ResourceError, TrainingError
 from cpt.export.proof import logits_in_another_process, proof_text
 from cpt.files import locked
 from cpt.formatting import format_bytes
 from cpt.hardware import host_memory_gib
 from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
-from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once, placed
-from cpt.planning.gate import check_reality
+from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once
+from cpt.planning.gate import probe, refuse_mistakes
 from cpt.plugins import import_user_module
 from cpt.process import Child
 from cpt.recipe.load import dump_recipe, load_with_places
@@ -74,28 +66,39 @@ class RehearsedPart:
 
 @dataclass
 class Rehearsal:
-    """Args:
-    root: the recipe's tree, for the lines of mistakes.
-    scratch: an empty folder on the run's disk.
-    """
-
     recipe: Recipe
     root: Node | None
     processes: int
     launcher: str | None
     scratch: Path
-    begin: Callable[[str], None] = lambda step: None
+    """An empty folder on the run's disk."""
     losses: dict[int, float] = field(default_factory=dict)
     """Of the first steps, by step."""
     failure: CptError | None = None
     """What ended the first steps early."""
+    measured: str = ""
 
-    @property
-    def run(self) -> Path:
-        return self.scratch / NAME
+    def __post_init__(self) -> None:
+        self.run, recipe = self.scratch / NAME, self.recipe
+        never = ("every_tokens", "every_steps", "weights_every_steps", "archive", "average")
+        saves = {**dict.fromkeys(never), "keep": Checkpoints().keep}
+        evaluation: dict[str, Any] = {"every_tokens": None, "every_steps": None, "tasks": []}
+        evaluation |= {"prompts": recipe.evaluation.prompts[:1], "retain": dict.fromkeys(recipe.evaluation.retain)}
+        training = {key: value for key, value in recipe.training.items() if key not in NOT_REHEARSED}
+        changes = {
+            "name": NAME,
+            "output_dir": self.scratch,
+            "checkpoints": recipe.checkpoints.model_copy(update=saves),
+            "evaluation": recipe.evaluation.model_copy(update=evaluation),
+            "monitoring": recipe.monitoring.model_copy(update={"trackers": []}),
+            "safety": recipe.safety.model_copy(update={"on_oom": "abort"}),
+            "training": {**training, "logging_steps": 1},
+        }
+        # with the run's own model, data, batch, budget and schedule, saved and evaluated by the rehearsal
+        self.rehearsed = recipe.model_copy(update=changes)
 
-    def rehearse(self) -> Iterator[RehearsedPart]:
-        """Try each step, and give its finding at once."""
+    def rehearse(self, *, shows: bool) -> list[RehearsedPart]:
+        """Try each step, and print its finding if `shows`."""
         steps: dict[str, Callable[[], str]] = {
             "recipe": self.check_recipe,
             "longest rows": self.train_longest_rows,
@@ -105,48 +108,52 @@ class Rehearsal:
             "disk": self.check_disk,
             "resume": self.resume,
         }
-        failed = ""
-        for step, check in steps.items():
-            if failed:
-                yield RehearsedPart(step, "not run", f"{failed} failed")
-                continue
-            self.begin(step)
-            try:
-                yield RehearsedPart(step, "ok", check())
-            except SkippedPart as reason:
-                yield RehearsedPart(step, "not run", str(reason))
-            except CptError as problem:
-                failed = step if step in DECISIVE else ""
-                yield RehearsedPart(step, "FAILED", str(problem), type(problem).__name__)
+        status, failed = open_console(stderr=True).status(""), ""
+        findings: list[RehearsedPart] = []
+        with while_working(status):
+            for step, check in steps.items():
+                if shows and not failed:
+                    show_step(status, f"{step} ...")
+                try:
+                    if failed:
+                        raise SkippedPart(f"{failed} failed")
+                    finding = RehearsedPart(step, "ok", check())
+                except SkippedPart as reason:
+                    finding = RehearsedPart(step, "not run", str(reason))
+                except CptError as problem:
+                    failed = step if step in DECISIVE else ""
+                    finding = RehearsedPart(step, "FAILED", str(problem), type(problem).__name__)
+                findings.append(finding)
+                if shows:
+                    text = f"{finding.error}: {finding.figure}" if finding.error else finding.figure
+                    wrapped = [textwrap.wrap(part, 100, break_long_words=False) for part in text.splitlines()]
+                    lines = f"\n{' ' * 21}".join(line for part in wrapped for line in part)
+                    typer.echo(f"{step:<13}{finding.verdict:<8}{lines}")
+        return findings
 
     def check_recipe(self) -> str:
-        report = check_reality(self.rehearsed_recipe())
-        if mistakes := [*report.mistakes, *report.blockers]:
-            raise type(mistakes[0])("\n".join(placed(str(mistake), self.root) for mistake in mistakes))
-        warnings = f", {len(report.warnings)} warning(s), see cpt check" if report.warnings else ""
-        return f"no mistakes{warnings}"
+        warnings = refuse_mistakes(self.rehearsed, root=self.root).warnings
+        return "no mistakes" + (f", {len(warnings)} warning(s), see cpt check" if warnings else "")
 
     def train_longest_rows(self) -> str:
-        problem, measured = self.start("longest_rows")
-        if problem is not None:
+        if (problem := self.start("longest_rows")) is not None:
             raise problem
         shutil.rmtree(self.run)
-        rows = f"{self.recipe.data.sequence_length:,} tokens"
-        return f"{measured['seconds']:.2f} s for a step of rows of {rows}; {memory_in_words(measured)}"
+        return f"rows of {self.recipe.data.sequence_length:,} tokens; {self.measured}"
 
     def train_first_steps(self) -> str:
-        self.failure, measured = self.start("first_steps")
+        self.failure = self.start("first_steps")
         self.losses = losses_of(self.run)
         if not self.losses:
             raise self.failure or TrainingError("the run has no steps.")
         told = ", ".join(f"{loss:.4f}" for loss in self.losses.values())
         if not all(math.isfinite(loss) for loss in self.losses.values()):
             raise TrainingError(f"loss {told}. Set `optimizer.learning_rate` lower, or look at the data.")
-        return f"loss {told}; {measured['seconds']:.2f} s for a step; {memory_in_words(measured)}"
+        return f"loss {told}; {self.measured}"
 
     def check_saved(self) -> str:
         """Read back every file of the checkpoint; an error of the evaluation before it shows here too."""
-        checkpoint = self.checkpoint()
+        checkpoint = next(iter(published_checkpoints(self.run)), None)
         if checkpoint is None:
             events = [event for event in read_objects(self.run / "events.jsonl", []) if event["kind"] == "save_failed"]
             if events:
@@ -179,13 +186,14 @@ class Rehearsal:
 
     def resume(self) -> str:
         """Continue from the checkpoint in new processes: bit for bit, or up to rounding if no more is promised."""
-        checkpoint = self.checkpoint()
-        if checkpoint is None:
+        saved = published_checkpoints(self.run)
+        if not saved:
             raise SkippedPart("nothing was saved")
-        for later in published_checkpoints(self.run)[1:]:  # a run may be so short that it saved at its end
-            shutil.rmtree(later)
+        checkpoint, *later = saved
+        for folder in later:  # a run may be so short that it saved at its end
+            shutil.rmtree(folder)
         shutil.rmtree(self.run / EXPORT, ignore_errors=True)  # else the run counts as finished
-        problem, _ = self.start("resumed")
+        problem = self.start("resumed")
         if not checkpoint.exists():  # the run refused it and continued from an older state
             reasons = [file.read_text().strip() for file in self.run.glob("bad-*/reason.txt")]
             raise CheckpointError(f"{checkpoint.name} was refused: {'; '.join(reasons)}")
@@ -206,7 +214,7 @@ class Rehearsal:
 
     def check_disk(self) -> str:
         """Compare the measured sizes, over the whole run, with the free space."""
-        checkpoint = self.checkpoint()
+        checkpoint = next(iter(published_checkpoints(self.run)), None)
         if checkpoint is None:
             raise SkippedPart("nothing was saved that could be measured")
         needs = DiskNeeds(size_of(checkpoint), size_of(self.run / EXPORT), checkpoints_at_once(self.recipe))
@@ -214,32 +222,10 @@ class Rehearsal:
         parts = f"{needs.checkpoints_at_once} x {format_bytes(needs.checkpoint)} of checkpoints"
         return f"{parts} + {format_bytes(needs.export)} of {EXPORT} = {format_bytes(needs.total)}, which fits"
 
-    def checkpoint(self) -> Path | None:
-        return next(iter(published_checkpoints(self.run)), None)
-
-    def rehearsed_recipe(self) -> Recipe:
-        """The recipe with its own model, data, batch, budget and schedule, saved and evaluated by the rehearsal."""
-        recipe = self.recipe
-        never = ("every_tokens", "every_steps", "weights_every_steps", "archive", "average")
-        saves = {**dict.fromkeys(never), "keep": Checkpoints().keep}
-        evaluation: dict[str, Any] = {"every_tokens": None, "every_steps": None, "tasks": []}
-        evaluation |= {"prompts": recipe.evaluation.prompts[:1], "retain": dict.fromkeys(recipe.evaluation.retain)}
-        training = {key: value for key, value in recipe.training.items() if key not in NOT_REHEARSED}
-        changes = {
-            "name": NAME,
-            "output_dir": self.scratch,
-            "checkpoints": recipe.checkpoints.model_copy(update=saves),
-            "evaluation": recipe.evaluation.model_copy(update=evaluation),
-            "monitoring": recipe.monitoring.model_copy(update={"trackers": []}),
-            "safety": recipe.safety.model_copy(update={"on_oom": "abort"}),
-            "training": {**training, "logging_steps": 1},
-        }
-        return recipe.model_copy(update=changes)
-
-    def start(self, part: str) -> tuple[CptError | None, dict[str, Any]]:
-        """Run a part to its end; its error, and what its processes measured (the most of any of them)."""
+    def start(self, part: str) -> CptError | None:
+        """Run a part to its end, and put into words what its processes measured (the most of any of them)."""
         file, log, reports = self.scratch / "recipe.yaml", self.scratch / f"{part}.log", self.scratch / part
-        file.write_text(dump_recipe(self.rehearsed_recipe()))
+        file.write_text(dump_recipe(self.rehearsed))
         reports.mkdir()
         words = command_of_attempt([part, str(file), str(reports)], self.processes, self.launcher, PROGRAM)
         # Without PYTHONSAFEPATH, Python would look for modules in the program's folder first.
@@ -251,11 +237,13 @@ class Rehearsal:
             finally:
                 child.kill_family()
         found = [json.loads(path.read_text()) for path in reports.iterdir()]
-        measured = {key: max(one[key] for one in found) for key in (found[0] if found else ())}
-        return (None if code == 0 else self.why(code, log)), measured
-
-    def why(self, code: int, log: Path) -> CptError:
-        """The error that ended a part."""
+        most = {key: max(one[key] for one in found) for key in (found[0] if found else ())}
+        if most:
+            gpu = f"GPU {format_bytes(most['gpu'])} of {format_bytes(most['gpu_total'])}, " if "gpu" in most else ""
+            host = f"host {format_bytes(most['host'])} a process, of {host_memory_gib():,.1f} GiB"
+            self.measured = f"{most['seconds']:.2f} s for a step; {gpu}{host}"
+        if code == 0:
+            return None
         status, text = Run(self.run).status(), log.read_text(errors="replace")
         if code in (-9, 137) or KILLED.search(text):
             return ResourceError(
@@ -279,26 +267,12 @@ def losses_of(run: Path) -> dict[int, float]:
     return {row["step"]: row["loss"] for row in read_objects(run / "metrics.jsonl", []) if "loss" in row}
 
 
-def memory_in_words(measured: dict[str, Any]) -> str:
-    sizes = {name: format_bytes(size) for name, size in measured.items() if name != "seconds"}
-    gpu = f"GPU {sizes['gpu']} of {sizes['gpu_total']}, " if "gpu" in sizes else ""
-    return f"{gpu}host {sizes['host']} a process, of {host_memory_gib():,.1f} GiB"
-
-
-def shown(finding: RehearsedPart) -> str:
-    text = f"{finding.error}: {finding.figure}" if finding.error else finding.figure
-    lines = [line for part in text.splitlines() for line in textwrap.wrap(part, 100, break_long_words=False)]
-    return f"{finding.step:<13}{finding.verdict:<8}" + f"\n{' ' * 21}".join(lines)
-
-
 @contextmanager
 def scratch_folder(recipe: Recipe) -> Iterator[Path]:
     """An empty folder beside the run's, for one rehearsal at a time."""
     folder = recipe.output_dir / f".{recipe.name}.rehearsal"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise RecipeError(f"`output_dir`: cannot write to {recipe.output_dir}: {problem.strerror}.") from problem
+    probe("output_dir", folder)
+    folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / LOCK, wait=False) as is_ours:
         if not is_ours:
             raise LaunchError(f"this recipe is being rehearsed already, in {folder}. Wait for its end.")
@@ -308,12 +282,6 @@ def scratch_folder(recipe: Recipe) -> Iterator[Path]:
             elif path.name != LOCK:
                 path.unlink()
         yield folder
-
-
-def remove_scratch(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # other runs are there
-        folder.parent.rmdir()
 
 
 def command(
@@ -341,24 +309,21 @@ def command(
         refuse_more_than_the_machine_holds(processes, on_gpus=not loaded.training.get("use_cpu"))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    status = open_console(stderr=True).status("")
-    findings: list[RehearsedPart] = []
     with scratch_folder(loaded) as scratch:
-        begin = (lambda step: None) if json_output else (lambda step: show_step(status, f"{step} ..."))
+        is_kept = True
         try:
-            with while_working(status):
-                for finding in Rehearsal(loaded, root, processes, launcher, scratch, begin).rehearse():
-                    findings.append(finding)
-                    if not json_output:
-                        typer.echo(shown(finding))
+            findings = Rehearsal(loaded, root, processes, launcher, scratch).rehearse(shows=not json_output)
+            failed = [finding.step for finding in findings if finding.verdict == "FAILED"]
+            is_kept = bool(failed) and failed != ["recipe"]
         except KeyboardInterrupt as problem:
-            remove_scratch(scratch)
+            is_kept = False
             typer.echo("Interrupted. The processes have ended, and the rehearsal's folder is removed.", err=True)
             raise typer.Exit(130) from problem
-        failed = [finding.step for finding in findings if finding.verdict == "FAILED"]
-        is_kept = bool(failed) and failed != ["recipe"]
-        if not is_kept:
-            remove_scratch(scratch)
+        finally:
+            if not is_kept:
+                shutil.rmtree(scratch, ignore_errors=True)
+                with suppress(OSError):  # other runs are there
+                    scratch.parent.rmdir()
     if json_output:
         rows = [asdict(finding) for finding in findings]
         folder = str(scratch) if is_kept else None

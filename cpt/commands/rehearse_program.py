@@ -19,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from cpt.cache import default_cache_dir
 from cpt.commands.train import check_and_train
-from cpt.data.rows.held_out import HeldOutSet, held_out_set
+from cpt.data.rows.held_out import held_out_set
 from cpt.data.rows.packing import IGNORED, Layout, PackedRows
 from cpt.distributed import leave_processes, rank
 from cpt.errors import Interrupted
@@ -56,7 +56,12 @@ class Rehearsed(TrainerCallback):
     ) -> None:
         if args.device.type == "cuda":
             torch.cuda.synchronize()
-        self.measure(time.perf_counter() - self.began)
+        found = {"seconds": time.perf_counter() - self.began}
+        found["host"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # the peaks of this process in bytes
+        if torch.cuda.is_initialized():
+            total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+            found |= {"gpu": torch.cuda.max_memory_reserved(), "gpu_total": total}
+        self.report.write_text(json.dumps(found))
         step = state.global_step
         if self.leaves_after is not None and step >= min(self.leaves_after, state.max_steps):
             raise EnoughStepsError(f"{step} steps")
@@ -64,14 +69,6 @@ class Rehearsed(TrainerCallback):
             control.should_save, control.should_evaluate = True, self.evaluates
         elif step >= LAST_STEP:
             control.should_training_stop = True
-
-    def measure(self, seconds: float) -> None:
-        """Write the seconds of a step, and the peak memory of this process in bytes."""
-        found = {"seconds": seconds, "host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
-        if torch.cuda.is_initialized():
-            total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-            found |= {"gpu": torch.cuda.max_memory_reserved(), "gpu_total": total}
-        self.report.write_text(json.dumps(found))
 
 
 class LongestRows(Dataset[dict[str, Any]]):
@@ -99,49 +96,41 @@ class LongestRows(Dataset[dict[str, Any]]):
         if "prompt_ids" in row:
             answers = [name for name in ANSWERS if name in row]
             words = [word for name in ("prompt_ids", *answers) for word in row[name]]
-            example = (words * -(-self.length // len(words)))[: self.length]
-            return {**row, "prompt_ids": example[:1], **dict.fromkeys(answers, example[1:])}
+            words = (words * -(-self.length // len(words)))[: self.length]
+            return {**row, "prompt_ids": words[:1], **dict.fromkeys(answers, words[1:])}
         given = row["input_ids"].flatten()
         ids = given.repeat(-(-self.length // len(given)))[: self.length]
         labels, positions = ids.clone(), torch.arange(self.length)
         labels[0] = IGNORED
+        example = {"input_ids": ids, "labels": labels, "position_ids": positions}
         if "attention_mask" in row:  # a row of a token budget is a batch of its own: one document of all its tokens
-            full = {
-                "input_ids": ids,
-                "labels": labels,
-                "position_ids": positions,
-                "attention_mask": ids.new_ones(ids.shape),
-            }
-            return {name: values[None] for name, values in full.items()}
+            example["attention_mask"] = torch.ones_like(ids)
+            return {name: values[None] for name, values in example.items()}
         if self.model_writes:
             labels[:-1] = IGNORED
         elif (half := self.length // 2) > 0:
             labels[half] = IGNORED
             positions[half:] -= half
-        return {"input_ids": ids, "labels": labels, "position_ids": positions}
-
-
-def longest_documents(held_out: HeldOutSet, packing: str) -> HeldOutSet:
-    rows, chosen = held_out.rows, held_out.chosen
-    if chosen is None or not isinstance(rows, PackedRows):
-        return held_out
-    lengths = np.diff(rows.documents.offsets)[chosen]
-    longest = chosen[np.sort(np.argsort(-lengths, kind="stable")[:EVALUATED_DOCUMENTS])]
-    layout = Layout(rows.sequence_length, packing, None, rows.pad, held_out.form)
-    return held_out_set(held_out.name, rows.documents, longest, layout, default_cache_dir())
+        return example
 
 
 def prepare(trainer: CPTTrainer, part: str, reports: Path) -> None:
-    is_longest = part == "longest_rows"
+    leaves_after = None
     if part != "first_steps":
         trainer.args.eval_on_start = False
         trainer.remove_callback(PromptSamples)
-    if is_longest:
-        trainer.rows = LongestRows(trainer)
-    packing = trainer.recipe.data.packing
-    trainer.held_out = {name: longest_documents(held_out, packing) for name, held_out in trainer.held_out.items()}
-    evaluates, leaves_after = bool(trainer.held_out), LONGEST_ROWS_STEPS if is_longest else None
-    trainer.add_callback(Rehearsed(reports, evaluates=evaluates, leaves_after=leaves_after))
+    if part == "longest_rows":
+        trainer.rows, leaves_after = LongestRows(trainer), LONGEST_ROWS_STEPS
+    packing, sets = trainer.recipe.data.packing, dict(trainer.held_out)
+    for name, held_out in trainer.held_out.items():
+        rows, chosen = held_out.rows, held_out.chosen
+        if chosen is not None and isinstance(rows, PackedRows):
+            lengths = np.diff(rows.documents.offsets)[chosen]
+            longest = chosen[np.sort(np.argsort(-lengths, kind="stable")[:EVALUATED_DOCUMENTS])]
+            layout = Layout(rows.sequence_length, packing, None, rows.pad, held_out.form)
+            sets[name] = held_out_set(name, rows.documents, longest, layout, default_cache_dir())
+    trainer.held_out = sets
+    trainer.add_callback(Rehearsed(reports, evaluates=bool(sets), leaves_after=leaves_after))
 
 
 def command(

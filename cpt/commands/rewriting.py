@@ -8,7 +8,7 @@ gave the same texts; in bfloat16 another batch size may decide between two token
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 import orjson
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.commands.rewriting_model import TEXT, Answer, Answerer, RewriteQuestion, Sampling, cut
@@ -69,8 +70,7 @@ PROMPTS = {name: f"{order}\n\nText:\n{TEXT}\n\n{start}\n" for name, (order, star
 @dataclass(frozen=True)
 class Prompt:
     name: str
-    template: str
-    """`{text}` stands for the text."""
+    template: str  # with `{text}` where the text belongs
 
     @property
     def sha256(self) -> str:
@@ -88,10 +88,8 @@ class Task:
     max_input_tokens: int = WRAP_TOKENS
     """Longer documents are cut at the ends of paragraphs, and each piece is a text of its own."""
     seed: int = 42
-    cut_off: Literal["drop", "keep"] = "drop"
-    """What to do with an answer that had not ended at `max_new_tokens`."""
-    min_characters: int = 40
-    """Shorter answers are dropped."""
+    cut_off: Literal["drop", "keep"] = "drop"  # what to do with an answer that had not ended at `max_new_tokens`
+    min_characters: int = 40  # shorter answers are dropped
     batch_size: int = 8
 
 
@@ -100,10 +98,8 @@ class Rewritten:
     """What `rewrite` did; groups of earlier runs are counted too."""
 
     documents: int = 0
-    pieces: int = 0
-    """Texts that the model was given: documents, cut if they were long."""
-    texts: int = 0
-    """That were made."""
+    pieces: int = 0  # texts that the model was given: documents, cut if they were long
+    texts: int = 0  # that were made
     dropped: Counter[str] = field(default_factory=Counter)
     groups_done_before: int = 0
 
@@ -120,10 +116,135 @@ class TextPiece:
 
 @dataclass(frozen=True)
 class RewriteCounts:
-    texts: int
-    """That were made."""
-    dropped: Mapping[str, int]
-    """Reason -> texts of which nothing was kept."""
+    texts: int  # that were made
+    dropped: Mapping[str, int]  # reason -> texts of which nothing was kept
+
+
+def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda done: None) -> Rewritten:
+    """Prompt the model with each document, and write its answers to `output` as jsonl that a recipe's source reads.
+
+    Args:
+        tell: called after each group with the progress.
+
+    Raises:
+        RecipeError: the model's window is too small, or `output` holds texts of another task.
+        LaunchError: another process writes there.
+    """
+    path, revision = str(task.model.path), task.model.revision
+    hashes = hash_weights(path, revision).items()
+    provenance: dict[str, object] = {
+        "model": path,
+        "model_revision": None if is_local(path) else weights_folder(path, revision).name,
+        "model_sha256": sha256("".join(f"{name} {digest}\n" for name, digest in hashes)),
+        "prompt": task.prompt.name,
+        "prompt_sha256": task.prompt.sha256,
+        "sampling": asdict(task.sampling),
+        "run_seed": task.seed,
+        "cpt_version": version("cpt"),
+    }
+    rules = {
+        # A source may grow: its texts are compared group by group.
+        "source": task.source.model_dump(mode="json", exclude={"name", "max_documents"}),
+        "max_input_tokens": task.max_input_tokens,
+        "cut_off": task.cut_off,
+        "min_characters": task.min_characters,
+    }
+    tokenizer = load_tokenizer(Tokenizer(), task.model)
+    question = RewriteQuestion(tokenizer, task.prompt.template)
+    answerer, done = load_answerer(task, tokenizer, question), Rewritten()
+    with open_output(output, {**provenance, **rules}) as folder:
+        number, texts = -1, text_pieces(open_source(task.source, KEY), task.max_input_tokens, tokenizer)
+        for number, pieces in enumerate(iter(lambda: list(islice(texts, GROUP)), [])):
+            given = [piece.text for piece in pieces]
+            counts = folder.find(number, given)
+            if counts is not None:
+                done.groups_done_before += 1
+            else:
+                rows, dropped = rewrite_group(task, pieces, question, answerer, provenance)
+                counts = RewriteCounts(len(rows), dropped)
+                folder.write(number, rows, given, counts)
+            done.documents += sum(piece.number == 0 for piece in pieces)
+            done.pieces, done.texts = done.pieces + len(pieces), done.texts + counts.texts
+            done.dropped.update(counts.dropped)
+            tell(done)
+        folder.remove_after(number)
+    return done
+
+
+def load_answerer(task: Task, tokenizer: PreTrainedTokenizerBase, question: RewriteQuestion) -> Answerer:
+    """Load the model, on the GPU in bfloat16 where there is one, else in float32; RecipeError if question and answer
+    do not fit into its window."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = build_model(task.model, tokenizer, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+    assert isinstance(model, PreTrainedModel), "no adapters were asked for"
+    config = model.config.get_text_config()
+    window = vars(config).get("max_position_embeddings") or vars(config).get("n_positions")
+    new = task.sampling.max_new_tokens
+    needed = len(question.ids("")) + task.max_input_tokens + new
+    if window is not None and needed > window:
+        raise RecipeError(
+            f"{task.model.path}: question, text and answer need up to {needed:,} tokens, and the model's window has"
+            f" {window:,}. Lower --max-input-tokens ({task.max_input_tokens:,}) or --max-new-tokens ({new:,})."
+        )
+    model.config.use_cache = True  # off for training
+    model.to(device)  # type: ignore[arg-type]  # as transformers types it
+    return Answerer(model, tokenizer, task.sampling, task.batch_size)
+
+
+def text_pieces(
+    documents: Iterable[Document], max_tokens: int, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[TextPiece]:
+    for document in documents:
+        texts = [text for text in cut(document.text, max_tokens, tokenizer) if text.strip()]
+        yield from (TextPiece(text, document.where, number, len(texts)) for number, text in enumerate(texts))
+
+
+def rewrite_group(
+    task: Task,
+    pieces: Sequence[TextPiece],
+    question: RewriteQuestion,
+    answerer: Answerer,
+    provenance: Mapping[str, object],
+) -> tuple[list[dict[str, object]], Counter[str]]:
+    """The output's rows, and reason -> how many answers were dropped."""
+    # The seed of a text: 64 bits of the hash of the text, the prompt and the run's seed.
+    fixed = f"{task.seed} {task.prompt.sha256}"
+    hashes = [sha256(piece.text) for piece in pieces]
+    seeds = [int.from_bytes(hashlib.sha256(f"{fixed} {one}".encode()).digest()[:8]) for one in hashes]
+    answers = answerer.answer([question.ids(piece.text) for piece in pieces], seeds)
+    rows: list[dict[str, object]] = []
+    dropped = Counter[str]()
+    for piece, answer, source_hash, seed in zip(pieces, answers, hashes, seeds, strict=True):
+        if (reason := why_dropped(answer, piece.text, task)) is not None:
+            dropped[reason] += 1
+            continue
+        row: dict[str, object] = {
+            "text": answer.text,
+            "source_text_hash": source_hash,
+            "source_where": piece.where,
+            "piece": piece.number,
+            "pieces": piece.of,
+            **provenance,
+            "seed": seed,
+        }
+        if answer.is_cut_off:
+            row["cut_off"] = True
+        rows.append(row)
+    return rows, dropped
+
+
+def why_dropped(answer: Answer, text: str, task: Task) -> str | None:
+    if not answer.text:
+        return "empty"
+    if answer.is_cut_off and task.cut_off == "drop":
+        return "cut off at max_new_tokens"
+    if " ".join(answer.text.casefold().split()) in " ".join(text.casefold().split()):
+        return "copied from the text"
+    return "too short" if len(answer.text) < task.min_characters else None
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class RewrittenFolder:
@@ -149,10 +270,9 @@ class RewrittenFolder:
         """Write the texts, then the counts, which mark the group as done."""
         texts, counts_file = self.files(number)
         counts_file.unlink(missing_ok=True)
+        texts.unlink(missing_ok=True)
         if rows:
             write_atomic(texts, b"".join(orjson.dumps(row) + b"\n" for row in rows), durable=True)
-        else:
-            texts.unlink(missing_ok=True)
         content = {"asked_sha256": hash_of(given), "texts": counts.texts, "dropped": counts.dropped}
         write_atomic(counts_file, orjson.dumps(content), durable=True)
 
@@ -169,161 +289,13 @@ class RewrittenFolder:
         return self.folder / f"rewritten-{number:05}.jsonl", self.folder / OWN_FOLDER / f"{number:05}.json"
 
 
-def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda done: None) -> Rewritten:
-    """Prompt the model with each document, and write its answers to `output` as jsonl that a recipe's source reads.
-
-    Args:
-        tell: called after each group with the progress.
-
-    Raises:
-        RecipeError: the model's window is too small, or `output` holds texts of another task.
-        DataError: the source does not exist, or a row is bad.
-        CheckpointError: the weights are missing or damaged.
-        ResourceError: the Hub cannot be reached, memory is too small, or the disk is full or not writable.
-        LaunchError: another process writes there.
-    """
-    provenance = provenance_of(task)
-    writer, done = RewriteWriter(task, provenance), Rewritten()
-    with open_output(output, {**provenance, **rules_of(task)}) as folder:
-        number, texts = -1, writer.pieces(open_source(task.source, KEY))
-        for number, pieces in enumerate(iter(lambda: list(islice(texts, GROUP)), [])):
-            counts = folder.find(number, [piece.text for piece in pieces])
-            done.groups_done_before += counts is not None
-            counts = counts or writer.write(number, pieces, folder)
-            done.documents += sum(piece.number == 0 for piece in pieces)
-            done.pieces, done.texts = done.pieces + len(pieces), done.texts + counts.texts
-            done.dropped.update(counts.dropped)
-            tell(done)
-        folder.remove_after(number)
-    return done
-
-
-def load_model(section: Model, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The model, on the GPU in bfloat16 where there is one, else in float32."""
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = build_model(section, tokenizer, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
-    assert isinstance(model, PreTrainedModel), "no adapters were asked for"
-    model.config.use_cache = True  # off for training
-    model.to(device)  # type: ignore[arg-type]  # as transformers types it
-    return model
-
-
-def provenance_of(task: Task) -> dict[str, object]:
-    """Where the texts come from: a part of each line."""
-    path = str(task.model.path)
-    hashes = hash_weights(path, task.model.revision).items()
-    return {
-        "model": path,
-        "model_revision": None if is_local(path) else weights_folder(path, task.model.revision).name,
-        "model_sha256": sha256("".join(f"{name} {digest}\n" for name, digest in hashes)),
-        "prompt": task.prompt.name,
-        "prompt_sha256": task.prompt.sha256,
-        "sampling": asdict(task.sampling),
-        "run_seed": task.seed,
-        "cpt_version": version("cpt"),
-    }
-
-
-def rules_of(task: Task) -> dict[str, object]:
-    """What else determines the texts. A source may grow: its texts are compared group by group."""
-    source = task.source.model_dump(mode="json", exclude={"name", "max_documents"})
-    return {
-        "source": source,
-        "max_input_tokens": task.max_input_tokens,
-        "cut_off": task.cut_off,
-        "min_characters": task.min_characters,
-    }
-
-
-class RewriteWriter:
-    def __init__(self, task: Task, provenance: dict[str, object]) -> None:
-        tokenizer = load_tokenizer(Tokenizer(), task.model)
-        model = load_model(task.model, tokenizer)
-        self.task, self.tokenizer, self.provenance = task, tokenizer, provenance
-        self.question = RewriteQuestion(tokenizer, task.prompt.template)
-        self.answerer = Answerer(model, tokenizer, task.sampling, task.batch_size)
-        self.check_window(model)
-
-    def pieces(self, documents: Iterator[Document]) -> Iterator[TextPiece]:
-        """The documents, cut where they are too long."""
-        for document in documents:
-            texts = [text for text in cut(document.text, self.task.max_input_tokens, self.tokenizer) if text.strip()]
-            yield from (TextPiece(text, document.where, number, len(texts)) for number, text in enumerate(texts))
-
-    def write(self, number: int, pieces: Sequence[TextPiece], folder: RewrittenFolder) -> RewriteCounts:
-        """Make the texts of a group, and write them."""
-        seeds = [seed_of(piece.text, self.task) for piece in pieces]
-        answers = self.answerer.answer([self.question.ids(piece.text) for piece in pieces], seeds)
-        rows, dropped = [], Counter[str]()
-        for piece, answer, seed in zip(pieces, answers, seeds, strict=True):
-            if (reason := why_dropped(answer, piece.text, self.task)) is not None:
-                dropped[reason] += 1
-                continue
-            rows.append(
-                {
-                    "text": answer.text,
-                    "source_text_hash": sha256(piece.text),
-                    "source_where": piece.where,
-                    "piece": piece.number,
-                    "pieces": piece.of,
-                    **self.provenance,
-                    "seed": seed,
-                    **({"cut_off": True} if answer.is_cut_off else {}),
-                }
-            )
-        counts = RewriteCounts(len(rows), dict(dropped))
-        folder.write(number, rows, [piece.text for piece in pieces], counts)
-        return counts
-
-    def check_window(self, model: PreTrainedModel) -> None:
-        """Stop if question and answer do not fit into the model's window."""
-        config = model.config.get_text_config()
-        window = vars(config).get("max_position_embeddings") or vars(config).get("n_positions")
-        new = self.task.sampling.max_new_tokens
-        needed = len(self.question.ids("")) + self.task.max_input_tokens + new
-        if window is not None and needed > window:
-            raise RecipeError(
-                f"{self.task.model.path}: question, text and answer need up to {needed:,} tokens, and the model's"
-                f" window has {window:,}. Lower --max-input-tokens ({self.task.max_input_tokens:,}) or"
-                f" --max-new-tokens ({new:,})."
-            )
-
-
-def why_dropped(answer: Answer, text: str, task: Task) -> str | None:
-    """The reason not to keep an answer."""
-    if not answer.text:
-        return "empty"
-    if answer.is_cut_off and task.cut_off == "drop":
-        return "cut off at max_new_tokens"
-    if " ".join(answer.text.casefold().split()) in " ".join(text.casefold().split()):
-        return "copied from the text"
-    return "too short" if len(answer.text) < task.min_characters else None
-
-
-def seed_of(text: str, task: Task) -> int:
-    """The seed of a text: 64 bits of the hash of the text, the prompt and the run's seed."""
-    return int.from_bytes(hashlib.sha256(f"{task.seed} {task.prompt.sha256} {sha256(text)}".encode()).digest()[:8])
-
-
-def sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def hash_of(texts: Sequence[str]) -> str:
     return sha256("".join(map(sha256, texts)))
 
 
 @contextmanager
 def open_output(folder: Path, task: Mapping[str, object]) -> Iterator[RewrittenFolder]:
-    """The folder, for this process and this task alone.
-
-    Raises:
-        RecipeError: it holds texts of another task.
-        LaunchError: another process writes there.
-        ResourceError: the disk is full or not writable.
-    """
+    """The folder, for this process alone; RecipeError if it holds texts of another task."""
     file = folder / OWN_FOLDER / "task.json"
     with output_locked(folder, file.with_name("lock"), "cpt data rewrite"):
         now = orjson.loads(orjson.dumps(task))
@@ -338,26 +310,18 @@ def open_output(folder: Path, task: Mapping[str, object]) -> Iterator[RewrittenF
 
 
 def find_prompt(name: str) -> Prompt:
-    """A prompt by its name, or from a file with `{text}` in it.
-
-    Raises:
-        RecipeError: there is no such prompt, or it has no `{text}`.
-    """
+    """A prompt by its name, or from a file with `{text}` in it; RecipeError if there is none."""
     if name in PROMPTS:
         return Prompt(name, PROMPTS[name])
     path = Path(name).expanduser()
     if not path.is_file():
-        hint = did_you_mean(name, list(PROMPTS))
-        raise RecipeError(
-            f"--prompt {name}: no such prompt or file.{hint} There is: {', '.join(PROMPTS)}; or a file with {TEXT}"
-            " in it."
-        )
+        known = f"{did_you_mean(name, list(PROMPTS))} There is: {', '.join(PROMPTS)}; or a file with {TEXT} in it."
+        raise RecipeError(f"--prompt {name}: no such prompt or file.{known}")
     try:
         template = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as problem:
-        raise RecipeError(
-            f"--prompt {name}: the file is not UTF-8 (byte {problem.start:,}). Save it as UTF-8."
-        ) from problem
+        reason = f"the file is not UTF-8 (byte {problem.start:,}). Save it as UTF-8."
+        raise RecipeError(f"--prompt {name}: {reason}") from problem
     if TEXT not in template:
         raise RecipeError(f"--prompt {name}: {TEXT} is missing. Write it where the text belongs.")
     return Prompt(path.name, template)

@@ -1,6 +1,6 @@
 """Ask a local model about many texts at a time; each gets the answer that it would get alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -27,34 +27,25 @@ SEPARATORS = ("\n\n", "\n", ". ", " ")
 @dataclass(frozen=True)
 class Sampling:
     max_new_tokens: int = 512
-    temperature: float = 0.7
-    """0: always the most likely token."""
-    top_p: float = 0.95
-    """Only the most likely tokens that have this much of the probability together."""
-
-    def processors(self, seeds: Sequence[int], prompt_length: int) -> LogitsProcessorList:
-        if self.temperature == 0:
-            return LogitsProcessorList()
-        narrowed = [TopPLogitsWarper(self.top_p)] if self.top_p < 1 else []
-        drawn = SeededDraws(seeds, prompt_length, self.max_new_tokens)
-        return LogitsProcessorList([TemperatureLogitsWarper(self.temperature), *narrowed, drawn])
+    temperature: float = 0.7  # 0: always the most likely token
+    top_p: float = 0.95  # only the most likely tokens that have this much of the probability together
 
 
 @dataclass(frozen=True)
 class Answer:
     text: str
-    is_cut_off: bool
-    """It had not ended when it had `max_new_tokens`."""
+    is_cut_off: bool  # it had not ended when it had `max_new_tokens`
 
 
 class Answerer:
-    """Generates answers with a model and its tokenizer."""
-
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, batch_size: int
     ) -> None:
         self.model, self.tokenizer, self.sampling, self.batch_size = model.eval(), tokenizer, sampling, batch_size
-        self.ends = end_tokens(model, tokenizer)
+        # An answer ends with the tokenizer's end, or with those that the model came with (a chat's end of turn).
+        own = None if model.generation_config is None else model.generation_config.eos_token_id
+        listed = own if isinstance(own, list) else [] if own is None else [own]
+        self.ends = list(dict.fromkeys([int(cast(int, tokenizer.eos_token_id)), *map(int, listed)]))
         self.pad = self.ends[0] if tokenizer.pad_token_id is None else int(cast(int, tokenizer.pad_token_id))
         # Replaces the model's own, from which `generate` would take every option that a second config does not set.
         model.generation_config = GenerationConfig(
@@ -71,48 +62,36 @@ class Answerer:
         answers: dict[int, Answer] = {}
         for start in range(0, len(order), self.batch_size):
             batch = order[start : start + self.batch_size]
-            made = self.answer_batch([questions[number] for number in batch], [seeds[number] for number in batch])
-            answers.update(zip(batch, made, strict=True))
+            length = len(questions[batch[-1]])
+            # Padded on the left; `generate` finds padding and positions in the mask.
+            padding = [length - len(questions[number]) for number in batch]
+            ids = [[self.pad] * pad + [*questions[number]] for number, pad in zip(batch, padding, strict=True)]
+            mask = [[0] * pad + [1] * (length - pad) for pad in padding]
+            processors = LogitsProcessorList()
+            if self.sampling.temperature > 0:
+                narrowed = [TopPLogitsWarper(self.sampling.top_p)] if self.sampling.top_p < 1 else []
+                drawn = SeededDraws([seeds[number] for number in batch], length, self.sampling.max_new_tokens)
+                processors += [TemperatureLogitsWarper(self.sampling.temperature), *narrowed, drawn]
+            try:
+                written = self.model.generate(
+                    input_ids=torch.tensor(ids, device=self.model.device),
+                    attention_mask=torch.tensor(mask, device=self.model.device),
+                    logits_processor=processors,
+                )
+            except torch.OutOfMemoryError as problem:
+                raise ResourceError(
+                    f"out of GPU memory with {len(batch)} texts. Use a smaller --batch-size."
+                ) from problem
+            for number, row in zip(batch, cast(Tensor, written)[:, length:].tolist(), strict=True):
+                end = next((place for place, token in enumerate(row) if token in self.ends), None)
+                text = str(self.tokenizer.decode(row[:end], skip_special_tokens=True))
+                answers[number] = Answer(text.replace("\0", "").strip(), end is None)
         return [answers[number] for number in range(len(questions))]
-
-    def answer_batch(self, questions: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Answer]:
-        """Answer questions padded on the left; `generate` finds padding and positions in the mask."""
-        length = max(map(len, questions))
-        ids = torch.tensor([[self.pad] * (length - len(question)) + [*question] for question in questions])
-        mask = torch.tensor([[0] * (length - len(question)) + [1] * len(question) for question in questions])
-        device = self.model.device
-        try:
-            written = self.model.generate(
-                input_ids=ids.to(device),
-                attention_mask=mask.to(device),
-                logits_processor=self.sampling.processors(seeds, length),
-            )
-        except torch.OutOfMemoryError as problem:
-            raise ResourceError(
-                f"out of GPU memory with {len(questions)} texts at a time. Use a smaller --batch-size."
-            ) from problem
-        return [self.read(row) for row in cast(torch.Tensor, written)[:, length:].tolist()]
-
-    def read(self, ids: Sequence[int]) -> Answer:
-        """The text up to its end."""
-        end = next((place for place, token in enumerate(ids) if token in self.ends), None)
-        text = str(self.tokenizer.decode(list(ids[:end]), skip_special_tokens=True))
-        return Answer(text.replace("\0", "").strip(), end is None)
-
-
-def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens that end an answer: the tokenizer's, and those that the model came with (a chat's end of turn)."""
-    own = None if model.generation_config is None else model.generation_config.eos_token_id
-    listed = own if isinstance(own, list) else [] if own is None else [own]
-    return list(dict.fromkeys([int(cast(int, tokenizer.eos_token_id)), *map(int, listed)]))
 
 
 class SeededDraws(LogitsProcessor):
-    """Leaves only the token that the random numbers of each row's own seed choose.
-
-    transformers samples with one stream of random numbers for the whole batch: a text's answer would change with its
-    neighbours.
-    """
+    """Leaves only the token that the random numbers of each row's own seed choose: transformers has one stream of them
+    for the whole batch, so a text's answer would change with its neighbours."""
 
     def __init__(self, seeds: Sequence[int], prompt_length: int, max_new_tokens: int) -> None:
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]  # on the CPU: the same on any device
@@ -129,11 +108,8 @@ class SeededDraws(LogitsProcessor):
 
 
 class RewriteQuestion:
-    """A template, made ready for a tokenizer.
-
-    A text never becomes a special token: `<|im_end|>` in a document is text like any other, so a document cannot end
-    its turn of the chat.
-    """
+    """A template, made ready for a tokenizer. `<|im_end|>` in a document is text like any other, so a document cannot
+    end its turn of the chat."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
         self.tokenizer = tokenizer
@@ -141,28 +117,22 @@ class RewriteQuestion:
         self.is_chat = tokenizer.chat_template is not None
         self.head, self.tail = list[int](), list[int]()
         if self.is_chat:
-            self.head, self.tail = (encode(tokenizer, part, as_text=False) for part in chat_around(tokenizer))
+            # With thinking turned off, an option of Qwen3.
+            message = [{"role": "user", "content": PLACE}]
+            chat = tokenizer.apply_chat_template(
+                message, tokenize=False, add_generation_prompt=True, enable_thinking=False
+            )
+            before, place, after = str(chat).partition(PLACE)
+            if not place:
+                name = tokenizer.name_or_path
+                raise RecipeError(f"the chat template of `{name}` does not write what the user says. Change --model.")
+            self.head, self.tail = (encode(tokenizer, part, as_text=False) for part in (before, after))
         elif adds_bos(tokenizer) and tokenizer.bos_token_id is not None:
             self.head = [int(tokenizer.bos_token_id)]
 
     def ids(self, text: str) -> list[int]:
         question = self.before + text + self.after.replace(TEXT, text)
         return [*self.head, *encode(self.tokenizer, question.strip() if self.is_chat else question), *self.tail]
-
-
-def chat_around(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """What the chat template writes before and after a question, with thinking turned off (an option of Qwen3)."""
-    message = [{"role": "user", "content": PLACE}]
-    chat = str(
-        tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True, enable_thinking=False)
-    )
-    before, place, after = chat.partition(PLACE)
-    if not place:
-        raise RecipeError(
-            f"the chat template of `{tokenizer.name_or_path}` does not write what the user says. Choose another"
-            " --model."
-        )
-    return before, after
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, as_text: bool = True) -> list[int]:
@@ -183,19 +153,13 @@ def cut(
     separator, *finer = separators
     parts = [part + separator for part in text.split(separator)]
     parts[-1] = parts[-1].removesuffix(separator)
-    pieces = ["".join(group).strip() for group in filled(parts, max_tokens, tokenizer)]
-    return [small for piece in pieces if piece for small in cut(piece, max_tokens, tokenizer, finer)]
-
-
-def filled(parts: Sequence[str], max_tokens: int, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[str]]:
-    """Groups of neighbouring parts, each with as many parts as fit."""
-    group: list[str] = []
-    room = max_tokens
+    pieces, room = [""], max_tokens
     for part in parts:
         length = len(encode(tokenizer, part))
-        if length > room and group:
-            yield group
-            group, room = [], max_tokens
-        group.append(part)
+        if length > room and pieces[-1]:
+            pieces.append("")
+            room = max_tokens
+        pieces[-1] += part
         room -= length
-    yield group
+    kept = [piece.strip() for piece in pieces if piece.strip()]
+    return [small for piece in kept for small in cut(piece, max_tokens, tokenizer, finer)]

@@ -1,13 +1,11 @@
 """`cpt runs` lists runs with their newest figures; `cpt verify` compares checkpoints with what was written."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -23,13 +21,9 @@ TEXTS = ("run", "stage", "state", "tags")
 def command(
     folder: Annotated[Path, typer.Argument(help="Where the runs lie: `output_dir` of their recipes.")] = Path("runs"),
     where: Annotated[
-        list[str] | None,
-        typer.Option(help="Only runs with state=finished, tag=x, loss<2.5; may be given again."),
+        list[str] | None, typer.Option(help="Only runs with state=finished, tag=x, loss<2.5; may be given again.")
     ] = None,
-    sort: Annotated[
-        str | None,
-        typer.Option(help="A column: loss for the smallest first, -loss for the largest; else the newest first."),
-    ] = None,
+    sort: Annotated[str | None, typer.Option(help="Column, -loss for descending; else newest first.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON list.")] = False,
 ) -> None:
     """List the runs below a folder: state, steps, tokens, loss, held-out bits per byte, speed, age, tags.
@@ -45,20 +39,15 @@ def command(
         conditions = f" with {', '.join(where)}" if where else ""
         typer.echo(f"No runs below {folder}{conditions}.")
     else:
-        print_runs(list(runs.values()), open_console())
-
-
-def print_runs(runs: Sequence[Values], console: Console) -> None:
-    """One row per run, without empty columns."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    rows = [run_cells(values) for values in runs]
-    shown = [name for name in rows[0] if any(row[name] for row in rows)]
-    for name in shown:
-        is_text = name in TEXTS
-        table.add_column(name, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
-    for row in rows:
-        table.add_row(*(row[name] for name in shown))
-    console.print(table)
+        rows = [run_cells(values) for values in runs.values()]
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        shown = [name for name in rows[0] if any(row[name] for row in rows)]
+        for name in shown:
+            is_text = name in TEXTS
+            table.add_column(name, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
+        for row in rows:
+            table.add_row(*(row[name] for name in shown))
+        open_console().print(table)
 
 
 def run_cells(values: Values) -> dict[str, str]:
@@ -115,9 +104,10 @@ def verify_command(
             for one in verified
         ]
         typer.echo(json.dumps(content, indent=1))
-    for one in verified:
-        if not as_json and not one.found:
-            typer.echo(f"{one.folder}: sound (step {one.step}, {one.num_bytes / GIB:.2f} GiB read)")
+    else:
+        for one in verified:
+            if not one.found:
+                typer.echo(f"{one.folder}: sound (step {one.step}, {one.num_bytes / GIB:.2f} GiB read)")
     if damaged:
         listing = "\n".join(f"  {damage}" for one in damaged for damage in [f"{one.folder}:", *map(str, one.found)])
         are_checkpoints = [PATTERN.fullmatch(one.folder.name) is not None for one in damaged]

@@ -5,8 +5,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -32,93 +31,29 @@ class Entry:
     kind: Kind
     state: State
     num_bytes: int
-    unused_seconds: float
-    """Since a process last opened it."""
-    description: SourceDescription | None
-    """Of complete tokens."""
+    unused_seconds: float  # since a process last opened it
+    description: SourceDescription | None  # of complete tokens
 
 
 def entries(cache_dir: Path) -> list[Entry]:
-    found = [entry_of(folder, kind) for kind in KINDS for folder in (cache_dir / kind).glob("*") if folder.is_dir()]
+    """What is stored, the last used first."""
+    found = []
+    for kind in KINDS:
+        for folder in (path for path in (cache_dir / kind).glob("*") if path.is_dir()):
+            description: SourceDescription | None = None
+            state: State = "unfinished" if folder.suffix in LEFT_BEHIND else "complete"
+            try:
+                if state == "complete" and kind == "tokens":
+                    description = read_description(folder)
+            except FileNotFoundError:
+                state = "unfinished"
+            except DataError:
+                state = "other version"
+            except (OSError, ValueError, TypeError):
+                state = "damaged"
+            unused = max(0.0, time.time() - folder.stat().st_mtime)
+            found.append(Entry(folder, kind, state, size_of(folder), unused, description))
     return sorted(found, key=lambda entry: entry.unused_seconds)
-
-
-def entry_of(folder: Path, kind: Kind) -> Entry:
-    description: SourceDescription | None = None
-    state: State = "unfinished" if folder.suffix in LEFT_BEHIND else "complete"
-    if state == "complete" and kind == "tokens":
-        try:
-            description = read_description(folder)
-        except FileNotFoundError:
-            state = "unfinished"
-        except DataError:
-            state = "other version"
-        except (OSError, ValueError, TypeError):
-            state = "damaged"
-    return Entry(folder, kind, state, size_of(folder), max(0.0, time.time() - folder.stat().st_mtime), description)
-
-
-def find_damage(entry: Entry) -> str | None:
-    """Read all stored tokens; return what is damaged, or None."""
-    if entry.state == "damaged":
-        return f"{entry.folder}: its description is damaged. Delete the folder; it is made again."
-    if entry.description is None:
-        return None
-    for name, digest in entry.description.shards.items():
-        try:
-            files = TokenFiles(entry.folder / name)
-        except DataError as problem:
-            return str(problem)
-        if files.description.digest != digest or not files.is_sound():
-            return f"{files.folder}: the stored tokens are damaged. Delete the folder; it is made again."
-    return None
-
-
-def to_prune(found: Sequence[Entry], *, unused_days: float | None, keep_bytes: int | None) -> list[Entry]:
-    """The entries to remove: also what killed runs and other versions of cpt left behind.
-
-    Args:
-        found: the last used first.
-        unused_days: remove what no process has opened for this long.
-        keep_bytes: keep this much; the least recently used goes first.
-    """
-    chosen, kept = [], 0
-    for entry in found:
-        is_old = unused_days is not None and entry.unused_seconds > unused_days * 86_400
-        if entry.state != "complete" or is_old or (keep_bytes is not None and kept + entry.num_bytes > keep_bytes):
-            chosen.append(entry)
-        else:
-            kept += entry.num_bytes
-    return chosen
-
-
-def remove(entry: Entry) -> bool:
-    """Remove an entry; False if a running process reads or makes it."""
-    folder = entry.folder
-    with ExitStack() as held:
-        for path in (folder, lock_file(folder.with_name(folder.name.partition(".")[0]))):
-            if not lock_at_once(path, held):
-                return False
-        removed = folder.with_name(f"{folder.stem}.removed")
-        shutil.rmtree(removed, ignore_errors=True)
-        if folder != removed:
-            folder.rename(removed)  # half of it is never taken for the whole
-        shutil.rmtree(removed, ignore_errors=True)
-        return True
-
-
-def lock_at_once(path: Path, held: ExitStack) -> bool:
-    """Lock a file or folder while `held` is open, if it exists; False if another process has locked it."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return True
-    held.callback(os.close, handle)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 COMMANDS = {  # name -> module:function
@@ -126,12 +61,12 @@ COMMANDS = {  # name -> module:function
     "verify": "cpt.commands.store:verify_command",
     "prune": "cpt.commands.store:prune_command",
 }
-Folder = Annotated[
+StoreFolder = Annotated[
     Path | None, typer.Option("--cache", help="The store's folder; by default $CPT_CACHE or ~/.cache/cpt.")
 ]
 
 
-def list_command(cache: Folder = None) -> None:
+def list_command(cache: StoreFolder = None) -> None:
     """List the stored entries, the last used first.
 
     Example: cpt store list
@@ -151,26 +86,44 @@ def list_command(cache: Folder = None) -> None:
     console.print(f"{cache or default_cache_dir()}: {len(found)} entries, {total}", markup=False)
 
 
-def verify_command(cache: Folder = None) -> None:
+def verify_command(cache: StoreFolder = None) -> None:
     """Read all stored tokens and compare them with their digests; exit code 2 if any is damaged.
 
     Example: cpt store verify --cache /data/cpt
     """
-    found = [entry for entry in entries(cache or default_cache_dir()) if entry.kind == "tokens"]
-    if damaged := [problem for entry in found if (problem := find_damage(entry)) is not None]:
+    intact, skipped, damaged = 0, 0, []
+    for entry in entries(cache or default_cache_dir()):
+        if entry.kind != "tokens":
+            continue
+        if entry.state == "damaged":
+            damaged.append(f"{entry.folder}: its description is damaged. Delete the folder; it is made again.")
+        elif entry.description is None:
+            skipped += 1
+        elif (problem := find_damage(entry.folder, entry.description)) is not None:
+            damaged.append(problem)
+        else:
+            intact += 1
+    if damaged:
         raise DataError("\n".join(damaged))
-    skipped = sum(entry.state in ("unfinished", "other version") for entry in found)
-    typer.echo(f"Intact: {len(found) - skipped}. Skipped as unfinished or of another version: {skipped}.")
+    typer.echo(f"Intact: {intact}. Skipped as unfinished or of another version: {skipped}.")
+
+
+def find_damage(folder: Path, description: SourceDescription) -> str | None:
+    """Read all stored tokens of a source; return the first damage."""
+    for name, digest in description.shards.items():
+        try:
+            files = TokenFiles(folder / name)
+        except DataError as problem:
+            return str(problem)
+        if files.description.digest != digest or not files.is_sound():
+            return f"{files.folder}: the stored tokens are damaged. Delete the folder; it is made again."
+    return None
 
 
 def prune_command(
-    cache: Folder = None,
-    unused_days: Annotated[
-        float | None, typer.Option(min=0, help="Remove entries that no run has opened for this many days.")
-    ] = None,
-    keep_gib: Annotated[
-        float | None, typer.Option(min=0, help="Remove the least recently used entries until this much is left.")
-    ] = None,
+    cache: StoreFolder = None,
+    unused_days: Annotated[float | None, typer.Option(min=0, help="Remove entries unused for this many days.")] = None,
+    keep_gib: Annotated[float | None, typer.Option(min=0, help="Keep at most this much, the last used.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
 ) -> None:
     """Remove old entries and leftovers of killed runs and of other versions of cpt. Entries in use stay.
@@ -180,12 +133,35 @@ def prune_command(
     if any(number is not None and not math.isfinite(number) for number in (unused_days, keep_gib)):
         raise RecipeError("--unused-days and --keep-gib take a number, such as 30 or 0.5.")
     keep_bytes = None if keep_gib is None else int(keep_gib * GIB)
-    chosen = to_prune(entries(cache or default_cache_dir()), unused_days=unused_days, keep_bytes=keep_bytes)
-    freed = 0
-    for entry in chosen:
-        is_removed = dry_run or remove(entry)
+    kept = freed = 0
+    for entry in entries(cache or default_cache_dir()):
+        is_old = unused_days is not None and entry.unused_seconds > unused_days * 86_400
+        is_over = keep_bytes is not None and kept + entry.num_bytes > keep_bytes
+        if entry.state == "complete" and not is_old and not is_over:
+            kept += entry.num_bytes
+            continue
+        is_removed = dry_run or remove(entry.folder)
         action = ("would remove" if dry_run else "removed") if is_removed else "in use, stays:"
         size, unused = format_bytes(entry.num_bytes), format_duration(entry.unused_seconds)
         typer.echo(f"{action} {entry.kind}/{entry.folder.name} ({size}, last used {unused} ago)")
         freed += entry.num_bytes if is_removed else 0
     typer.echo(f"{format_bytes(freed)} {'would be ' if dry_run else ''}freed.")
+
+
+def remove(folder: Path) -> bool:
+    """Remove an entry's folder; False if a running process reads or makes it."""
+    with ExitStack() as held:
+        for path in (folder, lock_file(folder.with_name(folder.name.partition(".")[0]))):
+            with suppress(FileNotFoundError):
+                handle = os.open(path, os.O_RDONLY)
+                held.callback(os.close, handle)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
+        removed = folder.with_name(f"{folder.stem}.removed")
+        shutil.rmtree(removed, ignore_errors=True)
+        if folder != removed:
+            folder.rename(removed)  # half of it is never taken for the whole
+        shutil.rmtree(removed, ignore_errors=True)
+        return True

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,10 +33,7 @@ ROWS_MULTIPLE = 64  # a grown embedding has a multiple of so many rows, which GP
 
 Texts = Annotated[
     list[str] | None,
-    typer.Option(
-        "--text",
-        help="File, folder, glob, URL or Hub dataset, as a recipe's source; `name=path` gives it a name. Repeatable.",
-    ),
+    typer.Option("--text", help="A path as of a recipe's source; `name=path` gives it a name. Repeatable."),
 ]
 TextColumn = Annotated[str, typer.Option(help="Column or JSON key that holds the text.")]
 MaxBytes = Annotated[int, typer.Option(min=1, help="Read no more than so many megabytes of each text.")]
@@ -49,15 +47,10 @@ class TextReader:
     max_bytes: int
     documents: int = 0
     bytes: int = 0
-    is_cut: bool = False
-    """The text is longer than `max_bytes`."""
+    is_cut: bool = False  # the text is longer than `max_bytes`
 
     def __iter__(self) -> Iterator[str]:
-        """Read documents up to `max_bytes`.
-
-        Raises:
-            DataError: there are none.
-        """
+        """Documents up to `max_bytes`; DataError where there are none."""
         try:
             for document in open_source(self.source, "--text"):
                 if self.bytes >= self.max_bytes:
@@ -75,9 +68,7 @@ class TextReader:
 
 def train_command(
     output: Annotated[Path, typer.Option(help="Folder for the tokenizer; it must not exist, or be empty.")],
-    vocabulary: Annotated[
-        int, typer.Option(help="Tokens it is to have: 4,000 suit a small model, 32,000 and up a large one.")
-    ],
+    vocabulary: Annotated[int, typer.Option(help="Number of tokens: 4,000 suit a small model, 32,000 a large one.")],
     text: Texts = None,
     text_column: TextColumn = "text",
     max_mb: MaxBytes = 1000,
@@ -105,12 +96,7 @@ def extend_command(
     max_mb: MaxBytes = 200,
     rows: Annotated[
         Literal["mean", "token_distillation"],
-        typer.Option(
-            help=(
-                "How new rows begin: mean of their pieces; or, in the input, taught to do what the pieces did (untied"
-                " heads only)."
-            )
-        ),
+        typer.Option(help="How new rows begin; token_distillation trains those of the input (untied heads only)."),
     ] = "mean",
     revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a model on the Hub.")] = None,
 ) -> None:
@@ -122,9 +108,8 @@ def extend_command(
     Example: cpt tokenizer extend Qwen/Qwen3-0.6B-Base --text corpus/train.jsonl --add 2000 --output extended
     """
     disable_progress_bar()
-    refuse_ignored(
-        {"--revision": revision is not None and Path(model).expanduser().is_dir()}, "with a model in a folder"
-    )
+    in_folder = Path(model).expanduser().is_dir()
+    refuse_ignored({"--revision": revision is not None and in_folder}, "with a model in a folder")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     texts = open_texts(text, text_column, max_mb)
     refuse_filled(output)
@@ -136,8 +121,7 @@ def extend_command(
     num_ids, num_rows = max(tokenizer.get_vocab().values()) + 1, tables(built)[0].weight.shape[0]
     if num_ids > num_rows:
         raise RecipeError(
-            f"{model}: its tokenizer has ids up to {num_ids - 1:,}, its embedding {num_rows:,} rows. Use the tokenizer"
-            " that the model was trained with."
+            f"{model}: its tokenizer has ids up to {num_ids - 1:,}, its embedding {num_rows:,} rows. Use its own."
         )
     if rows == "token_distillation":
         check_can_distill(built)
@@ -147,12 +131,7 @@ def extend_command(
     pieces = {token.id: token.pieces for token in extension.tokens}
     grown, distilled = add_rows(built, pieces, num_ids, ROWS_MULTIPLE), None
     if rows == "token_distillation":
-        typer.echo("Training the new rows ...", err=True)
         distilled = distill(built, pieces, extension.tokenizer, sample)
-        typer.echo(
-            f"Token distillation, {distilled.steps:,} steps: distance of the new embedding rows to the old tokens'"
-            f" states {distilled.before:.3f} -> {distilled.after:.3f}."
-        )
     record = {
         "base": model,
         "revision": revision,
@@ -165,11 +144,7 @@ def extend_command(
 
 
 def open_texts(texts: Sequence[str] | None, text_column: str, max_mb: int) -> dict[str, TextReader]:
-    """The texts that `--text` names, by name.
-
-    Raises:
-        RecipeError: none is given, or two have one name.
-    """
+    """The texts that `--text` names, by name; RecipeError if none is given, or two have one name."""
     readers: dict[str, TextReader] = {}
     for text in texts or ():
         name, _, path = text.partition("=")
@@ -193,18 +168,16 @@ def describe(texts: Mapping[str, TextReader]) -> str:
 
 
 def refuse_filled(output: Path) -> None:
-    """Refuse an output that exists, unless it is an empty folder."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RecipeError(f"--output: {output} exists already. Remove it or choose another folder.")
 
 
 def sampled(texts: Iterable[TextReader], sample: list[str]) -> Iterator[str]:
     """The documents of all texts; the beginnings of the first ones are added to `sample`."""
-    for text in texts:
-        for document in text:
-            if len(sample) < SAMPLE_DOCUMENTS:
-                sample.append(document[:SAMPLE_CHARACTERS])
-            yield document
+    for document in chain.from_iterable(texts):
+        if len(sample) < SAMPLE_DOCUMENTS:
+            sample.append(document[:SAMPLE_CHARACTERS])
+        yield document
 
 
 def distill(
@@ -216,11 +189,16 @@ def distill(
     """Train the new input rows on the beginnings of texts, on the accelerator where there is one."""
     import torch
 
+    typer.echo("Training the new rows ...", err=True)
     sequences = [tokenizer(text)["input_ids"][:DISTILLED_TOKENS] for text in texts]
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     torch.nn.Module.to(model, device or "cpu")
     distilled = distill_rows(model, pieces, sequences)
     torch.nn.Module.to(model, "cpu")
+    typer.echo(
+        f"Token distillation, {distilled.steps:,} steps: distance of the new embedding rows to the old tokens' states"
+        f" {distilled.before:.3f} -> {distilled.after:.3f}."
+    )
     return distilled
 
 
@@ -232,50 +210,27 @@ def write_extended(
     sample: Sequence[str],
     record: Mapping[str, Any],
 ) -> dict[str, float]:
-    """Write the folder whole or not at all, and return bytes per token of the sample before and after, as the written
-    tokenizer has them.
-
-    Raises:
-        RecipeError: the tokenizer that is read back is not the one that was made.
-        CheckpointError: the disk is full or not writable.
-    """
+    """Write the folder whole or not at all, and return bytes per token of the sample before and after; RecipeError if
+    the tokenizer that is read back differs from the one that was made, or makes a text longer."""
     with written_whole_or_not(output) as unfinished:
         extension.tokenizer.save_pretrained(unfinished)
         written = from_folder_or_hub(str(unfinished), None, trust_remote_code=False)
-        lengths = compare(tokenizer, extension.tokenizer, written, sample)
+        texts = [*sample, "".join(tokenizer.all_special_tokens)]
+        old, new, read = (one(texts)["input_ids"] for one in (tokenizer, extension.tokenizer, written))
+        is_longer = any(len(ids) > len(short) for ids, short in zip(read, old, strict=True))
+        if read != new or read[-1] != old[-1] or is_longer:
+            kind = type(tokenizer).__name__
+            raise RecipeError(f"{kind} does not load an extended tokenizer.json as it was saved. Use another model.")
+        num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in sample)
+        lengths = {"before": num_bytes / sum(map(len, old)), "after": num_bytes / sum(map(len, read))}
         model.save_pretrained(unfinished)
-        tokens = [
-            {
-                **asdict(token),
-                "pieces": tokenizer.convert_ids_to_tokens(list(token.pieces)),
-                "piece_ids": list(token.pieces),
-            }
-            for token in extension.tokens
-        ]
+        tokens = []
+        for token in extension.tokens:
+            ids = list(token.pieces)
+            tokens.append({**asdict(token), "pieces": tokenizer.convert_ids_to_tokens(ids), "piece_ids": ids})
         content = {**record, "bytes_per_token": lengths, "tokens": tokens}
         (unfinished / EXTENSION).write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     return lengths
-
-
-def compare(
-    before: PreTrainedTokenizerBase,
-    made: PreTrainedTokenizerBase,
-    written: PreTrainedTokenizerBase,
-    sample: Sequence[str],
-) -> dict[str, float]:
-    """Bytes per token of the sample.
-
-    Raises:
-        RecipeError: the tokenizer that was read back differs from the one that was made, or makes a text longer.
-    """
-    texts = [*sample, "".join(before.all_special_tokens)]
-    old, new, read = (tokenizer(texts)["input_ids"] for tokenizer in (before, made, written))
-    if read != new or read[-1] != old[-1] or any(len(ids) > len(short) for ids, short in zip(read, old, strict=True)):
-        raise RecipeError(
-            f"{type(before).__name__} does not load an extended tokenizer.json as it was saved. Choose another model."
-        )
-    num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in sample)
-    return {"before": num_bytes / sum(map(len, old)), "after": num_bytes / sum(map(len, read))}
 
 
 def print_extension(

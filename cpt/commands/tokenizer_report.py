@@ -50,12 +50,9 @@ class Subject:
     name: str
     tokenizer: PreTrainedTokenizerBase
     plain: DocumentEncoder
-    encoder: DocumentEncoder
-    """The fastest encoder that gave the ids of `plain` for the text that is read."""
-    seen: NDArray[np.int64]
-    """How often each id occurs in the texts."""
-    num_tokens: list[int] = field(default_factory=list)
-    """Of each text."""
+    encoder: DocumentEncoder  # the fastest one that gave the ids of `plain` for the text that is read
+    seen: NDArray[np.int64]  # how often each id occurs in the texts
+    texts: list[dict[str, Any]] = field(default_factory=list)  # the figures of each
 
 
 @dataclass(frozen=True)
@@ -70,21 +67,16 @@ class UnreachableToken:
 @dataclass(frozen=True)
 class VocabularyFigures:
     size: int
-    regular: int
-    """Tokens that are neither special nor added."""
-    never_seen: list[int]
-    """Ids of regular tokens that are nowhere in the texts."""
+    regular: int  # tokens that are neither special nor added
+    never_seen: list[int]  # ids of regular tokens that are nowhere in the texts
     unreachable: list[UnreachableToken]
-    special: list[tuple[int, str]]
-    """Special and added tokens."""
+    special: list[tuple[int, str]]  # special and added tokens
 
 
 def report_command(
     model: Annotated[str, typer.Argument(help="Folder or Hub id of a model or tokenizer.")],
     text: Texts = None,
-    against: Annotated[
-        str | None, typer.Option(help="Folder or Hub id of a second tokenizer to compare with.")
-    ] = None,
+    against: Annotated[str | None, typer.Option(help="Folder or Hub id of a tokenizer to compare with.")] = None,
     text_column: TextColumn = "text",
     max_mb: MaxBytes = 1000,
     as_data: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -95,10 +87,15 @@ def report_command(
     --against extended
     """
     texts = open_texts(text, text_column, max_mb)
-    subjects = [open_subject(path) for path in (model, against) if path is not None]
+    subjects = []
+    for path in (model, against):
+        if path is not None:
+            tokenizer = load_tokenizer(Tokenizer(path=path), Model())
+            encoder, largest = DocumentEncoder(tokenizer), max(tokenizer.get_vocab().values())
+            subjects.append(Subject(path, tokenizer, encoder, encoder, np.zeros(largest + 1, np.int64)))
     words: Counter[str] = Counter()
-    num_words = [measure_text(subjects, one, words) for one in texts.values()]
-    figures = [text_figures(subject, texts, num_words) for subject in subjects]
+    for name, one in texts.items():
+        measure_text(subjects, name, one, words)
     vocabularies = [vocabulary_figures(subject.tokenizer, subject.seen) for subject in subjects]
     costly = costly_words(subjects[0].plain, words)
     if as_data:
@@ -106,16 +103,16 @@ def report_command(
             {
                 "tokenizer": subject.name,
                 "engine": subject.encoder.engine,
-                "texts": rows,
+                "texts": subject.texts,
                 "costly_words": [{"word": word, "count": count, "tokens": tokens} for word, count, tokens in costly],
                 "vocabulary": asdict(vocabulary),
             }
-            for subject, rows, vocabulary in zip(subjects, figures, vocabularies, strict=True)
+            for subject, vocabulary in zip(subjects, vocabularies, strict=True)
         ]
         typer.echo(json.dumps(content, ensure_ascii=False, indent=1))
         return
     console = open_console()
-    print_texts(console, [escape(subject.name) for subject in subjects], figures)
+    print_texts(console, subjects)
     for subject, vocabulary in zip(subjects, vocabularies, strict=True):
         print_vocabulary(console, subject, vocabulary)
     if costly:
@@ -125,32 +122,34 @@ def report_command(
         console.print(table)
 
 
-def open_subject(path: str) -> Subject:
-    tokenizer = load_tokenizer(Tokenizer(path=path), Model())
-    encoder, largest = DocumentEncoder(tokenizer), max(tokenizer.get_vocab().values())
-    return Subject(path, tokenizer, encoder, encoder, np.zeros(largest + 1, np.int64))
-
-
-def measure_text(subjects: Sequence[Subject], text: TextReader, words: Counter[str]) -> int:
-    """Encode a text with every tokenizer, add the words of its beginning to `words`, and return how many it has."""
+def measure_text(subjects: Sequence[Subject], name: str, text: TextReader, words: Counter[str]) -> None:
+    """Encode a text with every tokenizer, and add the words of its beginning to `words`."""
     num_words = num_characters = 0
-    for subject in subjects:
-        subject.num_tokens.append(0)
+    num_tokens = [0 for _ in subjects]
     for number, batch in enumerate(batches(text)):
-        for subject in subjects:
+        for which, subject in enumerate(subjects):
             if number == 0:
                 subject.encoder = subject.plain.proven_for(batch[:PROOF_DOCUMENTS])
             ids, lengths = subject.encoder.encode(batch)
             subject.seen += np.bincount(ids, minlength=len(subject.seen))
             num_added = 1 + (subject.plain.bos is not None)  # EOS and BOS of each document
-            subject.num_tokens[-1] += int(lengths.sum()) - num_added * len(batch)
+            num_tokens[which] += int(lengths.sum()) - num_added * len(batch)
         for document in batch:
             split = document.split()
             num_words += len(split)
             if num_characters < SAMPLE_CHARACTERS:
                 words.update(split)
                 num_characters += len(document)
-    return num_words
+    for subject, tokens in zip(subjects, num_tokens, strict=True):
+        figures = {
+            "name": name,
+            **text.figures(),
+            "words": num_words,
+            "tokens": tokens,
+            "bytes_per_token": text.bytes / max(1, tokens),
+            "tokens_per_word": tokens / max(1, num_words),
+        }
+        subject.texts.append(figures)
 
 
 def batches(documents: Iterable[str]) -> Iterator[list[str]]:
@@ -165,20 +164,6 @@ def batches(documents: Iterable[str]) -> Iterator[list[str]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def text_figures(subject: Subject, texts: Mapping[str, TextReader], num_words: Sequence[int]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            **one.figures(),
-            "words": words,
-            "tokens": tokens,
-            "bytes_per_token": one.bytes / max(1, tokens),
-            "tokens_per_word": tokens / max(1, words),
-        }
-        for (name, one), words, tokens in zip(texts.items(), num_words, subject.num_tokens, strict=True)
-    ]
 
 
 def costly_words(encoder: DocumentEncoder, words: Mapping[str, int]) -> list[tuple[str, int, int]]:
@@ -229,13 +214,14 @@ def unreachable_tokens(backend: FastTokenizer, seen: Mapping[int, int]) -> Itera
             yield UnreachableToken(number, token, NOT_FOUND)
 
 
-def print_texts(console: Console, names: Sequence[str], figures: Sequence[list[dict[str, Any]]]) -> None:
-    """A row for each text, with columns for each tokenizer."""
+def print_texts(console: Console, subjects: Sequence[Subject]) -> None:
+    """Print a row for each text, with columns for each tokenizer."""
     columns = right("documents", "MB", "bytes per token", "tokens per word")
+    names = [escape(subject.name) for subject in subjects]
     for other in names[1:]:
         columns += right(f"bytes per token of {other}", "tokens per word", "length of its sequences")
     table = Table("text", *columns, title=names[0], title_justify="left")
-    for one, *others in zip(*figures, strict=True):
+    for one, *others in zip(*(subject.texts for subject in subjects), strict=True):
         cells = [f"{escape(one['name'])}{' (its beginning)' if one['is_cut'] else ''}", f"{one['documents']:,}"]
         cells += [f"{one['bytes'] / 1e6:,.1f}", f"{one['bytes_per_token']:.3f}", f"{one['tokens_per_word']:.2f}"]
         for same in others:

@@ -359,12 +359,14 @@ class EvaluationReport:
 
     def to_json(self) -> dict[str, Any]:
         content = asdict(self)
-        for part in ("sets", "domain_test", "tasks"):
-            content[part] = [{**asdict(one), "verdict": one.verdict()} for one in vars(self)[part]]
+        parts: dict[str, list[Any]] = {"sets": self.sets, "domain_test": self.domain_test, "tasks": self.tasks}
+        for part, reports in parts.items():
+            content[part] = [{**asdict(one), "verdict": one.verdict()} for one in reports]
         return content
 
     def verdicts(self) -> list[str]:
-        return [one.verdict() for one in (*self.sets, *self.domain_test, *self.tasks)]
+        reports: list[SetReport | ScoreReport] = [*self.sets, *self.domain_test, *self.tasks]
+        return [report.verdict() for report in reports]
 
 
 def pairs(found: Difference) -> str:

@@ -410,7 +410,8 @@ def write_verdict(folder: Path, verdict: Verdict) -> None:
 
 def verdict_page(verdict: Verdict) -> str:
     environment = Environment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"cell": lambda text: text.replace("|", "\\|"), "sample": sample, "dominated": dominated}
+    filters: dict[str, Any] = {"cell": lambda text: text.replace("|", "\\|")}
+    environment.filters |= filters | {"sample": sample, "dominated": dominated}
     template = environment.from_string(Path(__file__).with_name("verdict.md.jinja").read_text(encoding="utf-8"))
     names = ("loss", "accuracy", "margin", "reward")
     examples = [(one, name, vars(one)[name]) for one in verdict.examples for name in names if vars(one)[name]]

@@ -5,18 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from cpt.errors import RecipeError
-from cpt.importers.translation import (
-    Translation,
-    is_on_the_hub,
-    put_attention,
-    put_held_out_share,
-    put_sources,
-    target_modules,
-    translate_trainer_keys,
-)
+from cpt.importers.translation import Translation, is_on_the_hub, target_modules, translate_trainer_keys
 
 NEEDS = "base_model"
-RENAMED = {
+RENAMED = {  # to the names in Hugging Face's classes
     "sequence_len": "sequence_length",
     "micro_batch_size": "per_device_train_batch_size",
     "num_epochs": "num_train_epochs",
@@ -27,7 +19,6 @@ RENAMED = {
     "kto_desirable_weight": "desirable_weight",
     "kto_undesirable_weight": "undesirable_weight",
 }
-"""Key -> its name in Hugging Face's classes."""
 DEFAULTS = {
     "sequence_length": 512,
     "per_device_train_batch_size": 1,
@@ -42,7 +33,7 @@ MOVED = {
     "tokenizer_config": "tokenizer.path",
     "resize_token_embeddings_to_32x": "model.resize_embeddings",
 }
-LORA = {
+LORA = {  # key -> option of peft
     "lora_r": "r",
     "lora_alpha": "lora_alpha",
     "lora_dropout": "lora_dropout",
@@ -51,7 +42,6 @@ LORA = {
     "peft_use_dora": "use_dora",
     "peft_use_rslora": "use_rslora",
 }
-"""Key -> option of peft."""
 STAGES = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "cpo", "grpo": "grpo"}
 ATTENTION = {
     "flash_attention": "flash_attention_2",
@@ -60,8 +50,7 @@ ATTENTION = {
     "flex_attention": "flex_attention",
 }
 TEXT = ("", "completion", "pretrain")
-CHATS = {"chat_template": "messages", "messages": "messages", "sharegpt": "conversations"}
-"""Type -> column of its messages."""
+CHATS = {"chat_template": "messages", "messages": "messages", "sharegpt": "conversations"}  # type -> its column
 INSTRUCTION = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
 
 
@@ -75,7 +64,6 @@ def translate(config: Translation) -> None:
     translate_model(config)
     translate_data(config, stage)
     translate_trainer_keys(config)
-    config.pass_to_training()
 
 
 def translate_stage(config: Translation) -> str:
@@ -110,8 +98,8 @@ def family(kind: Any) -> str:
 def translate_model(config: Translation) -> None:
     config.move(MOVED)
     for key, name in ATTENTION.items():
-        put_attention(config, key, name if config.take_switch(key) else "")
-    put_attention(config, "attn_implementation", config.take("attn_implementation"))
+        config.put_attention(key, name if config.take_switch(key) else "")
+    config.put_attention("attn_implementation", config.take("attn_implementation"))
     adapter = str(config.take("adapter", "")).lower()
     if adapter in ("lora", "qlora"):
         config.put("model.lora", {})
@@ -144,13 +132,13 @@ def translate_data(config: Translation, stage: str) -> None:
     others = [source for entry in datasets(config, "datasets") for source in sources_of(entry, stage)]
     if not texts and not others:
         raise RecipeError(f"{config.path}: no `datasets` and no `pretraining_dataset`: there is nothing to train on")
-    put_sources(config, "data.sources", texts + others, streams=config.take_switch("streaming") or bool(texts))
+    config.put_sources("data.sources", texts + others, streams=config.take_switch("streaming") or bool(texts))
     packs = config.take_switch("sample_packing") and stage in ("cpt", "sft")
     config.put("data.packing", "best_fit" if packs else "concatenate" if texts else "none", "sample_packing")
     held_out = [source for entry in datasets(config, "test_datasets") for source in sources_of(entry, stage)]
     if held_out:
-        put_sources(config, "evaluation.perplexity", held_out)
-    put_held_out_share(config, "val_set_size")
+        config.put_sources("evaluation.perplexity", held_out)
+    config.put_held_out_share("val_set_size")
 
 
 def sources_of(dataset: dict[str, Any], stage: str) -> list[dict[str, Any]]:

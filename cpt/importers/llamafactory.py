@@ -5,27 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from cpt.errors import RecipeError
-from cpt.importers.translation import (
-    Translation,
-    is_on,
-    put_attention,
-    put_held_out_share,
-    put_sources,
-    target_modules,
-    translate_trainer_keys,
-)
+from cpt.importers.translation import Translation, is_on, target_modules, translate_trainer_keys
 from cpt.plugins import did_you_mean
 from cpt.recipe.tree import shown_path
 
 NEEDS = "model_name_or_path"
-RENAMED = {
+RENAMED = {  # to the names in Hugging Face's classes
     "cutoff_len": "sequence_length",
     "pref_beta": "beta",
     "dpo_label_smoothing": "label_smoothing",
     "kto_chosen_weight": "desirable_weight",
     "kto_rejected_weight": "undesirable_weight",
 }
-"""Key -> its name in Hugging Face's classes."""
 DEFAULTS = {
     "stage": "sft",
     "finetuning_type": "lora",
@@ -38,7 +29,7 @@ DEFAULTS = {
     "gradient_checkpointing": True,
 }
 MOVED = {NEEDS: "model.path", "model_revision": "model.revision", "resize_vocab": "model.resize_embeddings"}
-LORA = {
+LORA = {  # key -> option of peft
     "lora_rank": "r",
     "lora_alpha": "lora_alpha",
     "lora_dropout": "lora_dropout",
@@ -47,7 +38,6 @@ LORA = {
     "use_rslora": "use_rslora",
     "use_dora": "use_dora",
 }
-"""Key -> option of peft."""
 STAGES = {"pt": "cpt", "sft": "sft", "rm": "reward", "ppo": "ppo", "dpo": "dpo", "kto": "kto"}
 PREFERENCES = ("dpo", "reward", "orpo", "cpo")
 INFO = "dataset_info.json"
@@ -60,7 +50,6 @@ def translate(config: Translation) -> None:
     translate_model(config)
     translate_data(config, stage)
     translate_trainer_keys(config)
-    config.pass_to_training()
 
 
 def translate_stage(config: Translation) -> str:
@@ -88,7 +77,7 @@ def translate_stage(config: Translation) -> str:
 
 def translate_model(config: Translation) -> None:
     config.move(MOVED)
-    put_attention(config, "flash_attn", config.take("flash_attn"))
+    config.put_attention("flash_attn", config.take("flash_attn"))
     tuning = str(config.take("finetuning_type")).lower()
     if tuning != "lora":
         if tuning != "full":
@@ -131,10 +120,10 @@ def translate_data(config: Translation, stage: str) -> None:
         raise config.error("interleave_probs", f"expected {len(trained)} numbers, got {len(weights)}")
     for source, weight in zip(trained, weights, strict=False):
         source["weight"] = float(weight)
-    put_sources(config, "data.sources", trained, streams=config.take_switch("streaming"))
+    config.put_sources("data.sources", trained, streams=config.take_switch("streaming"))
     if held_out:
-        put_sources(config, "evaluation.perplexity", held_out)
-    put_held_out_share(config, "val_size")
+        config.put_sources("evaluation.perplexity", held_out)
+    config.put_held_out_share("val_size")
     neat, packs = config.take_switch("neat_packing"), is_on(config.take("packing", stage == "cpt"))
     concatenates = packs and stage == "cpt" and not neat
     config.put("data.packing", "concatenate" if concatenates else "best_fit" if packs or neat else "none", "packing")
@@ -159,7 +148,6 @@ def read_info(config: Translation, folder: str) -> tuple[dict[str, Any], Path]:
 
 
 def source_of(config: Translation, name: str, entry: dict[str, Any], place: Path, stage: str) -> dict[str, Any]:
-    """One dataset by its entry in dataset_info.json."""
     hub, file = entry.get("hf_hub_url"), entry.get("file_name")
     if not hub and not file:
         raise config.error("dataset", f"`{name}` has neither `file_name` nor `hf_hub_url` in {place / INFO}")

@@ -1,4 +1,4 @@
-"""The translation of another tool's config: what remains of it, the recipe so far, and Hugging Face's own keys."""
+"""Translate another tool's config: its remaining keys, the recipe so far, and the keys of Hugging Face's Trainer."""
 
 import math
 import re
@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from cpt.errors import RecipeError
+from cpt.plugins import fits
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS, keys_of_config
 from cpt.recipe.keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES, keys_of
 from cpt.recipe.paths import is_local
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Recipe, Source
-from cpt.recipe.values import fits, in_yaml, write_yaml
+from cpt.recipe.values import in_yaml, write_yaml
 from cpt.training.engine_profiles import read_profile
 
 WIDTH = 118
 NOT_PASSED = MOVED.keys() | NO_EFFECT.keys() | NO_EFFECT_ON_EXAMPLES.keys() | {"push_to_hub", "hub_model_id"}
 OWN_TEMPLATE = "the tokenizer's own template is used; for another, save a tokenizer with it and set tokenizer.path"
-HINTS = {
+HINTS = {  # key that many configs have and that is not translated -> what to write instead
     "trust_remote_code": "set model.revision to a commit that you have read, and model.trust_remote_code: true",
     "chat_template": OWN_TEMPLATE,
     "template": OWN_TEMPLATE,
@@ -29,30 +30,48 @@ HINTS = {
     "sequence_parallel_degree": "see docs/splitting.md",
     "context_parallel_size": "see docs/splitting.md",
 }
-"""What to write instead of a key that many configs have and that is not translated."""
+DEFAULTS = {  # of the Trainer, where cpt has others
+    "gradient_accumulation_steps": 1,
+    "optim": "adamw_torch",
+    "weight_decay": 0.0,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+}
+OPTIMIZERS = {
+    **dict.fromkeys(("adamw", "adamw_hf", "adamw_torch", "adamw_torch_fused", "adamw_apex_fused"), "adamw"),
+    **dict.fromkeys(("adamw_anyprecision", "paged_adamw", "paged_adamw_32bit"), "adamw"),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "ao_adamw_8bit"), "adamw_8bit"),
+    **{name: name for name in ("paged_adamw_8bit", "muon", "sgd")},
+    "adafactor": "torch.optim:Adafactor",
+}
+TAKES_BETAS = ("adamw", "adamw_8bit", "paged_adamw_8bit", "muon")
+SCHEDULES = {
+    **dict.fromkeys(("cosine", "cosine_with_min_lr"), "cosine"),
+    **dict.fromkeys(("constant", "constant_with_warmup"), "constant"),
+    "linear": "linear",
+}
+ATTENTION = {"eager": "eager", "disabled": "eager", "sdpa": "sdpa", "flex_attention": "flex_attention"}
+ZERO_1, ZERO_2_OFFLOAD, ZERO_3, ZERO_3_OFFLOAD = (
+    f"deepspeed_configs/ds_config_{name}.json" for name in ("zero1", "prototype", "production", "8b_24gb")
+)
+# ZeRO stage -> profile without and with offload. ZeRO-2 without offload has none of its own.
+PROFILES = {"1": (ZERO_1, ZERO_1), "2": (ZERO_1, ZERO_2_OFFLOAD), "3": (ZERO_3, ZERO_3_OFFLOAD)}
+STAGE_IN_NAME = re.compile(r"z(?:ero)?([123])")
 
 
 @dataclass
 class Translation:
-    """`take` removes a key from the config, `put` writes it into the recipe; what remains was not translated.
-
-    Args:
-        lines: top-level key -> its line in the config.
-        gpus: of the run there, for what it counts in steps.
-    """
+    """`take` removes a key from the config, `put` writes it into the recipe; what remains was not translated."""
 
     path: Path
     tool: str
     values: dict[str, Any]
-    lines: Mapping[str, int]
-    gpus: int = 1
+    lines: Mapping[str, int]  # top-level key -> its line in the config
+    gpus: int = 1  # of the run there, for what it counts in steps
     recipe: dict[str, Any] = field(default_factory=lambda: {"training": {}})
-    comments: dict[str, str] = field(default_factory=dict)
-    """Location in the recipe -> the key it came from, or the reason for its value."""
-    dropped: dict[str, tuple[Any, str]] = field(default_factory=dict)
-    """Key that could not be translated -> its value and the reason."""
-    names: dict[str, str] = field(default_factory=dict)
-    """Key -> how the config spells it, or `axolotl's default`."""
+    comments: dict[str, str] = field(default_factory=dict)  # location in the recipe -> its key there, or a reason
+    dropped: dict[str, tuple[Any, str]] = field(default_factory=dict)  # key not translated -> its value and the reason
+    names: dict[str, str] = field(default_factory=dict)  # key -> how the config spells it, or `axolotl's default`
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Give keys the names that Hugging Face's classes have for them."""
@@ -62,7 +81,7 @@ class Translation:
                 self.names[new] = old
 
     def add_defaults(self, defaults: Mapping[str, Any]) -> None:
-        """Write out what the tool does where its config says nothing."""
+        """Add the tool's defaults for keys that its config does not have."""
         for key, value in defaults.items():
             if self.values.get(key) is None:
                 self.values[key] = value
@@ -74,15 +93,10 @@ class Translation:
         return default if found is None else found
 
     def take_switch(self, key: str) -> bool:
-        """Both tools also take texts such as "true"."""
         return is_on(self.take(key))
 
     def take_number(self, key: str) -> float:
-        """A number, also one written as a text: `"1e-5"`; 0 where it is missing.
-
-        Raises:
-            RecipeError: it is not a finite number.
-        """
+        """A number, also one written as a text: `"1e-5"`; 0 where it is missing."""
         found = self.take(key, 0)
         try:
             number = math.nan if isinstance(found, bool) else float(found)
@@ -93,55 +107,67 @@ class Translation:
         return int(number) if number.is_integer() else number
 
     def take_section(self, key: str) -> dict[str, Any]:
-        """The keys below a key.
-
-        Raises:
-            RecipeError: it is not a section.
-        """
         found = self.take(key) or {}
         if not isinstance(found, dict):
             raise self.error(key, f"expected keys with values, got {in_yaml(found)}")
         return found
 
     def error(self, key: str, problem: str) -> RecipeError:
-        """An error that names the config's file, line and key."""
         name = self.names.get(key, key)
         return RecipeError(f"{self.path}:{self.lines.get(name, 1)}: {name}: {problem}")
 
     def put(self, location: str, value: Any, comment: str = "") -> None:
-        """Write a value: `put("optimizer.learning_rate", 1e-5)`."""
+        """Write `put("optimizer.learning_rate", 1e-5, "lr")`; the comment is the key it comes from, or a reason."""
         *sections, key = location.split(".")
         here = self.recipe
         for section in sections:
             here = here.setdefault(section, {})
         here[key] = value
+        comment = self.names.get(comment, comment)
         if comment != key:
             self.comments[location] = comment
 
     def move(self, table: Mapping[str, str]) -> None:
-        """Write the values of keys that mean the same under another name.
-
-        Args:
-            table: key -> location in the recipe.
-        """
+        """Write the values of keys that mean the same under another name: key -> location in the recipe."""
         for key, location in table.items():
             value = self.take(key)
             if value not in (None, "", False):
-                self.put(location, value, self.names.get(key, key))
+                self.put(location, value, key)
 
     def drop(self, key: str, value: Any, reason: str) -> None:
         self.dropped[self.names.get(key, key)] = (value, reason)
 
-    def pass_to_training(self) -> None:
-        """Move the keys that the stage's config class has into `training:`."""
-        known = keys_of_config(STAGE_CONFIGS[self.recipe["stage"]])
-        for key, value in [*self.values.items()]:
-            is_fit = key in known and value is not None and fits(value, known[key].kinds)
-            if is_fit and key not in NOT_PASSED and key not in self.recipe["training"]:
-                self.put(f"training.{key}", self.values.pop(key), self.names.get(key, key))
+    def put_sources(self, location: str, sources: list[dict[str, Any]], *, streams: bool = False) -> None:
+        """Write them with unique names. The tools concatenate several, so they are mixed by size."""
+        names: list[str] = []
+        for source in sources:
+            if streams and is_on_the_hub(source["path"]):
+                source["streaming"] = True
+            name = first = reported_name(Source(path=source["path"], name=source.get("name")))
+            while name in names:
+                name = f"{first}-{len(names) + 1}"
+            source |= {} if name == first else {"name": name}
+            names.append(name)
+        self.put(location, sources)
+        sized = not any("weight" in source or "streaming" in source for source in sources)
+        if location == "data.sources" and len(sources) > 1 and sized:
+            self.put("data.temperature", 1, f"by size: {self.tool} concatenates its datasets")
+
+    def put_held_out_share(self, key: str) -> None:
+        """A share of the documents that is kept from training; a number of documents has no counterpart."""
+        share = self.take_number(key)
+        if 0 < share <= 0.5:
+            self.put("evaluation.held_out_share", share, key)
+        elif share:
+            self.drop(key, share, "evaluation.held_out_share is a share, at most 0.5")
+
+    def put_attention(self, key: str, asked: Any) -> None:
+        """`model.attention`: `auto` takes FlashAttention where the GPU has it."""
+        if asked:
+            self.put("model.attention", ATTENTION.get(str(asked), "auto"), f"{key}: {asked}")
 
     def not_translated(self) -> list[str]:
-        """`key: value  (reason)` for everything in the config that the recipe does not hold."""
+        """`key: value (reason)` for everything in the config that is not in the recipe."""
         left = flat({self.names.get(key, key): value for key, value in self.values.items()})
         missing = {**{key: (value, HINTS.get(key, "") if value else "") for key, value in left}, **self.dropped}
         return [
@@ -168,11 +194,12 @@ class Translation:
 
 
 def is_on(value: Any) -> bool:
+    """Both tools also take texts such as "true"."""
     return value.lower() in ("true", "yes", "on", "1", "auto") if isinstance(value, str) else bool(value)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """`datasets[0].shards` and its value, for everything that says something."""
+    """`datasets[0].shards` and its value, without empty values."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from flat(value, f"{prefix}{key}.")
@@ -183,7 +210,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def target_modules(value: Any) -> Any:
-    """Names of layers as peft takes them: LLaMA-Factory writes them with commas, and `all` for all linear layers."""
+    """Names of layers for peft: LLaMA-Factory writes them with commas, and `all` for all linear layers."""
     if value in ("all", "all-linear", "all_linear"):
         return "all-linear"
     is_names = isinstance(value, str) and re.fullmatch(r"[\w.,\s]+", value)
@@ -191,87 +218,49 @@ def target_modules(value: Any) -> Any:
 
 
 def is_on_the_hub(path: str) -> bool:
-    """Whether a path is a dataset on the Hub: not here, and written owner/name."""
     return not is_local(path) and re.fullmatch(r"[\w.-]+/[\w.-]+", path) is not None
-
-
-def put_sources(config: Translation, location: str, sources: list[dict[str, Any]], *, streams: bool = False) -> None:
-    """Write them with unique names; several are mixed by size, as the tools concatenate them."""
-    names: list[str] = []
-    for source in sources:
-        if streams and is_on_the_hub(source["path"]):
-            source["streaming"] = True
-        name = first = reported_name(Source(path=source["path"], name=source.get("name")))
-        while name in names:
-            name = f"{first}-{len(names) + 1}"
-        source |= {} if name == first else {"name": name}
-        names.append(name)
-    config.put(location, sources)
-    sized = not any("weight" in source or "streaming" in source for source in sources)
-    if location == "data.sources" and len(sources) > 1 and sized:
-        config.put("data.temperature", 1, f"by size: {config.tool} concatenates its datasets")
-
-
-def put_held_out_share(config: Translation, key: str) -> None:
-    """A share of the documents that is kept from training; a number of documents has no counterpart."""
-    share = config.take_number(key)
-    if 0 < share <= 0.5:
-        config.put("evaluation.held_out_share", share, key)
-    elif share:
-        config.drop(key, share, "evaluation.held_out_share is a share, at most 0.5")
-
-
-DEFAULTS = {
-    "gradient_accumulation_steps": 1,
-    "optim": "adamw_torch",
-    "weight_decay": 0.0,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
-}
-"""Of the Trainer, where cpt has others."""
-OPTIMIZERS = {
-    **dict.fromkeys(("adamw", "adamw_hf", "adamw_torch", "adamw_torch_fused", "adamw_apex_fused"), "adamw"),
-    **dict.fromkeys(("adamw_anyprecision", "paged_adamw", "paged_adamw_32bit"), "adamw"),
-    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "ao_adamw_8bit"), "adamw_8bit"),
-    **{name: name for name in ("paged_adamw_8bit", "muon", "sgd")},
-    "adafactor": "torch.optim:Adafactor",
-}
-TAKES_BETAS = ("adamw", "adamw_8bit", "paged_adamw_8bit", "muon")
-SCHEDULES = {
-    **dict.fromkeys(("cosine", "cosine_with_min_lr"), "cosine"),
-    **dict.fromkeys(("constant", "constant_with_warmup"), "constant"),
-    "linear": "linear",
-}
-ATTENTION = {"eager": "eager", "disabled": "eager", "sdpa": "sdpa", "flex_attention": "flex_attention"}
-ZERO_1, ZERO_2_OFFLOAD, ZERO_3, ZERO_3_OFFLOAD = (
-    f"deepspeed_configs/ds_config_{name}.json" for name in ("zero1", "prototype", "production", "8b_24gb")
-)
-PROFILES = {"1": (ZERO_1, ZERO_1), "2": (ZERO_1, ZERO_2_OFFLOAD), "3": (ZERO_3, ZERO_3_OFFLOAD)}
-"""ZeRO stage -> profile without and with offload. ZeRO-2 without offload has none of its own."""
-STAGE_IN_NAME = re.compile(r"z(?:ero)?([123])")
 
 
 def translate_trainer_keys(config: Translation) -> None:
     """Fill in every section but the model and the data, whose keys each tool has its own names for."""
     config.add_defaults(DEFAULTS)
-    translate_name(config)
-    config.move({"seed": "seed"})
-    step_tokens, steps, epochs = translate_length(config)
-    translate_optimizer(config)
-    translate_schedule(config, step_tokens, steps)
-    translate_intervals(config, epochs)
-    translate_trackers(config)
-    translate_precision(config)
-    translate_recomputation(config)
-    translate_engine(config)
-
-
-def translate_name(config: Translation) -> None:
-    """The folder of a run is `output_dir` in the tools, and `output_dir/name` here."""
+    # The folder of a run is `output_dir` in the tools, and `output_dir/name` here.
     place = Path(str(config.take("output_dir", config.path.stem)))
     config.put("name", re.sub(r"[^A-Za-z0-9._-]+", "-", place.name).strip("-._") or "imported")
     if len(place.parts) > 1:
         config.put("output_dir", str(place.parent))
+    config.move({"seed": "seed"})
+    step_tokens, steps, epochs = translate_length(config)
+    translate_optimizer(config)
+    translate_schedule(config, step_tokens, steps)
+    config.rename({"evaluation_strategy": "eval_strategy"})
+    translate_interval(config, "checkpoints", "save", epochs)
+    keep = config.take_number("save_total_limit")
+    if "checkpoints" in config.recipe:
+        config.put("checkpoints.keep", keep or None, config.names.get("save_total_limit", ""))
+    if "evaluation" in config.recipe:  # held-out documents
+        translate_interval(config, "evaluation", "eval", epochs)
+    translate_trackers(config)
+    bf16, fp16 = config.take("bf16"), config.take_switch("fp16")
+    is_pure = bf16 == "full" or config.take_switch("pure_bf16") or config.take_switch("bfloat16")
+    if fp16 and (bf16 == "auto" or not is_on(bf16)):
+        config.put("training.fp16", True)
+    elif is_on(bf16) or is_pure:
+        config.put("training.bf16", True, f"bf16: {bf16}" if isinstance(bf16, str) else "")
+    if is_pure:
+        config.put("model.dtype", "bfloat16", "weights in bfloat16")
+    asked, disabled = config.take("gradient_checkpointing"), config.take_switch("disable_gradient_checkpointing")
+    config.put("training.gradient_checkpointing", bool(asked) and asked != "false" and not disabled)
+    liger = [key for key in [*config.values] if "liger" in key and config.take_switch(key)]
+    if liger and config.recipe["stage"] in ("cpt", "pretrain", "sft"):  # other losses read no whole logits anyway
+        config.put("training.use_liger_kernel", True, ", ".join(liger))
+    translate_engine(config)
+    # `training:` takes the remaining keys that the stage's config class has.
+    known = keys_of_config(STAGE_CONFIGS[config.recipe["stage"]])
+    for key, value in [*config.values.items()]:
+        is_fit = key in known and value is not None and any(fits(value, kind) for kind in known[key].kinds)
+        if is_fit and key not in NOT_PASSED and key not in config.recipe["training"]:
+            config.put(f"training.{key}", config.values.pop(key), key)
 
 
 def translate_length(config: Translation) -> tuple[int, float, float]:
@@ -280,13 +269,13 @@ def translate_length(config: Translation) -> tuple[int, float, float]:
     for key in ("sequence_length", "per_device_train_batch_size", "gradient_accumulation_steps"):
         number = config.take_number(key)
         step_tokens *= int(number)
-        config.put(f"{'data' if key == 'sequence_length' else 'training'}.{key}", number, config.names.get(key, key))
+        config.put(f"{'data' if key == 'sequence_length' else 'training'}.{key}", number, key)
     steps, epochs = max(0, config.take_number("max_steps")), config.take_number("num_train_epochs")
     if steps:
         how = f"max_steps: {steps} x {step_tokens:,} tokens per step on {config.gpus} GPU(s), see --gpus"
         config.put("budget.tokens", int(steps * step_tokens), how)
     else:
-        config.put("budget.epochs", epochs, config.names.get("num_train_epochs", "num_train_epochs"))
+        config.put("budget.epochs", epochs, "num_train_epochs")
     return step_tokens, steps, epochs
 
 
@@ -299,7 +288,7 @@ def translate_optimizer(config: Translation) -> None:
     config.put("optimizer.name", name, f"{config.names.get('optim', 'optim')}: {asked}")
     rate = config.take_number("learning_rate")
     config.put("optimizer.learning_rate", rate or 5e-5, "learning_rate" if rate else "FILL IN: the config has none")
-    config.put("optimizer.weight_decay", config.take_number("weight_decay"), config.names.get("weight_decay", ""))
+    config.put("optimizer.weight_decay", config.take_number("weight_decay"), "weight_decay")
     if name in TAKES_BETAS:
         betas = [config.take_number(key) for key in ("adam_beta1", "adam_beta2")]
         config.put("optimizer.betas", betas, "adam_beta1, adam_beta2")
@@ -324,22 +313,11 @@ def translate_schedule(config: Translation, step_tokens: int, steps: float) -> N
         tokens = min(amount, steps or amount) * step_tokens
         config.put("schedule.warmup_tokens", int(tokens), f"{key}: {amount}")
     elif amount and asked != "constant":
-        config.put("schedule.warmup_share", amount, config.names.get(key, key))
-
-
-def translate_intervals(config: Translation, epochs: float) -> None:
-    """When checkpoints are written, how many stay, and when held-out documents, if there are any, are evaluated."""
-    config.rename({"evaluation_strategy": "eval_strategy"})
-    translate_interval(config, "checkpoints", "save", epochs)
-    keep = config.take_number("save_total_limit")
-    if "checkpoints" in config.recipe:
-        config.put("checkpoints.keep", keep or None, config.names.get("save_total_limit", ""))
-    if "evaluation" in config.recipe:
-        translate_interval(config, "evaluation", "eval", epochs)
+        config.put("schedule.warmup_share", amount, key)
 
 
 def translate_interval(config: Translation, section: str, verb: str, epochs: float) -> None:
-    """`every_steps`: a number of steps, or a share of the run for so many times per epoch."""
+    """`every_steps`: a number of steps, or a share of the run for a number of times per epoch."""
     strategy = str(config.take(f"{verb}_strategy", "steps")).lower()
     steps, times = config.take_number(f"{verb}_steps"), config.take_number(f"{verb}s_per_epoch")
     if strategy == "epoch":
@@ -347,7 +325,7 @@ def translate_interval(config: Translation, section: str, verb: str, epochs: flo
     if strategy in ("no", "false"):
         return
     if steps:
-        config.put(f"{section}.every_steps", steps, config.names.get(f"{verb}_steps", f"{verb}_steps"))
+        config.put(f"{section}.every_steps", steps, f"{verb}_steps")
     elif times * epochs > 1:
         config.put(f"{section}.every_steps", round(1 / (times * epochs), 6), f"{times} per epoch, {epochs} epochs")
 
@@ -363,25 +341,6 @@ def translate_trackers(config: Translation) -> None:
         config.put("monitoring.trackers", list(dict.fromkeys(trackers)))
 
 
-def translate_precision(config: Translation) -> None:
-    bf16, fp16 = config.take("bf16"), config.take_switch("fp16")
-    pure = bf16 == "full" or config.take_switch("pure_bf16") or config.take_switch("bfloat16")
-    if fp16 and (bf16 == "auto" or not is_on(bf16)):
-        config.put("training.fp16", True)
-    elif is_on(bf16) or pure:
-        config.put("training.bf16", True, f"bf16: {bf16}" if isinstance(bf16, str) else "")
-    if pure:
-        config.put("model.dtype", "bfloat16", "weights in bfloat16")
-
-
-def translate_recomputation(config: Translation) -> None:
-    asked, disabled = config.take("gradient_checkpointing"), config.take_switch("disable_gradient_checkpointing")
-    config.put("training.gradient_checkpointing", bool(asked) and asked != "false" and not disabled)
-    liger = [key for key in [*config.values] if "liger" in key and config.take_switch(key)]
-    if liger and config.recipe["stage"] in ("cpt", "pretrain", "sft"):  # other losses read no whole logits anyway
-        config.put("training.use_liger_kernel", True, ", ".join(liger))
-
-
 def translate_engine(config: Translation) -> None:
     """DeepSpeed by a file that is here, else by the stage in the name of the tool's own file; FSDP as FSDP2."""
     given = config.take("deepspeed")
@@ -395,15 +354,6 @@ def translate_engine(config: Translation) -> None:
         config.put("training.deepspeed", PROFILES[stage[1]]["offload" in str(given)], f"deepspeed: {given}")
     elif given:
         config.drop("deepspeed", given, "no such file; deepspeed_configs/README.md lists the profiles of cpt")
-    fsdp, options = config.take("fsdp"), config.take_section("fsdp_config")
-    if fsdp or options:
+    if config.take("fsdp") or config.values.get("fsdp_config"):  # whose options remain among the untranslated keys
         config.put("training.fsdp", True, "FSDP2")
         config.put("training.fsdp_config", {"version": 2})
-        for key, value in options.items():
-            config.drop(f"fsdp_config.{key}", value, "")
-
-
-def put_attention(config: Translation, key: str, asked: Any) -> None:
-    """`model.attention`: `auto` takes FlashAttention where the GPU has it."""
-    if asked:
-        config.put("model.attention", ATTENTION.get(str(asked), "auto"), f"{key}: {asked}")

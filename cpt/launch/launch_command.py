@@ -82,8 +82,7 @@ def command(
     """
     if launcher not in LAUNCHERS:
         raise LaunchError(
-            f"--launcher {launcher}: no such launcher.{did_you_mean(launcher, LAUNCHERS)} There are:"
-            f" {', '.join(LAUNCHERS)}."
+            f"--launcher {launcher}: expected {', '.join(LAUNCHERS)}.{did_you_mean(launcher, LAUNCHERS)}"
         )
     in_slurm = launcher == "slurm"
     options = list(sbatch or ())
@@ -144,12 +143,7 @@ def check_options(sbatch: Sequence[str], in_slurm: bool, hosts: str | None) -> N
 
 
 def check_processes(recipe: Recipe, nodes: int, gpus_per_node: int) -> None:
-    """Refuse a number of processes that does not fit the recipe, before the job waits in a queue.
-
-    Raises:
-        LaunchError: the global batch does not divide.
-        RecipeError: groups of processes that share rows do not divide the processes.
-    """
+    """Refuse a number of processes that does not fit the recipe, before the job waits in a queue."""
     groups = groups_of_rows(recipe.training, nodes * gpus_per_node)
     tokens, micro_batch = recipe.budget.global_batch_tokens, recipe.training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH)
     if tokens is None or micro_batch == AUTO:
@@ -166,11 +160,7 @@ def check_processes(recipe: Recipe, nodes: int, gpus_per_node: int) -> None:
 
 
 def folder_below(work: Path, folder: Path) -> Path:
-    """The folder for the files, relative to the work folder.
-
-    Raises:
-        LaunchError: it is not below that one, or its name would need quotes in scripts.
-    """
+    """The folder for the files, relative to the work folder, with a name that needs no quotes in scripts."""
     whole = Path(os.path.normpath(work / folder))
     if not whole.is_relative_to(work) or whole == work:
         raise LaunchError(f"--output {folder}: expected a folder below this one ({work}), such as launch/NAME")
@@ -180,14 +170,12 @@ def folder_below(work: Path, folder: Path) -> Path:
 
 
 def text_of_hostfile(hosts: str | None, nodes: int) -> str:
-    """A line for each host; LaunchError if hosts are missing, named twice or not names."""
     names = [name.strip() for name in hosts.split(",")] if hosts else []
     if wrong := [name for name in names if not HOST.fullmatch(name) or names.count(name) > 1]:
         raise LaunchError(f"--hosts {hosts}: expected different names of hosts, got `{wrong[0]}`.")
     if len(names) != nodes:
         raise LaunchError(
-            f"--nodes {nodes}, but --hosts names {len(names)}. Write --hosts node-a,node-b; where SLURM chooses the"
-            " nodes: --launcher slurm"
+            f"--nodes {nodes}, but --hosts names {len(names)}. Write --hosts node-a,node-b, or use --launcher slurm."
         )
     return "".join(f"{name}\n" for name in names)
 
@@ -207,13 +195,9 @@ def filled(text: str, values: dict[str, object]) -> str:
 
 
 def write_files(folder: Path, files: dict[str, str], *, force: bool) -> None:
-    """Write the files; LaunchError if they exist or cannot be written."""
     existing = [str(folder / name) for name in files if (folder / name).exists()]
     if existing and not force:
-        raise LaunchError(
-            f"{', '.join(existing)}: exists, and may have been edited. Overwrite with --force, or choose another"
-            " --output FOLDER."
-        )
+        raise LaunchError(f"{', '.join(existing)}: exists. Overwrite with --force, or choose another --output FOLDER.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

@@ -34,19 +34,23 @@ SECONDS_TO_APPEAR = 5.0  # file servers show a new file late
 
 
 def compare_nodes(recipe: Recipe) -> None:
-    """Compare the nodes of a run that has several; every process calls this, after the process group exists.
-
-    Raises:
-        LaunchError: the nodes differ; every process raises the same error.
-    """
+    """Compare the nodes of a run that has several; every process calls this, and raises the same LaunchError where
+    they differ."""
     if num_nodes() == 1:
         return
     is_first = local_rank() == 0
     output = Path(recipe.output_dir).absolute()
-    token = output / f".shared-{uuid4().hex}"
-    problem = write_token(token) if rank() == 0 else None
+    token, problem = output / f".shared-{uuid4().hex}", None
+    if rank() == 0:
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            token.write_text(socket.gethostname())
+        except OSError as refused:
+            problem = f"`output_dir` {output} cannot be written: {refused.strerror}"
     reports = of_each_node((socket.gethostname(), facts_of_node(recipe), token.name) if is_first else None)
-    hosts = unique_names([host for host, _, _ in reports])
+    names = [host for host, _, _ in reports]
+    # Containers may share a hostname: then the node's number is added.
+    hosts = [f"{host} (node {node})" if names.count(host) > 1 else host for node, host in enumerate(names)]
     shared = output / reports[0][2]  # what the first node wrote
     problems = of_each_node((problem or look_for(shared, hosts[0]),) if is_first else None)
     if rank() == 0:
@@ -73,11 +77,6 @@ def of_each_node(value: Value | None) -> list[Value]:
     return [value for value in values if value is not None]
 
 
-def unique_names(hosts: list[str]) -> list[str]:
-    """Containers may share a hostname: then the node's number is added."""
-    return [f"{host} (node {node})" if hosts.count(host) > 1 else host for node, host in enumerate(hosts)]
-
-
 def differences(host: str, nodes: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
     """What differs on a host from most hosts; of two equally frequent values the first node's counts as right."""
     for label in dict.fromkeys(label for facts in nodes.values() for label in facts):
@@ -88,16 +87,6 @@ def differences(host: str, nodes: Mapping[str, Facts]) -> Iterator[tuple[str, st
             more = f" and {len(others) - 2} more" if len(others) > 2 else ""
             here, there = shortened(values[host]), shortened(usual)
             yield label, f"{label} is {here}, but {there} on {', '.join(others[:2])}{more}"
-
-
-def write_token(token: Path) -> str | None:
-    """Write the file that the other nodes look for; returns what is wrong."""
-    try:
-        token.parent.mkdir(parents=True, exist_ok=True)
-        token.write_text(socket.gethostname())
-    except OSError as problem:
-        return f"`output_dir` {token.parent} cannot be written: {problem.strerror}"
-    return None
 
 
 def look_for(token: Path, writer: str) -> str | None:
@@ -111,7 +100,6 @@ def look_for(token: Path, writer: str) -> str | None:
 
 
 def facts_of_node(recipe: Recipe) -> Facts:
-    """Everything that has to be the same on all nodes, or should be."""
     gpus = find_gpus()
     versions = {name: version for name in PACKAGES if (version := installed_version(name))}
     variables = {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "GLOO_"))}

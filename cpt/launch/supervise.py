@@ -50,19 +50,14 @@ PATIENCE = {"starting": 3600.0, "first steps": 600.0, "between": 1800.0, "ending
 
 @dataclass(frozen=True)
 class Ended:
-    code: int
-    """Of the process that was started; launchers change it."""
-    state: str
-    """Of status.json; `running` where the run died before it could write another."""
+    code: int  # of the process that was started; launchers change it
+    state: str  # of status.json; `running` where the run died before it could write another
     error: str | None
-    own_code: int | None
-    """The exit code that the run itself wrote to status.json."""
+    own_code: int | None  # the exit code that the run itself wrote to status.json
     message: str
-    step: int
-    """The last one of any process."""
+    step: int  # the last one of any process
     hung: bool
-    at: float
-    """Seconds of a monotonic clock."""
+    at: float  # seconds of a monotonic clock
 
 
 @dataclass(frozen=True)
@@ -85,15 +80,8 @@ def supervise_run(
 
     Args:
         arguments: of cpt/train.py, for every attempt.
-        new: begin a run beside one of the same name.
         restarts: allowed in one hour. None, without `--supervise`: restart only where the run itself asks for it, and
             end with the run's own exit code.
-
-    Raises:
-        Interrupted: a signal ended the run, which has saved.
-        LaunchError: a launcher started this process; or `processes` are more than the machine can run.
-        RecipeError: the run's folder belongs to another recipe, or is not writable.
-        TrainingError: the run failed and is not restarted.
     """
     if "RANK" in os.environ:
         raise LaunchError(
@@ -125,21 +113,12 @@ def supervise_run(
 
 @dataclass
 class Supervisor:
-    """Runs the attempts.
-
-    Args:
-        run: the run's folder.
-        words: the command of an attempt.
-        restarts: as in `supervise_run`.
-    """
-
     run: Run
-    words: Sequence[str]
-    restarts: int | None = MOST_RESTARTS
+    words: Sequence[str]  # the command of an attempt
+    restarts: int | None = MOST_RESTARTS  # as in `supervise_run`
     endings: list[Ended] = field(default_factory=list)
 
     def supervise(self) -> Decision:
-        """Start the run until it finishes, is given up or is stopped by a signal."""
         folder, between = self.run.folder, ReceivedSignals()  # while a child runs, it has the signals
         try:
             with between.noted():
@@ -151,7 +130,10 @@ class Supervisor:
                         record_event(
                             folder, "restart", f"{decision.why}. Restart {len(self.endings)}.", step=ending.step
                         )
-                        between.wait(seconds_before_next(self.endings))
+                        # Longer after each failure; at once if the run itself asked for the restart.
+                        failures = sum(ended.error != RestartNeeded.__name__ for ended in self.endings)
+                        seconds = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))
+                        between.wait(0.0 if ending.error == RestartNeeded.__name__ else seconds)
                     number = number or between.first
                     died_of_it = self.restarts is None and ending.own_code is None and decision.what == "give up"
                     if number and (decision.what == "again" or died_of_it):
@@ -184,7 +166,11 @@ class Supervisor:
 
         code, number = child.wait_for_end(look, lambda number: self.forward(number, child.pid))
         gone = [beat for beat in watch.gone(time.monotonic()) if not is_of_this_host(beat)]
-        state, error, own_code, message = self.last_words(known)
+        status = self.run.status()
+        state = status.get("state", "running")
+        if state == "running" or (status.get("updated") == known and state != "finished"):
+            status, state = {}, "running"  # of an earlier attempt, or the run died before it could write another
+        error, own_code, message = status.get("error"), status.get("exit_code"), str(status.get("message", ""))
         if gone and not message:  # a library ended the processes: NCCL's watchdog
             message = without_heartbeat(gone, read_heartbeats(folder))
         # A rank that ran out of memory may be the only one that could record it: the others wait for it on their GPUs.
@@ -195,8 +181,7 @@ class Supervisor:
         return Ended(code, state, error, own_code, message, step, hung is not None, time.monotonic()), number
 
     def forward(self, number: int, launcher: int) -> None:
-        """Send a signal to the run's processes, since launchers treat signals differently; to the launcher before
-        they start."""
+        """Signal the run's processes, since launchers treat signals differently; before they start, the launcher."""
         pids = pids_here(self.run.folder)
         for pid in pids:
             send(pid, number)
@@ -217,21 +202,9 @@ class Supervisor:
             send(pid, SIGNAL_FOR_STACKS)
         time.sleep(SECONDS_FOR_STACKS)
 
-    def last_words(self, known: str | None) -> tuple[str, str | None, int | None, str]:
-        """State, error, exit code and message in status.json, unless it was last `updated` before this attempt."""
-        status = self.run.status()
-        state = status.get("state", "running")
-        if state == "running" or (status.get("updated") == known and state != "finished"):
-            return "running", None, None, ""
-        return state, status.get("error"), status.get("exit_code"), str(status.get("message", ""))
-
 
 def next_move(endings: Sequence[Ended], *, restarts: int | None) -> Decision:
-    """Whether to restart, from how all attempts ended.
-
-    Args:
-        restarts: allowed in one hour; None: only the run itself may ask for a restart.
-    """
+    """Whether to restart, from how all attempts ended; `restarts` as in `supervise_run`."""
     last = endings[-1]
     # On another host than the main process's, the file may show the end a little later.
     if last.state == "finished" or (last.state == "running" and last.code == 0):
@@ -261,12 +234,6 @@ def next_move(endings: Sequence[Ended], *, restarts: int | None) -> Decision:
     else:
         return Decision("again", why)
     return Decision("give up", why, last.own_code or 1)
-
-
-def seconds_before_next(endings: Sequence[Ended]) -> float:
-    """Longer after each failure; 0 if the run itself asked for the restart."""
-    failures = sum(ending.error != RestartNeeded.__name__ for ending in endings)
-    return 0.0 if endings[-1].error == RestartNeeded.__name__ else min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))
 
 
 def without_heartbeat(gone: Sequence[LastHeartbeat], everyone: Sequence[LastHeartbeat]) -> str:
@@ -310,8 +277,9 @@ class RunWatch:
             return None
         heartbeats = read_heartbeats(self.folder)
         for beat in heartbeats:
-            note(self.beats, beat, beat.beats, now)
-            note(self.pulses, beat, beat.pulse, now)
+            for counts, count in ((self.beats, beat.beats), (self.pulses, beat.pulse)):
+                if counts.get((beat.rank, beat.pid), (-1, now))[0] != count:
+                    counts[beat.rank, beat.pid] = (count, now)
         seen = {beat: self.beats[beat.rank, beat.pid][1] for beat in heartbeats}
         last = max(seen.values(), default=now)
         silent = {beat: now - (last if beat.phase in ("starting", "ending") else seen[beat]) for beat in heartbeats}
@@ -328,22 +296,10 @@ class RunWatch:
         return [beat for beat in running if now - seen[beat] > SECONDS_TO_BE_GONE]
 
 
-def note(counts: dict[tuple[int, int], tuple[int, float]], beat: LastHeartbeat, count: int, now: float) -> None:
-    if counts.get((beat.rank, beat.pid), (-1, now))[0] != count:
-        counts[beat.rank, beat.pid] = (count, now)
-
-
 def command_of_attempt(
     arguments: Sequence[str], processes: int, launcher: str | None, program: Path = TRAIN
 ) -> list[str]:
-    """The command that starts a run.
-
-    Args:
-        arguments: of cpt/train.py.
-        processes: on this machine.
-        launcher: another launcher's command, such as `accelerate launch --config_file launch/x.yaml`.
-        program: started instead of cpt/train.py.
-    """
+    """The command that starts a run, by torchrun or by a launcher such as `accelerate launch --config_file FILE`."""
     if launcher is not None:
         return [*shlex.split(launcher), str(program), *arguments]
     if processes == 1:
@@ -359,7 +315,6 @@ def names_several_hosts(launcher: str) -> bool:
 
 
 def refuse_more_than_the_machine_holds(processes: int, *, on_gpus: bool) -> None:
-    """Raise a LaunchError if there are too few GPUs, or cores on a CPU."""
     gpus = len(find_gpus()) if on_gpus else 0
     most = gpus or PROCESSES_OF_A_CORE * count_cpu_cores()
     if processes > most:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from peft import PeftConfig, PeftModel, PeftType, get_peft_model
+from peft import PeftConfig, PeftModel, PeftType, get_peft_config, get_peft_model
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from peft.tuners.ln_tuning.layer import LNTuningLayer
 from peft.utils import ModulesToSaveWrapper
@@ -29,8 +29,7 @@ from cpt.recipe.schema import LORA_QUANTIZATION
 
 logger = logging.getLogger(__name__)
 
-DEFAULTS: dict[str, Any] = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0}
-"""Of LoRA; other methods have peft's own."""
+DEFAULTS: dict[str, Any] = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0}  # of LoRA; others have peft's own
 PRESETS: dict[str, dict[str, Any]] = {
     # Continued pre-training wants a high rank on all layers (arXiv 2405.09673), which needs the rank-stabilised scale
     # (arXiv 2312.03732).
@@ -38,26 +37,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 # peft refuses them: Mamba's kernels read these weights past the layer that holds the adapter.
 MAMBA_EXCLUDED = ("out_proj", "conv1d")
-OURS = ("preset", "method", *LORA_QUANTIZATION)
-"""Keys of `model.lora` that are not peft's."""
+OURS = ("preset", "method", *LORA_QUANTIZATION)  # keys of `model.lora` that are not peft's
+# Values of `init_lora_weights`: the first take the adapter out of the weights under it, the others need data.
 START_IN_THE_BASE = ("pissa", "olora", "mica")
-"""Values of `init_lora_weights` that take the adapter out of the weights under it."""
 STARTS_FROM_DATA = ("eva", "corda", "lora_ga")
-"""Values of `init_lora_weights` for which peft reads data outside of a run."""
+# Not for all linear layers: without `target_modules` peft chooses by the architecture.
 CHOSEN_BY_PEFT = ("ln_tuning", "ia3")
-"""Methods that are not for all linear layers: without `target_modules` peft chooses by the architecture."""
 ALL_LINEAR = "all-linear"
 
 
 def check_lora_options(options: Mapping[str, Any], *, zero3: bool = False) -> None:
-    """Refuse starts that a run cannot give. The recipe has checked the method and its keys.
-
-    Args:
-        zero3: DeepSpeed divides the weights: adapters may read them only in the layer that gathers them.
-
-    Raises:
-        RecipeError: with what to write instead.
-    """
+    """Refuse starts that a run cannot give. The recipe has checked the method and its keys."""
     if options.get("alora_invocation_tokens"):
         raise RecipeError(
             "`model.lora.alora_invocation_tokens` adapts a part of a text only, which cannot be merged. Remove it."
@@ -67,25 +57,19 @@ def check_lora_options(options: Mapping[str, Any], *, zero3: bool = False) -> No
         why = "changes the weights under the adapter" if start == "loftq" else "needs data before the run"
         raise RecipeError(f"`model.lora.init_lora_weights: {start}` {why}. Remove it.")
     if quantization_of(options) is not None and start in START_IN_THE_BASE:
+        # It would take the adapter out of other weights than those that it is merged into.
         raise RecipeError(
-            f"`model.lora.init_lora_weights: {start}` takes the adapter out of the base's weights, and those in 4 bit"
-            " are not the ones that it is merged into. Remove it, or `quantize`."
+            f"`model.lora.init_lora_weights: {start}` does not work with weights in 4 bit. Remove it, or `quantize`."
         )
     if zero3 and (method_of(options) != LORA or start in START_IN_THE_BASE):
         reads = f"init_lora_weights: {start}" if start in START_IN_THE_BASE else f"method: {method_of(options)}"
         raise RecipeError(
-            f"`model.lora.{reads}` reads weights that DeepSpeed's ZeRO-3 has divided. Write `method: lora` with its"
-            " own start, or use ZeRO-2, which divides all that an adapter has."
+            f"`model.lora.{reads}` reads weights that ZeRO-3 divides. Use ZeRO-2, or plain `method: lora`."
         )
 
 
-def config_class(method: str) -> type[PeftConfig]:
-    found: type[PeftConfig] = PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(method.upper())]
-    return found
-
-
 def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
-    """Refuse adapters that the model has no place for; a model without weights will do."""
+    """Refuse adapters that the model has no place for; the model may be on the meta device."""
     layers = last_names(name for name, _ in adaptable(model))
     if not layers:
         raise RecipeError(
@@ -96,19 +80,17 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
     without_bias = [name for name, layer in adaptable(model) if dict(layer.named_parameters()).get("bias") is None]
     if options.get("lora_bias") and without_bias:
         raise RecipeError(
-            f"`model.lora.lora_bias`: {without_bias[0]} of {model.config.model_type} has no bias that it could be"
-            " merged into. Remove it."
+            f"`model.lora.lora_bias`: {without_bias[0]} of {model.config.model_type} has no bias. Remove it."
         )
     modules, head = {name: part for name, part in model.named_modules() if name}, model.get_output_embeddings()
     ends = last_names(name for name, part in modules.items() if part is head or isinstance(part, nn.Embedding))
     for key, names in (("target_modules", layers), ("modules_to_save", [*ends, *layers])):
-        wanted = chosen.get(key) or []
-        if isinstance(wanted, str):  # a regular expression of whole names
-            patterns = {} if wanted == ALL_LINEAR else {wanted: wanted}
-        else:
-            patterns = {word: rf"(.*\.)?{re.escape(word)}" for word in wanted}
-        for word, pattern in patterns.items():
-            if not any(re.fullmatch(pattern, name) for name in modules):
+        wanted: Any = chosen.get(key) or []
+        is_pattern = isinstance(wanted, str)  # a regular expression of whole names
+        words: list[str] = [wanted] if is_pattern else wanted
+        for word in words:
+            pattern = word if is_pattern else rf"(.*\.)?{re.escape(word)}"
+            if word != ALL_LINEAR and not any(re.fullmatch(pattern, name) for name in modules):
                 raise RecipeError(
                     f"`model.lora.{key}`: {model.config.model_type} has nothing called `{word}`."
                     f"{did_you_mean(word, names)} It has: {', '.join(names)}."
@@ -134,15 +116,13 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
     model.enable_input_require_grads()
     adapted = put_adapters(model, options)
     if not is_deepspeed_zero3_enabled():  # there DeepSpeed keeps fp32 copies of all that is trained
-        for module in trained_whole(adapted):
-            train_in_fp32(module, around=model.dtype)
-        trained = ((name, one) for name, one in adapted.named_parameters() if one.requires_grad)
-        half = [name for name, one in trained if one.dtype != torch.float32]
-        if half:
-            raise RecipeError(
-                f"`model.lora` trains {half[0]} of the base in {str(model.dtype).removeprefix('torch.')}, where small"
-                " steps are lost. Remove `bias`, or set `model.dtype: float32`."
-            )
+        train_copies_in_fp32(adapted, around=model.dtype)
+        for name, parameter in adapted.named_parameters():
+            if parameter.requires_grad and parameter.dtype != torch.float32:
+                raise RecipeError(
+                    f"`model.lora` trains {name} of the base in {str(model.dtype).removeprefix('torch.')}, where small"
+                    " steps are lost. Remove `bias`, or set `model.dtype: float32`."
+                )
     method, (trainable, total) = method_of(options), adapted.get_nb_trainable_parameters()
     if trainable == 0:
         raise RecipeError(f"`model.lora`: {method} with these options trains nothing: they choose no layer.")
@@ -163,64 +143,68 @@ def put_adapters(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftMode
 
 def config_for(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> PeftConfig:
     try:
-        return config_class(method_of(options))(**{"task_type": "CAUSAL_LM", **chosen})
+        return get_peft_config({"peft_type": method_of(options).upper(), "task_type": "CAUSAL_LM", **chosen})
     except (ValueError, TypeError) as problem:
         raise RecipeError(f"model.lora: {problem}") from problem
 
 
 def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole options of the method's config: ours, those of the preset, and what the recipe says on top."""
+    """All options of the method's config: our defaults, those of the preset, then the recipe's."""
     method, preset = method_of(options), options.get("preset")
     defaults = DEFAULTS | PRESETS.get(str(preset), {}) if method == LORA else {}
     chosen = defaults | {key: value for key, value in options.items() if key not in OURS}
     if method not in CHOSEN_BY_PEFT:
         chosen.setdefault("target_modules", ALL_LINEAR)
     is_mamba = any(isinstance(module, nn.Conv1d) for module in model.modules())
-    can_exclude = "exclude_modules" in config_class(method).__dataclass_fields__
+    can_exclude = "exclude_modules" in PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(method.upper())].__dataclass_fields__
     if chosen.get("target_modules") == ALL_LINEAR and is_mamba and can_exclude:
         chosen.setdefault("exclude_modules", list(MAMBA_EXCLUDED))
     if preset is not None and "modules_to_save" not in options:
-        chosen["modules_to_save"] = embedding_names(model)
-        chosen.setdefault("ensure_weight_tying", is_tied(model))
+        is_tied = bool(model.config.get_text_config().tie_word_embeddings)  # embedding and head are one matrix
+        ends = [model.get_input_embeddings(), *([] if is_tied else [model.get_output_embeddings()])]
+        paths = {id(module): name for name, module in model.named_modules()}
+        names = [paths[id(module)].rpartition(".")[2] for module in ends]
+        if is_tied and names[0] not in EMBEDDING_LAYER_NAMES:
+            raise RecipeError(
+                f"`model.lora`: the head of {model.config.model_type} is its embedding `{names[0]}`, of which peft"
+                " would train only one side. Write `lora: {r: 128, lora_alpha: 32, use_rslora: true}`, which trains"
+                " neither, or train all parameters (`lora: null`)."
+            )
+        chosen["modules_to_save"] = names
+        chosen.setdefault("ensure_weight_tying", is_tied)
     return chosen
 
 
-def trained_whole(adapted: PeftModel) -> Iterator[nn.Module]:
-    """Layers of which a copy is trained."""
+def train_copies_in_fp32(adapted: PeftModel, around: torch.dtype) -> None:
+    """Small steps are lost in bfloat16, so layers that are trained whole are fp32. What an embedding or a norm returns
+    keeps the type of the layers around it; a head takes any."""
     for module in adapted.modules():
+        copies: Iterable[nn.Module] = ()
         if isinstance(module, ModulesToSaveWrapper):
-            yield from module.modules_to_save.values()
+            copies = module.modules_to_save.values()
         elif isinstance(module, LNTuningLayer):
-            yield from module.ln_tuning_layers.values()
-
-
-def train_in_fp32(module: nn.Module, *, around: torch.dtype) -> None:
-    """Small steps are lost in bfloat16. What an embedding or a norm gives keeps the type of the layers around it; a
-    head takes any."""
-    module.float()
-    if around == torch.float32:
-        return
-    if isinstance(module, nn.Linear):
-        module.register_forward_pre_hook(lambda layer, inputs: tuple(value.to(layer.weight.dtype) for value in inputs))
-    else:
-        module.register_forward_hook(lambda _, __, output: output.to(around))
+            copies = module.ln_tuning_layers.values()
+        for copied in copies:
+            copied.float()
+            if around == torch.float32:
+                continue
+            if isinstance(copied, nn.Linear):
+                copied.register_forward_pre_hook(
+                    lambda layer, inputs: tuple(value.to(layer.weight.dtype) for value in inputs)
+                )
+            else:
+                copied.register_forward_hook(lambda _, __, output: output.to(around))
 
 
 def merge_lora(model: PeftModel) -> PreTrainedModel:
-    """The plain model with the adapters added into its weights; refuses adapters that contain NaN.
-
-    Raises:
-        CheckpointError: what this method learns cannot be written into weights.
-    """
+    """The plain model with the adapters added into its weights; refuses adapters that contain NaN."""
     try:
-        merged: PreTrainedModel = model.merge_and_unload(safe_merge=True)
+        return model.merge_and_unload(safe_merge=True)  # type: ignore[no-any-return]
     except NotImplementedError as problem:
         raise CheckpointError(f"peft cannot merge {model.active_peft_config.peft_type.value}: {problem}") from problem
-    return merged
 
 
 def check_mergeable(peft_type: str) -> None:
-    """Refuse adapters of methods that cannot become weights."""
     if peft_type.lower() not in (*PEFT_METHODS, "adalora"):
         raise CheckpointError(
             f"an adapter of {peft_type} cannot be merged into its base. Serve base and adapter together, with peft."
@@ -242,44 +226,21 @@ def last_names(names: Iterable[str]) -> list[str]:
     return sorted({name.rpartition(".")[2] for name in names})
 
 
-def embedding_names(model: PreTrainedModel) -> list[str]:
-    """What the model calls its embedding and its head, where that has weights of its own."""
-    ends = [model.get_input_embeddings(), *([] if is_tied(model) else [model.get_output_embeddings()])]
-    paths = {id(module): name for name, module in model.named_modules()}
-    names = [paths[id(module)].rpartition(".")[2] for module in ends]
-    if is_tied(model) and names[0] not in EMBEDDING_LAYER_NAMES:
-        raise RecipeError(
-            f"`model.lora`: the head of {model.config.model_type} is its embedding `{names[0]}`, of which peft would"
-            " train only one side. Write `lora: {r: 128, lora_alpha: 32, use_rslora: true}`, which trains neither,"
-            " or train all parameters (`lora: null`)."
-        )
-    return names
-
-
-def is_tied(model: PreTrainedModel) -> bool:
-    """True where embedding and head are one matrix."""
-    return bool(model.config.get_text_config().tie_word_embeddings)
-
-
 # --- base weights in 4 bit, by bitsandbytes -------------------------------------------------------------------------
 
 BLOCK, BLOCK_OF_SCALES = 64, 256
-BYTES_OF_4_BIT = {
+BYTES_OF_4_BIT = {  # of each number, by whether the scales are quantized as well
     False: 0.5 + 4 / BLOCK,  # a scale in fp32 for each block
     True: 0.5 + 1 / BLOCK + 4 / (BLOCK * BLOCK_OF_SCALES),  # a scale in 8 bit, and one in fp32 for 256 of those
 }
-"""Of each number, by whether the scales are quantized as well."""
 
 
 @dataclass(frozen=True)
 class Quantization:
-    kind: str
-    """nf4: the quantiles of a normal distribution, fp4: floating-point numbers."""
-    double: bool
-    """The scales are quantized too."""
+    kind: str  # nf4: the quantiles of a normal distribution, fp4: floating-point numbers
+    double: bool  # the scales are quantized too
 
     def config(self, compute: torch.dtype | str) -> BitsAndBytesConfig:
-        """Of linear layers; embeddings and head stay as they are."""
         return BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type=self.kind,
@@ -299,17 +260,11 @@ def quantization_of(lora: Mapping[str, Any] | None) -> Quantization | None:
 
 
 def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> Quantization | None:
-    """Refuse what cannot be quantized here.
-
-    Raises:
-        RecipeError: DeepSpeed's ZeRO-3, which divides weights.
-        ResourceError: bitsandbytes is not installed.
-    """
+    """What `model.lora` asks for, after a check that this run can give it."""
     found = quantization_of(lora)
     if found is not None and zero3:
         raise RecipeError(
-            "`model.lora.quantize`: DeepSpeed's ZeRO-3 divides weights, and those in 4 bit cannot be divided. They are"
-            " small: leave `training.deepspeed` out."
+            "`model.lora.quantize`: DeepSpeed's ZeRO-3 cannot divide weights in 4 bit. Remove `training.deepspeed`."
         )
     if found is not None and find_spec("bitsandbytes") is None:
         raise ResourceError("`model.lora.quantize` needs bitsandbytes. Install it: pip install 'cpt[bitsandbytes]'")
@@ -317,10 +272,9 @@ def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> Quanti
 
 
 def keep_layout_on_cpu(model: nn.Module) -> None:
-    """Keep bitsandbytes from packing 4-bit weights in another way.
+    """Keep bitsandbytes from packing 4-bit weights in another way, as it does on a CPU with AVX-512 and bfloat16.
 
-    On a CPU with AVX-512 and bfloat16 it does so when they are first read without gradients. That fails where the
-    inputs are no multiple of a block, and gradients of later steps, which expect the old layout, are wrong.
+    That fails where inputs are no multiple of a block, and makes the gradients of later steps wrong.
     """
     for module in model.modules():
         if "support_avx512bf16_for_cpu" in vars(module):

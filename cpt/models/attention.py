@@ -1,10 +1,6 @@
 """Which attention implementation a model runs with, and ours, `varlen`: attention within each document of packed rows,
-by kernels that take the documents' bounds instead of a mask.
-
-`varlen` is torch's own kernel (the flash kernels that it ships); with flash-attn installed, its kernels take the same
-bounds. Where no kernel can run (on a CPU, in fp32), torch's SDPA attends to one document after the other, which is as
-exact as a mask and skips what a mask would hide.
-"""
+by torch's or flash-attn's kernels, which take the documents' bounds instead of a mask. Where no kernel can run (on a
+CPU, in fp32), torch's SDPA attends to one document after the other, which is as exact as a mask."""
 
 import inspect
 from collections.abc import Callable
@@ -25,7 +21,6 @@ from cpt.errors import RecipeError, ResourceError
 from cpt.hf_internals import flash_attention, supports_flash, supports_flex, supports_sdpa
 from cpt.plugins import did_you_mean, import_named
 
-FLASH_INSTALL = "pip install flash-attn --no-build-isolation"
 OLDEST_GPU = (8, 0)  # compute capability; of flash kernels
 HOPPER = (9, 0)  # the only one that flash-attn 3 is for
 VARLEN = "varlen"
@@ -70,104 +65,68 @@ def choose_attention(
     Args:
         wanted: `auto`, `varlen`, a name of transformers, or `package.module:function`, a function of its
             AttentionInterface (masked like sdpa).
-        config: tells what of a model a kernel cannot compute.
         half_precision: the model computes in bf16 or fp16; flash attention knows no other types.
-        packed: positions alone keep the documents of a row apart, and the padding behind them; no mask comes with the
-            rows.
-
-    Raises:
-        RecipeError: the name is unknown, or the model cannot run with it.
-        ResourceError: it needs a package or a GPU that this machine does not have.
+        packed: rows come without a mask: positions alone keep documents and padding apart.
     """
     register_varlen()
     if wanted == "auto":
         if why_not_by_bounds(model_class, config, half_precision=half_precision, packed=packed) is None:
-            return VARLEN if _missing_for_flash("flash_attention_3") else BY_PACKAGE["flash_attention_3"]
+            return VARLEN if missing_for("flash_attention_3") else BY_PACKAGE["flash_attention_3"]
         return "sdpa" if supports_sdpa(model_class) else "eager"
     if ":" in wanted and "/" not in wanted:
-        return register_attention(wanted)
-    _check(wanted, model_class, config, half_precision=half_precision, packed=packed)
-    return BY_PACKAGE[wanted] if packed and wanted in BY_PACKAGE else wanted
-
-
-def register_attention(name: str) -> str:
-    """Make the user's function known to transformers, with the mask that sdpa gets, and return its name there."""
-    AttentionInterface.register(name, import_named(name))
-    AttentionMaskInterface.register(name, sdpa_mask)
-    return name
-
-
-def why_not_by_bounds(
-    model_class: type[PreTrainedModel], config: PreTrainedConfig | None, *, half_precision: bool, packed: bool
-) -> str | None:
-    """Why `auto` does not take a kernel that gets the bounds of documents; None where it does."""
-    if not packed:
-        return "rows come with a mask"
-    if not half_precision or config is None:
-        return "it computes in fp32"
-    return why_not_varlen(model_class, config) or missing_for_varlen()
-
-
-def missing_for_varlen() -> str | None:
-    """What this machine lacks for torch's own kernel."""
-    if not torch.cuda.is_available():
-        return "it needs a CUDA GPU and this machine has none"
-    if torch.cuda.get_device_capability() < OLDEST_GPU:
-        return f"{torch.cuda.get_device_name()} is older than flash kernels (compute capability 8.0)"
-    return None
-
-
-def _missing_for_flash(name: str) -> str | None:
-    if not torch.cuda.is_available():
-        return "it needs a CUDA GPU and this machine has none. Use `model.attention: auto`"
-    third = name == "flash_attention_3"
-    if third and torch.cuda.get_device_capability() != HOPPER:
-        return f"it is for Hopper GPUs, and this is a {torch.cuda.get_device_name()}. Use `model.attention: auto`"
-    if third and not is_flash_attn_3_available():
-        install = "Install flash_attn_interface (github.com/Dao-AILab/flash-attention, hopper/)"
-        return f"flash-attn 3 is not installed. {install}, or use `model.attention: auto`"
-    if not third and not is_flash_attn_2_available():
-        return f"flash-attn is not installed. Run: {FLASH_INSTALL}, or use `model.attention: auto`"
-    return None
-
-
-def _check(
-    wanted: str,
-    model_class: type[PreTrainedModel],
-    config: PreTrainedConfig | None,
-    *,
-    half_precision: bool,
-    packed: bool,
-) -> None:
+        AttentionInterface.register(wanted, import_named(wanted))
+        AttentionMaskInterface.register(wanted, sdpa_mask)
+        return wanted
     known = ["auto", "eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
     if wanted not in known and "/" not in wanted:  # with a slash it is a kernel on the Hub, which transformers fetches
         raise RecipeError(
             f"model.attention: no implementation called `{wanted}`.{did_you_mean(wanted, known)} "
             "Use auto, sdpa, eager, varlen, flash_attention_2, flex_attention, or your own `package.module:function`."
         )
+    remedy = "Use `model.attention: auto`."
     is_supported = {"flash": supports_flash, "sdpa": supports_sdpa, "flex": supports_flex}.get(wanted.split("_")[0])
     if is_supported is not None and not is_supported(model_class):
-        raise RecipeError(
-            f"model.attention: {model_class.__name__} cannot run with `{wanted}`. Use `model.attention: auto`."
-        )
+        raise RecipeError(f"model.attention: {model_class.__name__} cannot run with `{wanted}`. {remedy}")
     by_bounds = wanted == VARLEN or packed and wanted in BY_PACKAGE
     if by_bounds and (why := why_not_varlen(model_class, config)):
-        raise RecipeError(f"model.attention: {wanted}: {why}. Use `model.attention: auto`.")
-    if wanted in BY_PACKAGE and (missing := _missing_for_flash(wanted)):
-        raise ResourceError(f"model.attention: {wanted}: {missing}.")
+        raise RecipeError(f"model.attention: {wanted}: {why}. {remedy}")
+    is_kernel = wanted in BY_PACKAGE or wanted == VARLEN and torch.cuda.is_available()
+    if is_kernel and (missing := missing_for(wanted)):
+        raise ResourceError(f"model.attention: {wanted}: {missing}. {remedy}")
     if packed and "flash" in wanted and wanted not in BY_PACKAGE:
         raise RecipeError(
             f"model.attention: {wanted}: transformers lets documents of packed rows leak into each other with it,"
-            " where a micro-batch has several rows. Use `model.attention: auto`."
+            f" where a micro-batch has several rows. {remedy}"
         )
-    if wanted == VARLEN and torch.cuda.is_available():
-        if missing := missing_for_varlen():
-            raise ResourceError(f"model.attention: varlen: {missing}. Use `model.attention: auto`.")
-        if not half_precision:
-            raise RecipeError(
-                "model.attention: varlen: its kernel computes in half precision. Set `training.bf16: true`, or use"
-                " `model.attention: auto`."
-            )
+    if wanted == VARLEN and torch.cuda.is_available() and not half_precision:
+        raise RecipeError(f"model.attention: varlen needs half precision. Set `training.bf16: true`. Or: {remedy}")
+    return BY_PACKAGE[wanted] if packed and wanted in BY_PACKAGE else wanted
+
+
+def why_not_by_bounds(
+    model_class: type[PreTrainedModel], config: PreTrainedConfig | None, *, half_precision: bool, packed: bool
+) -> str | None:
+    """Why `auto` does not use a kernel that takes the bounds of documents; None where it does."""
+    if not packed:
+        return "rows come with a mask"
+    if not half_precision or config is None:
+        return "it computes in fp32"
+    return why_not_varlen(model_class, config) or missing_for(VARLEN)
+
+
+def missing_for(name: str) -> str | None:
+    """What this machine lacks for `varlen` or a kernel of flash-attn."""
+    if not torch.cuda.is_available():
+        return "it needs a CUDA GPU and this machine has none"
+    if name == VARLEN and torch.cuda.get_device_capability() < OLDEST_GPU:
+        return f"{torch.cuda.get_device_name()} is older than flash kernels (compute capability 8.0)"
+    if name == "flash_attention_3" and torch.cuda.get_device_capability() != HOPPER:
+        return f"it is for Hopper GPUs, and this is a {torch.cuda.get_device_name()}"
+    if name == "flash_attention_3" and not is_flash_attn_3_available():
+        return "flash_attn_interface is not installed (github.com/Dao-AILab/flash-attention, hopper/)"
+    if name == "flash_attention_2" and not is_flash_attn_2_available():
+        return "flash-attn is not installed (pip install flash-attn --no-build-isolation)"
+    return None
 
 
 def register_varlen() -> None:
@@ -196,9 +155,6 @@ def varlen_attention(
     Args:
         query: [rows, heads, tokens, width]; keys and values may have fewer heads.
         attention_mask: [1, 1, longest document, bounds], as `hand_over_documents` makes it.
-
-    Raises:
-        RecipeError: the model asks for what kernels of this kind do not compute.
     """
     if attention_mask is None or attention_mask.dtype != torch.int32:  # true masks are of booleans or fractions
         options |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
@@ -206,7 +162,11 @@ def varlen_attention(
             module, query, key, value, attention_mask, **options
         )
         return attended
-    refuse_altered(dropout, options)
+    altered = [name for name in ALTERED_SCORES if options.get(name) is not None]
+    if dropout or altered:
+        why = "attention dropout" if dropout else f"`{altered[0]}`"
+        remedy = " (or `model.config.attention_dropout: 0.0`, `attn_pdrop` in GPT-2)" if dropout else ""
+        raise RecipeError(f"model.attention: varlen does not compute {why}. Use `model.attention: auto`{remedy}.")
     tokens, width, value_width = query.shape[2], query.shape[-1], value.shape[-1]
     scale = width**-0.5 if scaling is None else scaling
     window = sliding_window if sliding_window is not None and sliding_window < tokens else None
@@ -215,7 +175,12 @@ def varlen_attention(
     bounds, longest = attention_mask.select(2, 0).flatten(), attention_mask.shape[2]
     is_whole = len(bounds) == 0  # each row is one document
     if is_whole and window is None and kernel is torch_kernel:
-        output = attend_to_rows(query, key, value, scale)
+        # torch's SDPA picks the fastest kernel of the GPU: on Hopper cuDNN's, which `varlen_attn` cannot use.
+        grouped = key.shape[1] != query.shape[1]
+        query, key, value = same_width(query, key, value)
+        output = F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale, enable_gqa=grouped
+        ).transpose(1, 2)
     else:
         if is_whole:
             longest = tokens
@@ -227,18 +192,8 @@ def varlen_attention(
     return output if output.shape[-1] == value_width else output[..., :value_width], None
 
 
-def attend_to_rows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """Causal attention by torch's SDPA, which picks the fastest kernel of the GPU: on Hopper cuDNN's, which
-    `varlen_attn` cannot use."""
-    grouped = key.shape[1] != query.shape[1]
-    query, key, value = same_width(query, key, value)
-    return F.scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=scale, enable_gqa=grouped
-    ).transpose(1, 2)
-
-
 def why_not_varlen(model_class: type[PreTrainedModel], config: PreTrainedConfig | None) -> str | None:
-    """What keeps a model from these kernels."""
+    """Why a model cannot use these kernels; None where it can."""
     if not supports_flash(model_class):
         return f"{model_class.__name__} does not run with flash attention"
     if config is None:
@@ -261,24 +216,11 @@ def has_kernel(query: torch.Tensor, dtype: torch.dtype) -> bool:
     return query.is_cuda and dtype in HALF
 
 
-def refuse_altered(dropout: float, options: dict[str, Any]) -> None:
-    """Raise where scores or probabilities are changed in a way that the kernels do not know."""
-    altered = [name for name in ALTERED_SCORES if options.get(name) is not None]
-    if dropout or altered:
-        why = "attention dropout" if dropout else f"`{altered[0]}`"
-        remedy = " (or `model.config.attention_dropout: 0.0`, `attn_pdrop` in GPT-2)" if dropout else ""
-        raise RecipeError(
-            f"model.attention: varlen does not compute {why}, which this model has. Use `model.attention:"
-            f" auto`{remedy}."
-        )
-
-
 def computing_dtype(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.dtype:
-    """Autocast's; else the half precision that any of them has: rotary embeddings and norms in fp32 widen the
-    others."""
     kind = query.device.type
     if torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
+    # Rotary embeddings and norms in fp32 widen some of them.
     return next((states.dtype for states in (value, key, query) if states.dtype in HALF), query.dtype)
 
 
@@ -301,7 +243,7 @@ def torch_kernel(
 
 
 def same_width(*states: torch.Tensor) -> list[torch.Tensor]:
-    """Zeros after what is narrower than the widest, and up to a multiple of eight; they add nothing to a score."""
+    """Pad with zeros, which add nothing to a score, to the widest one, and to a multiple of eight."""
     widest = max(of.shape[-1] for of in states)
     width = widest + -widest % WIDTH_MULTIPLE
     return [of if of.shape[-1] == width else F.pad(of, (0, width - of.shape[-1])) for of in states]

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, cast
@@ -58,13 +59,10 @@ def build_model(
     """Build the model, from weights or from scratch, ready for training.
 
     Args:
-        model: the recipe's section.
-        tokenizer: decides how many tokens the model must know.
         seed: decides new weights (from scratch, grown rows, adapters), equally under every launcher, ZeRO-3 included.
         dtype: what `dtype: auto` means in this run.
-        mixed_precision: the run computes in bf16 or fp16 even where the weights are fp32, so flash attention may be
-            chosen.
-        packed: positions alone will keep the documents of its rows apart, as in all rows but those of a token budget.
+        mixed_precision: the run computes in bf16 or fp16 even where the weights are fp32.
+        packed: rows come without a mask: positions alone keep documents and padding apart.
 
     Raises:
         RecipeError: the section contradicts itself, the weights or the tokenizer.
@@ -72,20 +70,22 @@ def build_model(
         ResourceError: the Hub, a package or a GPU that is needed is not there.
     """
     config = load_config(model)
-    _check_vocabulary(model, config, tokenizer)
+    known = vocabulary_size(config)
+    if len(tokenizer) > known and not model.resize_embeddings:
+        raise RecipeError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {known}. Set `model.resize_embeddings:"
+            " true` to let the vocabulary grow, or choose the model's own tokenizer (tokenizer.path)."
+        )
     learning = new_ids(Path(str(model.path)).expanduser()) if model.train_only == "new_rows" else None
     # Training never reuses keys and values, and with a cache documents would not be kept apart.
     config.use_cache = False
     weights = DTYPES.get(model.dtype, dtype)
-    quantization = check_quantization(model.lora, zero3=is_deepspeed_zero3_enabled())
+    zero3 = is_deepspeed_zero3_enabled()
+    quantization = check_quantization(model.lora, zero3=zero3)
     attention = _attention(model, config, half_precision=mixed_precision or weights != torch.float32, packed=packed)
-
-    def build_whole() -> PreTrainedModel:
-        return _build_whole(model, config, tokenizer, attention, weights, quantization)
-
+    build_whole = partial(_build_whole, model, config, tokenizer, attention, weights, quantization)
     with torch.random.fork_rng(devices=[]):  # the run's own random numbers do not depend on how many the weights took
         torch.manual_seed(seed)
-        zero3 = is_deepspeed_zero3_enabled()
         built = build_partitioned(build_whole, model.trust_remote_code) if zero3 else build_whole()
         if model.dtype != "auto" and built.dtype != DTYPES[model.dtype]:
             raise RecipeError(
@@ -126,10 +126,17 @@ def _build_whole(
             config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=model.trust_remote_code
         ).to(dtype)
         built.config.dtype = dtype
-        _take_special_tokens(built, tokenizer)
+        # New weights know no token yet, so these are the tokenizer's, not those of the published config.
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            setattr(built.config, name, getattr(tokenizer, name))
+            if built.generation_config is not None:
+                setattr(built.generation_config, name, getattr(tokenizer, name))
     else:
         built = load_weights(model, config, attention, dtype, quantization=quantization)
-    _check_parameters(model, built)
+    if model.parameters is not None and model.parameters != (actual := count_model_parameters(built).total):
+        raise RecipeError(
+            f"model.parameters says {model.parameters:,}, the built model has {actual:,}. Correct it, or model.config."
+        )
     if len(tokenizer) > vocabulary_size(config):
         built.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=ROWS_MULTIPLE)
         logger.info("vocabulary grown to %d tokens; the new rows start near the mean of the old", len(tokenizer))
@@ -168,22 +175,10 @@ def load_weights(
     *,
     quantization: Quantization | None = None,
 ) -> PreTrainedModel:
-    """The model of a folder or Hub id with all of its weights, as it was published.
-
-    Args:
-        dtype: of the weights in memory; "auto" is that of the files.
-        quantization: of the linear layers, as they are read.
-
-    Raises:
-        CheckpointError: weights are missing or damaged.
-    """
+    """The model of a folder or Hub id with all of its weights, as published; dtype "auto" is that of the files."""
     path = str(Path(str(model.path)).expanduser()) if is_local(str(model.path)) else str(model.path)
-    options: dict[str, Any] = {
-        "config": config,
-        "dtype": dtype,
-        "attn_implementation": attention,
-        "output_loading_info": True,
-    }
+    options: dict[str, Any] = {"config": config, "dtype": dtype, "attn_implementation": attention}
+    options["output_loading_info"] = True
     try:
         if quantization is not None:
             options["quantization_config"] = quantization.config(dtype)
@@ -194,8 +189,7 @@ def load_weights(
             loaded = AutoModelForCausalLM.from_pretrained(path, **options)
     except (OSError, SafetensorError, UnpicklingError, EOFError, RuntimeError) as problem:
         raise CheckpointError(
-            f"model.path: the weights of {path} cannot be loaded: {' '.join(str(problem).split())[:600]} Fetch or copy"
-            " the files again."
+            f"model.path: weights of {path} cannot be loaded: {' '.join(str(problem).split())[:600]} Copy it again."
         ) from problem
     built, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     if quantization is not None:
@@ -207,15 +201,13 @@ def load_weights(
             " again, or give the config that the weights were trained with."
         )
     if unexpected := sorted(info["unexpected_keys"]):
-        logger.warning(
-            "%s: %d tensors belong to no part of the model: %s", path, len(unexpected), ", ".join(unexpected[:5])
-        )
+        some = ", ".join(unexpected[:5])
+        logger.warning("%s: %d tensors belong to no part of the model: %s", path, len(unexpected), some)
     return built
 
 
 def _converted_weights(path: str, model: Model, config: PreTrainedConfig) -> dict[str, torch.Tensor] | None:
-    """The tensors where they cannot be loaded as they lie: a bare state dict, or a published GPT-2 whose rows must be
-    padded."""
+    """The tensors of a bare state dict, or of a published GPT-2 whose rows must be padded."""
     if Path(path).suffix in STATE_DICTS:
         return torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(config, CptGPT2Config):
@@ -227,34 +219,6 @@ def _converted_weights(path: str, model: Model, config: PreTrainedConfig) -> dic
     return pad_vocabulary(whole.state_dict(), config.vocab_size)
 
 
-def _take_special_tokens(built: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """New weights know no token yet, so bos, eos and pad are the tokenizer's, not those of the published config."""
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        token = getattr(tokenizer, name)
-        setattr(built.config, name, token)
-        if built.generation_config is not None:
-            setattr(built.generation_config, name, token)
-
-
-def _check_vocabulary(model: Model, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    known = vocabulary_size(config)
-    if len(tokenizer) > known and not model.resize_embeddings:
-        raise RecipeError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {known}: token ids past {known - 1}"
-            " have no embedding. Set `model.resize_embeddings: true` to let the vocabulary grow, or choose the"
-            " model's own tokenizer (tokenizer.path)."
-        )
-
-
-def _check_parameters(model: Model, built: PreTrainedModel) -> None:
-    expected = model.parameters
-    if expected is not None and expected != (actual := count_model_parameters(built).total):
-        raise RecipeError(
-            f"model.parameters says {expected:,}, the built model has {actual:,}. Correct model.config or"
-            " model.parameters."
-        )
-
-
 # --- scoring models --------------------------------------------------------------------------------------------------
 
 HEAD = "score"
@@ -263,18 +227,14 @@ HEAD = "score"
 def check_scoring(config: PreTrainedConfig) -> None:
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise RecipeError(
-            f"`stage` reward: transformers has no sequence classifier for `{config.model_type}`. Choose a model of"
-            " another architecture, such as llama or qwen3."
+            f"`stage` reward: transformers has no sequence classifier for `{config.model_type}`. Use llama or qwen3."
         )
 
 
 def scoring_model(
     model: Model, tokenizer: PreTrainedTokenizerBase, *, seed: int = 42, dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel | PeftModel:
-    """The recipe's model with a head of one output, read at a text's last token.
-
-    The body has the weights that the recipe names; the head is drawn from the seed.
-    """
+    """The recipe's model with a head of one output, drawn from the seed and read at a text's last token."""
     whole = build_model(model.model_copy(update={"lora": None}), tokenizer, seed=seed, dtype=dtype)
     assert isinstance(whole, PreTrainedModel), "without adapters"
     config = whole.config
@@ -303,9 +263,9 @@ def build_partitioned(build_whole: Callable[[], PreTrainedModel], trust_remote_c
     """Build the whole model on the main process, and return this process' part of it.
 
     transformers partitions while it builds, and then draws other random weights than without ZeRO-3. Built whole, a
-    seed means the same weights under every launcher. It costs host memory for one copy on the main process, as reading
-    a checkpoint under ZeRO-3 does in any case.
+    seed means the same weights under every launcher.
     """
+    import deepspeed
     import torch.distributed as dist
 
     with without_zero3():
@@ -319,24 +279,16 @@ def build_partitioned(build_whole: Callable[[], PreTrainedModel], trust_remote_c
         model = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=attention, trust_remote_code=trust_remote_code
         )
-    _copy_weights(whole, model)
+    source = {} if whole is None else dict(whole.named_parameters()) | dict(whole.named_buffers())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+                if source:
+                    parameter.copy_(source[name])
+        for name, buffer in model.named_buffers():
+            if source:
+                buffer.copy_(source[name])
+            dist.broadcast(buffer, src=0)
     if whole is not None and whole.generation_config is not None:
         model.generation_config = whole.generation_config
     return model
-
-
-@torch.no_grad()
-def _copy_weights(whole: PreTrainedModel | None, model: PreTrainedModel) -> None:
-    import deepspeed
-    import torch.distributed as dist
-
-    source = {} if whole is None else dict(whole.named_parameters())
-    for name, parameter in model.named_parameters():
-        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-            if source:
-                parameter.copy_(source[name])
-    buffers = {} if whole is None else dict(whole.named_buffers())
-    for name, buffer in model.named_buffers():
-        if buffers:
-            buffer.copy_(buffers[name])
-        dist.broadcast(buffer, src=0)

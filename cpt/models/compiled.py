@@ -1,10 +1,6 @@
-"""Decoder layers compiled in place, for rows of one shape: one graph serves all layers that are alike, and weights
-keep their names.
-
-Hugging Face compiles the model as a whole, for any shape: slower to start, and anew for shapes that change. Here
-evaluation and generation, whose shapes do change, stay uncompiled. A layer's gradient checkpoint is inside its graph:
-around a compiled layer it cannot see which buffers that layer writes to twice.
-"""
+"""Decoder layers compiled in place, for training on rows of one shape: one graph serves all layers that are alike, and
+weights keep their names. Hugging Face compiles the model as a whole, anew for each shape. A layer's gradient
+checkpoint is inside its graph: around it, it could not see which buffers the layer writes to twice."""
 
 import importlib.util
 from collections.abc import Iterator, Mapping
@@ -25,21 +21,20 @@ from cpt.recipe.keys import AUTO, CHECKPOINTING
 from cpt.torch_internals import allow_graphs_per_function, compiled_call, set_compiled_call, uncompiled_call
 
 INDUCTOR = "inductor"
+# The others use CUDA graphs: layers share one graph, and it would be recorded again for the weights of each.
 MODES = ("default", "max-autotune-no-cudagraphs")
-"""The others use CUDA graphs: layers share one graph, and it would be recorded again for the weights of each."""
 KEY, BACKEND_KEY, MODE_KEY = (f"`training.torch_compile{ending}`" for ending in ("", "_backend", "_mode"))
 KEYS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+# Kinds of layers x lengths of a curriculum x numbers of documents x sizes of micro-batches; beyond, torch runs
+# uncompiled.
 MOST_GRAPHS = 32
-"""Kinds of layers x lengths of a curriculum x numbers of documents x sizes of micro-batches; beyond, torch runs
-uncompiled."""
 UNDER_ZERO3 = "DeepSpeed's ZeRO-3 gathers parameters in hooks inside each layer, which break its graph"
 # torch 2.11 to 2.13
 UNDER_FSDP = "FSDP's hooks break the graph of a layer that is computed again in the backward pass"
 UNEVEN = "batches differ in shape, and each new shape would be compiled anew"
-RECOMPUTE = "recompute_in_graph"
-"""Attribute of a layer: the checkpoint that its compiled call goes through."""
+RECOMPUTE = "recompute_in_graph"  # attribute of a layer: the checkpoint that its compiled call goes through
+# Older versions of transformers, 5.17 among them; 5.23 checkpoints inside of a layer's forward.
 CHECKPOINTS_AROUND_CALLS = "__call__" in vars(GradientCheckpointingLayer)
-"""Of older versions of transformers, 5.17 among them; 5.23 checkpoints inside of a layer's forward."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ def wanted_compiling(training: Mapping[str, Any]) -> Compiling | None:
 
 
 def take_compiling(arguments: TrainingArguments) -> Compiling | None:
-    """What the arguments ask for; afterwards they no longer ask Hugging Face to compile the whole model."""
+    """As `wanted_compiling`; afterwards the arguments no longer ask Hugging Face to compile the whole model."""
     wanted = wanted_compiling(vars(arguments))
     arguments.torch_compile, arguments.torch_compile_backend, arguments.torch_compile_mode = False, None, None
     return wanted
@@ -64,17 +59,7 @@ def take_compiling(arguments: TrainingArguments) -> Compiling | None:
 def check_compiling(
     training: Mapping[str, Any], *, zero3: bool, even_rows: bool = True, has_gpu: bool | None = None
 ) -> None:
-    """Refuse what cannot be compiled before anything is built.
-
-    Args:
-        zero3: DeepSpeed gathers parameters by hooks of modules.
-        even_rows: batches are of one shape.
-        has_gpu: of the machine that is meant; by default this one.
-
-    Raises:
-        RecipeError: an unknown backend or mode, or something that layers cannot be compiled with.
-        ResourceError: a compiler is missing.
-    """
+    """Refuse what cannot be compiled before anything is built. By default `has_gpu` is of this machine."""
     wanted = wanted_compiling(training)
     if wanted is None:
         return
@@ -82,8 +67,7 @@ def check_compiling(
         raise RecipeError(f"{BACKEND_KEY}: no backend `{wanted.backend}`.{did_you_mean(wanted.backend, backends)}")
     if wanted.mode is not None and (wanted.mode not in MODES or wanted.backend != INDUCTOR):
         raise RecipeError(
-            f"{MODE_KEY}: expected {' or '.join(MODES)}, with {BACKEND_KEY} `{INDUCTOR}`, got `{wanted.mode}` with"
-            f" `{wanted.backend}`."
+            f"{MODE_KEY}: expected {' or '.join(MODES)}, with {INDUCTOR}, got `{wanted.mode}` with `{wanted.backend}`."
         )
     if zero3:
         raise RecipeError(f"{KEY}: {UNDER_ZERO3}. Remove the key, or use a profile of stage 1 or 2.")
@@ -99,16 +83,12 @@ def check_compiling(
 
 
 def recomputes_under_fsdp(training: Mapping[str, Any]) -> bool:
-    """Whether layers are sharded by FSDP and computed again, or may be (`auto`)."""
     return bool(training.get("fsdp")) and any(training.get(name) for name in CHECKPOINTING)
 
 
 def compile_layers(model: nn.Module, compiling: Compiling) -> int:
-    """Have each decoder layer compiled when it first trains; what is set up until then is in its graph.
-
-    Returns:
-        Modules that are compiled: a layer each, or several of a layer with experts.
-    """
+    """Have each decoder layer compiled when it first trains, with what is set up until then; returns how many modules
+    are compiled: one of each layer, or several of a layer with experts."""
     parts = list(compiled_parts(model))
     if not parts:
         raise RecipeError(
@@ -122,7 +102,7 @@ def compile_layers(model: nn.Module, compiling: Compiling) -> int:
 
 
 def compiled_parts(model: nn.Module) -> Iterator[nn.Module]:
-    """Decoder layers; of those with experts, whose shapes change with what a router says, all parts beside them."""
+    """Decoder layers; of those with experts, whose shapes change with each batch, the other parts."""
     for layer in decoder_layers(model):
         if has_experts(layer):
             yield from (part for part in layer.children() if not has_experts(part))
@@ -136,12 +116,11 @@ def decoder_layers(model: nn.Module) -> list[GradientCheckpointingLayer]:
 
 
 def has_experts(module: nn.Module) -> bool:
-    """Whether a router inside of it sends tokens to experts."""
     return any(".experts." in f".{name}" for name, _ in module.named_parameters())
 
 
 class CompiledCall:
-    """A module's call: compiled while it trains, and as it was written for all else."""
+    """A module's call: compiled only while it trains."""
 
     def __init__(self, module: nn.Module, compiled: Any) -> None:
         self.module, self.compiled = module, compiled
@@ -161,15 +140,7 @@ def call_in_graph(module: nn.Module, *inputs: Any, **options: Any) -> Any:
 
 
 def move_checkpoints_into_graphs(model: PreTrainedModel | PeftModel) -> None:
-    """Of layers that transformers checkpoints around their call; later versions do so inside of it."""
-    if not CHECKPOINTS_AROUND_CALLS:
-        return
-    for layer in decoder_layers(model):
+    for layer in decoder_layers(model) if CHECKPOINTS_AROUND_CALLS else ():
         if layer.gradient_checkpointing and isinstance(compiled_call(layer), CompiledCall):
             vars(layer)[RECOMPUTE] = vars(layer)["_gradient_checkpointing_func"]
-            vars(layer)["_gradient_checkpointing_func"] = call_now
-
-
-def call_now(function: Any, *inputs: Any) -> Any:
-    """In the place of a checkpoint that is in the graph."""
-    return function(*inputs)
+            vars(layer)["_gradient_checkpointing_func"] = lambda function, *inputs: function(*inputs)

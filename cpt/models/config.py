@@ -27,12 +27,7 @@ STATE_DICTS = (".pth", ".pt")
 
 
 def load_config(model: Model) -> PreTrainedConfig:
-    """The config of the model that `build_model` will build.
-
-    Raises:
-        RecipeError: the section names nothing that exists, or the weights have another shape than `config` says.
-        ResourceError: the Hub cannot be reached, or wants a login.
-    """
+    """The config of the model that `build_model` will build."""
     register_families()
     if model.import_ is not None:
         import_user_module(model.import_)
@@ -56,16 +51,35 @@ def _resolve(model: Model) -> PreTrainedConfig:
             raise RecipeError(f"model.path: {path} does not exist (looked from {Path.cwd()}).")
         if written is None:
             raise RecipeError(
-                f"model.path: {path} is a bare state dict, so model.config must give its shape (`model_type:"
-                " minimind2`, ...)."
+                f"model.path: {path} is a bare state dict: model.config must give its shape (`model_type: minimind2`)."
             )
         return written
     found = read_config(model)
     if written is None or model.config is None:
         return found
     if written.model_type in FAMILIES and found.model_type in FAMILIES[written.model_type].starts_from:
-        found = _adopt(found, written)
-    _compare(model.config, written, found, path)
+        if found.model_type == "minimind":  # its own config.json has other names; the weights must fit the shape
+            return written
+        values = {field.name: value_of(found, field.name) for field in dataclasses.fields(type(found))}
+        if isinstance(written, CptGPT2Config):
+            rows = max(written.vocab_size, found.vocab_size)
+            values |= {"unpadded_vocab_size": found.vocab_size, "vocab_size": rows}
+            values |= {name: vars(written)[name] for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+        found = type(written)(**values | {"architectures": None})
+    # Only the keys in the recipe are compared.
+    names = {"rope_parameters" if key in ROPE_KEYS else key for key in model.config} - {"torch_dtype", "architectures"}
+    differing = [
+        f"  {name}: {value_of(written, name)} in model.config, {value_of(found, name)} in {path}"
+        for name in sorted(names)
+        if value_of(written, name) != value_of(found, name)
+    ]
+    if differing:
+        raise RecipeError(
+            f"model.config is not the shape of {path}:\n"
+            + "\n".join(differing)
+            + "\nCorrect or remove model.config (a `base:` brings its own: name another file there), or write "
+            + "`model.from_scratch: true` for new weights of that shape."
+        )
     return found
 
 
@@ -81,7 +95,15 @@ def config_from(written: Mapping[str, Any]) -> PreTrainedConfig:
             f" {', '.join(FAMILIES)}; all of transformers' (llama, qwen3, nemotron, ...); your own through"
             " `model.import`."
         )
-    _check_keys(model_type, values)
+    config_class = CONFIG_MAPPING[model_type]
+    # transformers takes any key in silence; a misspelt one would leave its default in place. A user's own class may
+    # take what it likes.
+    if dataclasses.is_dataclass(config_class) and config_class.__module__.startswith(("transformers.", "cpt.")):
+        keys = {field.name for field in dataclasses.fields(config_class)}
+        keys |= {*config_class.attribute_map, *LEGACY_KEYS, *UNDECLARED_KEYS}
+        for key in values:
+            if key not in keys:
+                raise RecipeError(f"model.config.{key} is not a key of `{model_type}`.{did_you_mean(key, keys)}")
     try:
         return AutoConfig.for_model(model_type, **values)
     except (StrictDataclassError, TypeError, ValueError, KeyError) as problem:
@@ -89,11 +111,24 @@ def config_from(written: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def read_config(model: Model) -> PreTrainedConfig:
-    """The config.json of the folder or Hub id."""
+    """The config.json of the folder or Hub id; ResourceError if the Hub cannot be reached, or wants a login."""
     path = str(model.path)
     if is_local(path):
-        _check_folder(path)
-        path = str(Path(path).expanduser())
+        folder = Path(path).expanduser()
+        if not folder.exists():
+            raise RecipeError(
+                f"model.path: {path} does not exist. Give a folder written by save_pretrained, or an id on the Hub."
+            )
+        if complaint := unfinished_run(path):
+            raise RecipeError(f"model.path: {complaint}")
+        if folder.is_dir() and (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+            raise RecipeError(
+                f"model.path: {path} is an adapter without its base. Make one model of both, then continue from it: "
+                f"cpt merge --method lora BASE {path} --output FOLDER (an adapter of another base is refused there)."
+            )
+        if folder.is_dir() and not (folder / "config.json").is_file():
+            raise RecipeError(f"model.path: {path} has no config.json. Give a folder written by save_pretrained.")
+        path = str(folder)
     else:
         refuse_unreachable("model.path", path, model.revision)
     try:
@@ -114,25 +149,6 @@ def read_config(model: Model) -> PreTrainedConfig:
         ) from problem
 
 
-def _check_folder(path: str) -> None:
-    folder = Path(path).expanduser()
-    if not folder.exists():
-        raise RecipeError(
-            f"model.path: {path} does not exist. Give a folder written by save_pretrained, or an id on the Hub."
-        )
-    if complaint := unfinished_run(path):
-        raise RecipeError(f"model.path: {complaint}")
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        if (folder / "adapter_config.json").is_file():
-            raise RecipeError(
-                f"model.path: {path} is an adapter without its base. Make one model of both, then continue from it: "
-                f"cpt merge --method lora BASE {path} --output FOLDER (an adapter of another base is refused there)."
-            )
-        raise RecipeError(
-            f"model.path: {path} has no config.json, so it is not a model folder. Give one written by save_pretrained."
-        )
-
-
 def _hub_error(path: str, problem: OSError) -> RecipeError | ResourceError:
     cause: BaseException | None = problem
     while cause is not None and not isinstance(cause, HfHubHTTPError):
@@ -150,59 +166,15 @@ def _hub_error(path: str, problem: OSError) -> RecipeError | ResourceError:
 
 
 def value_of(config: PreTrainedConfig, name: str) -> Any:
-    """A config's value under its name or an older spelling, which only attribute access knows; None without one."""
+    """A config's value by its name or an older spelling, which only attribute access knows; None without one."""
     return getattr(config, name, None)
 
 
-def _check_keys(model_type: str, values: Mapping[str, Any]) -> None:
-    """transformers takes any key in silence; a misspelt one would leave its default in place."""
-    config_class = CONFIG_MAPPING[model_type]
-    if not dataclasses.is_dataclass(config_class) or not config_class.__module__.startswith(("transformers.", "cpt.")):
-        return  # a user's own class may take what it likes
-    known = {field.name for field in dataclasses.fields(config_class)}
-    known |= {*config_class.attribute_map, *LEGACY_KEYS, *UNDECLARED_KEYS}
-    for key in values:
-        if key not in known:
-            raise RecipeError(f"model.config.{key} is not a key of `{model_type}`.{did_you_mean(key, known)}")
-
-
-def _adopt(found: PreTrainedConfig, written: PreTrainedConfig) -> PreTrainedConfig:
-    """Our family's config for a checkpoint of the architecture that it equals; its shape is compared afterwards."""
-    if found.model_type == "minimind":  # MiniMind's own config.json has other names; the weights must fit the shape
-        return written
-    values = {field.name: value_of(found, field.name) for field in dataclasses.fields(type(found))}
-    if isinstance(written, CptGPT2Config):
-        values |= {"unpadded_vocab_size": found.vocab_size, "vocab_size": max(written.vocab_size, found.vocab_size)}
-        values |= {name: vars(written)[name] for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
-    return type(written)(**values | {"architectures": None})
-
-
-def _compare(keys: Mapping[str, Any], written: PreTrainedConfig, found: PreTrainedConfig, path: str) -> None:
-    """Only the keys in the recipe are compared."""
-    names = {"rope_parameters" if key in ROPE_KEYS else key for key in keys} - {"torch_dtype", "architectures"}
-    differing = [
-        f"  {name}: {value_of(written, name)} in model.config, {value_of(found, name)} in {path}"
-        for name in sorted(names)
-        if value_of(written, name) != value_of(found, name)
-    ]
-    if differing:
-        raise RecipeError(
-            f"model.config is not the shape of {path}:\n"
-            + "\n".join(differing)
-            + "\nCorrect or remove model.config (a `base:` brings its own: name another file there), or write "
-            + "`model.from_scratch: true` for new weights of that shape."
-        )
-
-
 def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrainedConfig:
-    """The config with the positions that `model.rope` asks for, which exported models then carry.
+    """Change the config in place to the positions that `model.rope` asks for, which exported models then carry.
 
     YaRN (arXiv 2309.00071) keeps what near tokens see and presses the far positions together by `factor`; a larger
     base (`theta`) turns all of them more slowly (arXiv 2309.16039). Both need training on long rows.
-
-    Args:
-        config: changed in place.
-        wanted: `theta`, `type` and `factor`, `length`.
     """
     text = config.get_text_config()
     found = text.to_dict().get("rope_parameters")
@@ -228,8 +200,8 @@ def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrained
         length = int(wanted.get("length") or original * factor)
         if length > original * factor:
             raise RecipeError(
-                f"`model.rope.length` is {length:,}: positions that are pressed together {factor:g} times reach from"
-                f" {original:,} to {int(original * factor):,}. Write a larger `factor`."
+                f"`model.rope.length` is {length:,}, but `factor` {factor:g} reaches to {int(original * factor):,}."
+                " Write a larger `factor`."
             )
     elif found["rope_type"] != "default":
         rope = {**found, **rope}

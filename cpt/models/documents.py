@@ -1,10 +1,6 @@
 """Where the documents of packed rows begin and end: found once a batch, handed to the attention of every layer in the
-place of a mask, also where several processes share a row (DeepSpeed Ulysses).
-
-Ulysses gives each process a part of the tokens, and attention exchanges parts of rows for some of the heads.
-DeepSpeed's own attention drops whatever says where documents begin: documents of packed rows would read each other,
-and windows would be ignored. Here the documents' bounds go through it.
-"""
+place of a mask, also where several processes share a row (DeepSpeed Ulysses, whose own attention drops the mask, so
+that documents would read each other)."""
 
 import inspect
 from collections.abc import Mapping
@@ -22,12 +18,11 @@ from cpt.errors import RecipeError
 from cpt.hf_internals import attention_of
 from cpt.models.attention import VARLEN, VARLEN_NAMES
 from cpt.models.inventory import runs_along_the_row
-from cpt.torch_internals import has_forward_pre_hook, mark_dynamic
+from cpt.torch_internals import mark_dynamic
 
 BOUNDS, LONGEST = "cu_seq_lens_q", "max_length_q"  # transformers' names
 FEWEST_BOUNDS = 32
 FEWEST_TOKENS = 128  # of the longest document; kernels compute blocks of so many
-PARTS = (slice(0, 5), slice(5, 8))  # the documents of a trial
 # Share of the largest logit. bf16 rounds by 0.004, and kernels for several lengths add up in another order.
 TOLERANCE = 0.02
 IGNORED = -100
@@ -42,18 +37,15 @@ PROVEN_SHARED = """
 
 
 def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
-    """Where each document begins among the tokens of all rows laid end to end, and where the last one ends.
+    """Where each document begins among the tokens of all rows laid end to end, and where the last one ends, int32.
 
     As in transformers' masks, a document begins with each row, and wherever a position does not follow from the one
     before. The last number is repeated up to a power of two, for few different shapes: to kernels these are documents
-    without tokens. Not further than that: flash kernels keep 128 rows free for each in the backward pass.
+    without tokens. Not further than that: flash kernels keep 128 rows free for each in the backward pass. Empty where
+    each row is one document, which causal attention needs no bounds for.
 
     Args:
         position_ids: [rows, tokens].
-
-    Returns:
-        int32, at least FEWEST_BOUNDS of them; empty where each row is one document, which causal attention needs no
-        bounds for.
     """
     begins = torch.ones_like(position_ids, dtype=torch.bool)
     begins[:, 1:] = position_ids.diff(dim=1) != 1
@@ -67,11 +59,8 @@ def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
 
 
 def add_document_bounds(batch: dict[str, Any]) -> dict[str, Any]:
-    """The batch with its bounds, found where the batch is made; one with a mask, or without positions, as it is.
-
-    With them comes the length of the longest document, rounded up to a power of two: kernels start that many blocks
-    for each document.
-    """
+    """The batch with its bounds, unless it has a mask or no positions, and with the length of its longest document,
+    rounded up to a power of two: kernels start that many blocks for each document."""
     positions = batch.get("position_ids")
     if positions is None or positions.dim() != 2 or batch.get("attention_mask") is not None:
         return batch
@@ -83,13 +72,12 @@ def add_document_bounds(batch: dict[str, Any]) -> dict[str, Any]:
 def hand_over_documents(
     model: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Forward pre-hook of a model without its head: bounds instead of a mask, from the batch, or else from the
-    positions.
+    """Forward pre-hook of a model without its head: bounds, of the batch or its positions, instead of a mask.
 
     transformers passes a mask of four dimensions on as it is, and every layer's attention gets it, also where layers
     drop other arguments and where gradient checkpointing runs a layer again. The longest document's length is a
-    dimension of it, without memory: a number would need a graph for each length. With a mask, or a cache of keys and
-    values, attention is left to the mask, as everywhere in transformers.
+    dimension of it, without memory: a number would need a graph for each length. Rows with a mask, or with a cache of
+    keys and values, are left alone.
     """
     given = dict(keywords)
     bounds, longest, positions = given.pop(BOUNDS, None), given.pop(LONGEST, None), given.get("position_ids")
@@ -107,17 +95,16 @@ def hand_over_documents(
 
 
 def keep_documents_apart(model: PreTrainedModel) -> None:
-    """Install the hook that hands the bounds over."""
     check_documents_can_be_handed_over(model)
     model.base_model.register_forward_pre_hook(hand_over_documents, with_kwargs=True)
+    model.base_model.hands_over_documents = True  # type: ignore[assignment]
 
 
 def check_documents_can_be_handed_over(model: PreTrainedModel) -> None:
     if runs_along_the_row(model):
         raise RecipeError(
-            f"model.attention: varlen keeps documents apart in attention, and {model.config.model_type} has layers"
-            " that read a row from end to end. Use `model.attention: sdpa`, with `data.packing: token_budget` or"
-            " `none`."
+            f"model.attention: varlen cannot keep documents apart in {model.config.model_type}'s recurrent layers. Use"
+            " `model.attention: sdpa`, with `data.packing: token_budget` or `none`."
         )
 
 
@@ -129,28 +116,26 @@ def try_documents_apart(model: PreTrainedModel) -> None:
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        together = model(input_ids=ids, position_ids=positions).logits
-        alone = torch.cat(
-            [model(input_ids=ids[:, part], position_ids=positions[:, part]).logits for part in PARTS], dim=1
+        together, first, second = (
+            model(input_ids=ids[:, part], position_ids=positions[:, part]).logits
+            for part in (slice(None), slice(0, 5), slice(5, 8))
         )
+    alone = torch.cat([first, second], dim=1)
     model.train(was_training)
     largest = float((together - alone).abs().max())
     if not largest <= TOLERANCE * float(alone.abs().max()):
         raise RecipeError(
             f"{type(model).__name__} says `keeps_documents_apart`, but the second document of a row sees the first:"
-            f" logits differ by {largest:.2g} from those of the document alone. Fix its forward, or write"
-            " `data.packing: token_budget`."
+            f" logits differ by {largest:.2g}. Fix its forward, or write `data.packing: token_budget`."
         )
 
 
 def wants_bounds(model: nn.Module | None) -> bool:
-    """Whether batches should bring them: the hook is there, and the model takes further arguments to hand them on."""
+    """Whether batches should bring them: the hook is there, and the model takes further arguments."""
     whole = model.get_base_model() if isinstance(model, PeftModel) else model
-    if not isinstance(whole, PreTrainedModel) or not has_forward_pre_hook(whole.base_model, hand_over_documents):
+    if not isinstance(whole, PreTrainedModel) or "hands_over_documents" not in vars(whole.base_model):
         return False
-    return any(
-        parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(whole.forward).parameters.values()
-    )
+    return any(one.kind is one.VAR_KEYWORD for one in inspect.signature(whole.forward).parameters.values())
 
 
 # --- rows that several processes share ------------------------------------------------------------------------------
@@ -158,22 +143,13 @@ def wants_bounds(model: nn.Module | None) -> bool:
 
 @dataclass(frozen=True)
 class PartOfRows:
-    """Cuts micro-batches; it can be sent to worker processes.
+    """Cuts micro-batches; it can be sent to worker processes."""
 
-    Args:
-        number: of this process' part, in the order of the tokens.
-        parts: processes that share a row.
-    """
-
-    number: int
+    number: int  # of this process' part, in the order of the tokens
     parts: int
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """This process' tokens, each with the label of the next one, also of another part; the bounds stay whole.
-
-        Args:
-            batch: rows of one length, with `labels` and `position_ids`, and without a mask.
-        """
+        """This process' tokens, each with the label of the next one, also of another part; the bounds stay whole."""
         whole = add_document_bounds(batch)
         documents = {name: whole.pop(name) for name in (BOUNDS, LONGEST)}
         labels = F.pad(whole.pop("labels"), (0, 1), value=IGNORED)[..., 1:]
@@ -181,16 +157,11 @@ class PartOfRows:
         return {**cut, "labels": self.of(labels), "shift_labels": self.of(labels), **documents}
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
-        """Its part of each row: [rows, tokens]."""
         return rows.chunk(self.parts, dim=1)[self.number].contiguous()
 
 
 def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> None:
-    """Refuse models that would learn something else from parts of rows.
-
-    Args:
-        attention: what the model runs with, by transformers' name.
-    """
+    """Refuse models that would learn something else from parts of rows."""
     key = "`training.parallelism_config.sp_size`"
     values = config.get_text_config().to_dict()
     if attention not in VARLEN_NAMES:
@@ -208,19 +179,13 @@ def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> N
         heads = int(values.get(name) or values["num_attention_heads"])
         if heads % parts:
             raise RecipeError(
-                f"{key} is {parts}, which does not divide {config.model_type}'s {heads} `{name}`. Take a divisor of"
-                " them."
+                f"{key} is {parts}, which does not divide {config.model_type}'s {heads} `{name}`. Use a divisor."
             )
 
 
 def attend_over_processes(config: PreTrainedConfig, micro_batch: int, group: Any) -> None:
-    """Give whole rows, and the documents' bounds in them, to the attention that the model runs with.
-
-    Args:
-        config: of the model, in place of whose attention accelerate has put DeepSpeed's already.
-        micro_batch: rows in a batch.
-        group: the processes that share them.
-    """
+    """Give whole rows, and the documents' bounds in them, to the attention that the model runs with, in the place of
+    DeepSpeed's own, which accelerate has put there."""
     from deepspeed.runtime.sequence_parallel import ulysses_sp  # DeepSpeed is imported by runs that use it
 
     name, text = attention_of(config), config.get_text_config()

@@ -4,7 +4,6 @@ as architectures of transformers."""
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -39,6 +38,9 @@ from cpt.models.minimind import (
     MiniMind3MoEConfig,
     MiniMind3MoEForCausalLM,
 )
+
+StateDict = dict[str, torch.Tensor]
+VOCABULARY_TABLES = ("wte.weight", "lm_head.weight")
 
 
 class CptGPT2Config(GPT2Config):
@@ -108,26 +110,22 @@ class CptGPT2ForCausalLM(GPT2LMHeadModel):
         return embeddings
 
 
-def pad_vocabulary(state_dict: dict[str, torch.Tensor], rows: int) -> dict[str, torch.Tensor]:
+def pad_vocabulary(state_dict: StateDict, rows: int) -> StateDict:
     """A published GPT-2's weights with `rows` rows in the token embedding; the new ones are the mean of the old."""
     padded = {}
     for name, tensor in state_dict.items():
-        if name.endswith(("wte.weight", "lm_head.weight")) and tensor.shape[0] < rows:
+        if name.endswith(VOCABULARY_TABLES) and tensor.shape[0] < rows:
             filling = tensor.float().mean(dim=0, keepdim=True).to(tensor.dtype)
             tensor = torch.cat([tensor, filling.expand(rows - tensor.shape[0], -1)])
         padded[name] = tensor
     return padded
 
 
-StateDict = dict[str, torch.Tensor]
-
-
 @dataclass(frozen=True)
 class Family:
     config: type[PreTrainedConfig]
     model: type[PreTrainedModel]
-    native: type[PreTrainedConfig]
-    """The architecture of transformers with the same logits."""
+    native: type[PreTrainedConfig]  # the architecture of transformers with the same logits
     starts_from: tuple[str, ...]
     """Model types of checkpoints that it can start from. `minimind` is what MiniMind's own code calls itself."""
 
@@ -146,42 +144,27 @@ def register_families() -> None:
     for model_type, family in FAMILIES.items():
         AutoConfig.register(model_type, family.config, exist_ok=True)
         AutoModelForCausalLM.register(family.config, family.model, exist_ok=True)
+    # On disk each expert has its own tensors (MiniMind's names), in memory they are one: as in Qwen3-MoE.
     for model_type in ("minimind2_moe", "minimind3_moe"):
-        # On disk each expert has its own tensors (MiniMind's names), in memory they are one: the conversion is
-        # Qwen3-MoE's.
-        register_checkpoint_conversion_mapping(
-            model_type, get_checkpoint_conversion_mapping("qwen3_moe"), overwrite=True
-        )
+        experts = get_checkpoint_conversion_mapping("qwen3_moe")
+        register_checkpoint_conversion_mapping(model_type, experts, overwrite=True)
 
 
 # --- export ----------------------------------------------------------------------------------------------------------
 
 
 def export_native(folder: Path) -> bool:
-    """Rewrite a saved model of ours in place, so that plain `from_pretrained` loads it without this package.
-
-    Returns:
-        False when the folder holds an architecture of transformers already (nothing is changed).
-    """
+    """Rewrite a saved model of ours in place, so that plain `from_pretrained` loads it without this package; False if
+    it is an architecture of transformers already."""
     written = json.loads((folder / "config.json").read_text())
     if written["model_type"] not in FAMILIES:
         return False
     config = FAMILIES[written["model_type"]].config.from_dict(written)
-    if isinstance(config, CptGPT2Config):
-        _rewrite_weights(folder, lambda tensors: _cut_vocabulary(config, tensors))
-    elif isinstance(config, MiniMind2MoEConfig):
-        _rewrite_weights(folder, lambda tensors: _qwen2_moe_state_dict(config, tensors))
-    native_config(config).save_pretrained(folder)  # the others have the very same tensors
-    return True
-
-
-def native_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The config of the transformers architecture with the same logits."""
+    if isinstance(config, CptGPT2Config | MiniMind2MoEConfig):  # the others have the very same tensors
+        _rewrite_weights(folder, config)
     native_class = FAMILIES[config.model_type].native
-    own = {field.name for field in fields(config)}
-    values: dict[str, Any] = {
-        field.name: getattr(config, field.name) for field in fields(native_class) if field.name in own
-    }
+    shared = {field.name for field in fields(config)} & {field.name for field in fields(native_class)}
+    values: dict[str, Any] = {name: getattr(config, name) for name in shared}
     architecture = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[native_class]).__name__
     values |= {"architectures": [architecture], "use_cache": True}
     if isinstance(config, CptGPT2Config):
@@ -196,12 +179,31 @@ def native_config(config: PreTrainedConfig) -> PreTrainedConfig:
             "moe_intermediate_size": config.moe_intermediate_size,
             "shared_expert_intermediate_size": config.intermediate_size * config.n_shared_experts,
         }
-    return native_class(**values)
+    native_class(**values).save_pretrained(folder)
+    return True
 
 
-def _cut_vocabulary(config: CptGPT2Config, state_dict: StateDict) -> StateDict:
-    vocabulary, tokens = ("wte.weight", "lm_head.weight"), config.unpadded_vocab_size
-    return {name: t[:tokens].clone() if name.endswith(vocabulary) else t for name, t in state_dict.items()}
+def _rewrite_weights(folder: Path, config: CptGPT2Config | MiniMind2MoEConfig) -> None:
+    """Replace the folder's safetensors (one file or shards with an index) by the converted ones, of the same largest
+    size."""
+    old_files = sorted(folder.glob("model*.safetensors"))
+    tensors: StateDict = {}
+    for file in old_files:
+        tensors |= load_file(file)
+    if isinstance(config, CptGPT2Config):
+        tokens = config.unpadded_vocab_size
+        for name in tensors:
+            if name.endswith(VOCABULARY_TABLES):
+                tensors[name] = tensors[name][:tokens].clone()
+    else:
+        tensors = _qwen2_moe_state_dict(config, tensors)
+    largest = max(file.stat().st_size for file in old_files)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        save_torch_state_dict(tensors, scratch, max_shard_size=largest, metadata={"format": "pt"})
+        for file in [*old_files, *folder.glob("model.safetensors.index.json")]:
+            file.unlink()
+        for file in Path(scratch).iterdir():
+            shutil.move(file, folder / file.name)
 
 
 def _qwen2_moe_state_dict(config: MiniMind2MoEConfig, state_dict: StateDict) -> StateDict:
@@ -221,19 +223,3 @@ def _qwen2_moe_state_dict(config: MiniMind2MoEConfig, state_dict: StateDict) -> 
             empty = gate.new_empty((0, config.hidden_size) if dim == 0 else (config.hidden_size, 0))
             renamed[f"{mlp}.shared_expert.{part}_proj.weight"] = factor * torch.cat([*shared, empty], dim=dim)
     return renamed
-
-
-def _rewrite_weights(folder: Path, convert: Callable[[StateDict], StateDict]) -> None:
-    """Replace the folder's safetensors (one file or shards with an index) by the converted ones, of the same largest
-    size."""
-    old_files = sorted(folder.glob("model*.safetensors"))
-    tensors: StateDict = {}
-    for file in old_files:
-        tensors |= load_file(file)
-    largest = max(file.stat().st_size for file in old_files)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        save_torch_state_dict(convert(tensors), scratch, max_shard_size=largest, metadata={"format": "pt"})
-        for file in [*old_files, *folder.glob("model.safetensors.index.json")]:
-            file.unlink()
-        for file in Path(scratch).iterdir():
-            shutil.move(file, folder / file.name)

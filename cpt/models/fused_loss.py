@@ -1,15 +1,10 @@
 """The cross entropy of a causal language model without all of its logits in memory, for every architecture.
 
-The head is applied to some thousand tokens at a time. One kernel turns their logits into the gradient of the loss, in
-place. The gradients of the head and of its inputs are made in the forward pass: the head's accumulate in fp32 over the
-chunks, and nothing waits for the GPU.
-
-Why not a library (torch 2.13, liger-kernel 0.8.5, cut-cross-entropy 25.1):
-
-- torch's `linear_cross_entropy` is not in torch 2.11, and divides by a number on the GPU only in one more pass over
-  the head's gradient.
-- Liger waits for the GPU twice in each micro-batch, and has no support for GPT-2, Nemotron-H and MiniMind.
-- cut-cross-entropy computes the logits again in the backward pass (4/3 of the head's FLOPs).
+The head is applied to some thousand tokens at a time, and one kernel turns their logits into the gradient of the loss,
+in place. All gradients are made in the forward pass; the head's accumulate in fp32. Libraries do less: torch's
+`linear_cross_entropy` is not in torch 2.11 and passes over the head's gradient once more, Liger (0.8.5) waits for the
+GPU twice in each micro-batch and does not support GPT-2, Nemotron-H and MiniMind, and cut-cross-entropy (25.1)
+computes the logits again in the backward pass.
 """
 
 import inspect
@@ -38,7 +33,6 @@ MOST_TOKENS, FEWEST_TOKENS = 8192, 256
 PADDED_TO = 64  # logits in a row of the buffer: rows of an odd vocabulary (GPT-2: 50,257) begin aligned
 ROWS_ON_CPU = 64  # whose fp32 copies are alive at once, where no kernel runs
 SCORED_POSITIONS = 1024  # through the head at once in an evaluation: 1 GiB in fp32 for a vocabulary of 256k
-
 SOFT_CAP = "final_logit_softcapping"  # of Gemma's configs: logits become cap * tanh(logits / cap)
 
 
@@ -52,9 +46,8 @@ def chunk_of(tokens: int, vocabulary: int, width: int, *, accumulates: bool) -> 
     """How many of the tokens go through the head at once.
 
     Args:
-        accumulates: the head's gradient is needed in half precision. Several chunks add it up in a buffer of fp32 (4
-            bytes a weight); where one chunk of all tokens (2 bytes a logit more) takes no more memory than that, there
-            is one, and no buffer.
+        accumulates: the head's gradient is needed in half precision. Several chunks add it up in fp32 (4 bytes a
+            weight); where one chunk of all tokens (2 bytes a logit more) takes no more memory than that, there is one.
     """
     chunk = tokens_at_once(vocabulary)
     return tokens if accumulates and tokens <= chunk + 2 * width else min(tokens, chunk)
@@ -67,8 +60,7 @@ def cross_entropy_in_place(
     """The cross entropy of each token in fp32, [T]; 0 where the target is -100.
 
     Args:
-        logits: [T, V]; afterwards their gradient times `scale`, where that is asked for, else unchanged.
-        targets: [T]
+        logits: [T, V]; afterwards their gradient times `scale`, with `gradient`, else unchanged.
         scale: fp32, one number.
         cap: soft cap of the logits; 0 for none.
     """
@@ -130,16 +122,13 @@ class LinearCrossEntropy(torch.autograd.Function):
         cap: float,
         chunk: int | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gives the loss, in fp32, and the unscaled cross entropy of each token, [T].
+        """The loss, in fp32, and the unscaled cross entropy of each token, [T].
 
         Args:
-            hidden: [T, D]
-            weight: [V, D]
-            bias: [V]
-            targets: [T], -100 where nothing is learned.
+            hidden: [T, D]; weight: [V, D]; bias: [V]; targets: [T].
             scale: fp32, one number: 1 over the tokens of the step.
             cap: soft cap of the logits; 0 for none.
-            chunk: tokens at once; None for as many as `chunk_of` says.
+            chunk: tokens at once; None for `chunk_of`.
         """
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
@@ -181,11 +170,8 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> Any:  # type: ignore[override]
-        """The gradients that are there, times what comes from above; once."""
         if ctx.made is None:
-            raise RuntimeError(
-                "the fused loss has no gradients left: it was differentiated before. Compute the loss again."
-            )
+            raise RuntimeError("the fused loss was differentiated before. Compute it again.")
         made, ctx.made = ctx.made, None
         factor = gradient if ctx.outside is None else gradient * ctx.outside
         pairs = zip(made, ctx.dtypes, strict=True)
@@ -198,26 +184,27 @@ class FusedLoss:
     All that needs the head's weights happens inside one call of the head, where the hooks of ZeRO-3, FSDP and adapters
     have prepared them. A head that is more than a linear layer (an adapter on it, quantized weights) is called on
     chunks that are computed again in the backward pass.
-
-    Args:
-        model: one that `why_not_fused` has nothing against.
-        tokens: through the head at once; by default `chunk_of` says.
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel, *, tokens: int | None = None) -> None:
         whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         self.model = whole
-        self.head: Any = head_of(whole)
+        self.head: Any = whole.get_output_embeddings()
+        if isinstance(self.head, ModulesToSaveWrapper):  # the copy that is trained
+            self.head = self.head.modules_to_save[self.head.active_adapters[0]]
         self.tokens = tokens
         self.plain, self.own_forward = whole.loss_function, self.head.forward
         self.is_random = any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.head.modules())
-        self.labels: torch.Tensor | None = None
-        """While `score` runs: [rows, tokens]."""
+        self.labels: torch.Tensor | None = None  # while `score` runs: [rows, tokens]
         self.scored: tuple[torch.Tensor, torch.Tensor] | None = None
         self.is_scorable: bool | None = None
         """Whether `factor` and `cap` are all that the model does to its logits; None before the first `score`."""
         config: PreTrainedConfig = whole.config.get_text_config()
-        self.factor = logit_factor(config)
+        values = config.to_dict()
+        # The model multiplies its logits by it after the head; transformers' configs have several names for it.
+        self.factor = float(next((values[name] for name in FACTORS if values.get(name) is not None), 1.0))
+        if values.get("logits_scaling") and config.model_type != "hyperclovax":
+            self.factor = 1 / float(values["logits_scaling"])
         self.cap = float(getattr(config, SOFT_CAP, None) or 0)
         self.hidden: torch.Tensor | None = None
         """What the head was given, until the loss is called. The forward pass may return it in another type or times a
@@ -234,7 +221,7 @@ class FusedLoss:
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """The hidden states while the model trains, else logits; with targets their loss; nothing in `score`."""
         if self.labels is not None:
-            self.scored = self.scores_of(hidden * self.factor if self.factor != 1 else hidden, self.labels)
+            self.scored = self.scores_of(hidden, self.labels)
             self.hidden = hidden[..., :1]
             return self.hidden
         if targets is None and not self.head.training:
@@ -258,7 +245,6 @@ class FusedLoss:
         return losses.sum() * scale, losses.detach()
 
     def losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Cross entropies of some tokens, by whatever the head is."""
         logits = self.capped(self.own_forward(hidden).float())
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
 
@@ -267,11 +253,8 @@ class FusedLoss:
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The cross entropy of each next token in nats, and whether it was the most likely one, both [rows, tokens].
 
-        Its last position has no target. The head is called once, in the model's own forward pass, where ZeRO-3 expects
-        it. None for a model that changes its logits after its head in a way that is not known here.
-
-        Args:
-            labels: [rows, tokens]; -100 is not predicted and costs nothing.
+        The head is called once, in the model's own forward pass, where ZeRO-3 expects it. None for a model that
+        changes its logits after its head in a way that is not known here.
         """
         if self.is_scorable is False:
             return None
@@ -289,12 +272,12 @@ class FusedLoss:
         return scored if self.is_scorable else None
 
     def capped(self, logits: torch.Tensor) -> torch.Tensor:
-        """The logits under the model's soft cap, if it has one."""
         return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
 
     def scores_of(self, hidden: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         losses, is_correct = [], []
         one = torch.ones((), device=hidden.device)
+        hidden = hidden * self.factor if self.factor != 1 else hidden
         rows, targets = hidden.reshape(-1, hidden.shape[-1]), next_tokens(labels).reshape(-1).to(hidden.device)
         for part, wanted in zip(rows.split(SCORED_POSITIONS), targets.split(SCORED_POSITIONS), strict=True):
             logits = self.own_forward(part)
@@ -311,13 +294,8 @@ class FusedLoss:
         shift_labels: torch.Tensor | None = None,
         **options: Any,
     ) -> torch.Tensor:
-        """The mean cross entropy over the labels, or their sum over `num_items_in_batch`.
-
-        Args:
-            logits: hidden states while the model trains: [rows, tokens, width].
-            labels: [rows, tokens]; -100 counts for nothing.
-            shift_labels: the labels of the next tokens, where the caller has shifted them already.
-        """
+        """The mean cross entropy over the labels, or their sum over `num_items_in_batch`. While the model trains,
+        `logits` are hidden states, [rows, tokens, width]."""
         if not self.head.training:
             return self.plain(
                 logits, labels, vocab_size, num_items_in_batch=num_items_in_batch, shift_labels=shift_labels, **options
@@ -336,27 +314,13 @@ class FusedLoss:
         return loss
 
 
-def logit_factor(config: PreTrainedConfig) -> float:
-    """What a model multiplies its logits with after its head, by the names that transformers' configs have for it."""
-    values = config.to_dict()
-    if values.get("logits_scaling") and config.model_type != "hyperclovax":
-        return 1 / float(values["logits_scaling"])
-    return float(next((values[name] for name in FACTORS if values.get(name) is not None), 1.0))
-
-
 def next_tokens(labels: torch.Tensor) -> torch.Tensor:
     """The label that each position predicts; none for the last."""
     return F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
 
 
-def head_of(model: PreTrainedModel) -> nn.Module:
-    """The module that makes logits; with `modules_to_save` of peft the copy that is trained."""
-    head = model.get_output_embeddings()
-    return head.modules_to_save[head.active_adapters[0]] if isinstance(head, ModulesToSaveWrapper) else head
-
-
 def why_not_fused(model: PreTrainedModel | PeftModel) -> str | None:
-    """What keeps the loss from being computed in chunks; None where nothing does."""
+    """Why the loss cannot be computed in chunks; None where it can."""
     whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     if not hasattr(whole, "get_output_embeddings") or whole.get_output_embeddings() is None:
         return f"{type(whole).__name__} names no head (`get_output_embeddings`)"
@@ -367,21 +331,19 @@ def why_not_fused(model: PreTrainedModel | PeftModel) -> str | None:
 
 @contextmanager
 def fused_scores(model: nn.Module) -> Iterator[FusedLoss | None]:
-    """What scores batches by chunks of positions; None for a model that has to make all of their logits."""
+    """Scores batches by chunks of positions; None for a model that has to make all of their logits."""
     inner: Any = extract_model_from_parallel(model)
     whole = inner.get_base_model() if isinstance(inner, PeftModel) else inner
     installed = getattr(whole, "loss_function", None)
     if isinstance(installed, FusedLoss):
-        fused = installed
-    elif why_not_fused(inner) is None:
-        fused = FusedLoss(inner)
-    else:
+        yield installed
+    elif why_not_fused(inner) is not None:
         yield None
-        return
-    try:
-        yield fused
-    finally:
-        if fused is not installed:
+    else:
+        fused = FusedLoss(inner)
+        try:
+            yield fused
+        finally:
             fused.remove()
 
 

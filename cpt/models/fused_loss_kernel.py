@@ -76,12 +76,8 @@ def launch(
     ignored: int = -100,
     padding: int = 64,
 ) -> torch.Tensor:
-    """The cross entropy of each row, [T], fp32; see `cpt.models.fused_loss.cross_entropy_in_place`.
-
-    Args:
-        padding: rows may be followed by fewer unused logits than this, which become 0: so loads are wide for any
-            vocabulary.
-    """
+    """As `cpt.models.fused_loss.cross_entropy_in_place`. Rows may be followed by fewer unused logits than `padding`,
+    which become 0: so loads are wide for any vocabulary."""
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     stride, vocabulary = logits.stride(0), logits.shape[1]
     width = stride if stride < vocabulary + padding else vocabulary

@@ -32,12 +32,10 @@ class ParameterCount:
     """A tied head counts once."""
 
     total: int
-    active: int
-    """Those that one token passes through: all but the experts that the router does not choose."""
+    active: int  # all but the experts that the router does not choose
 
 
 def count_parameters(config: PreTrainedConfig) -> ParameterCount:
-    """Count on the meta device: no memory, about a second for any size."""
     return count_model_parameters(build_on_meta(config))
 
 
@@ -51,10 +49,10 @@ def count_model_parameters(model: PreTrainedModel) -> ParameterCount:
 def isolates_documents(config: PreTrainedConfig) -> bool:
     """True when position_ids that restart keep the documents of a packed row apart (no mask given, no cache).
 
-    False for every architecture with a recurrent layer or a convolution along the row (Mamba, its hybrids, linear
-    attention): those would need `seq_idx` and CUDA kernels, which this version does not pass. Also False where
-    `forward` takes no position_ids, or the mask does not come from them. A class that begins each document with a
-    state of its own says so with `keeps_documents_apart = True`; `build_model` tries it.
+    False for architectures with a recurrent layer or a convolution along the row (Mamba, its hybrids, linear
+    attention), which would need `seq_idx` and CUDA kernels; and where `forward` takes no position_ids, or the mask
+    does not come from them. A class that begins each document with a state of its own says so with
+    `keeps_documents_apart = True`; `build_model` tries it.
     """
     if config.get_text_config().model_type in IGNORES_POSITIONS.split():
         return False
@@ -64,12 +62,10 @@ def isolates_documents(config: PreTrainedConfig) -> bool:
 
 
 def claims_to_keep_documents_apart(model: PreTrainedModel) -> bool:
-    """Whether its class says that positions which begin anew begin with an empty state."""
     return bool(getattr(type(model), "keeps_documents_apart", False))
 
 
 def runs_along_the_row(model: nn.Module) -> bool:
-    """Whether a layer carries one document into the next."""
     of_torch = (nn.Conv1d, nn.RNNBase, nn.RNNCellBase)
     return any(isinstance(module, of_torch) or RECURRENT.search(type(module).__name__) for module in model.modules())
 
@@ -84,10 +80,7 @@ def flops_per_token(model: PreTrainedModel, sequence_length: float, *, trains_we
 
     Two for each weight of a matrix in the forward pass (a look-up in an embedding is none), and those of attention and
     state space layers; twice that in the backward pass, half of it for weights that learn (arXiv 2001.08361, appendix
-    B of arXiv 2204.02311).
-
-    Args:
-        trains_weights: False for adapters: gradients pass through the weights and not into them.
+    B of arXiv 2204.02311). With adapters, gradients pass through the weights and not into them.
     """
     head = model.get_output_embeddings()
     # a tied head is a matrix
@@ -103,7 +96,7 @@ def flops_per_token(model: PreTrainedModel, sequence_length: float, *, trains_we
 
 
 def attention_flops(config: PreTrainedConfig, sequence_length: float) -> float:
-    """Floating-point operations of all attention layers for one token, forward pass only, without their matrices.
+    """Of all attention layers for one token, forward pass only, without their matrices.
 
     Scores take two for each element of a key, their weighted mean two for each element of a value. A token attends to
     half of the row on average, and to no more tokens than the sliding window has.
@@ -125,10 +118,8 @@ def attention_flops(config: PreTrainedConfig, sequence_length: float) -> float:
 
 
 def state_space_flops(model: PreTrainedModel) -> float:
-    """Floating-point operations of all Mamba layers for one token, forward pass only, without their matrices.
-
-    Seven for each element of the state, as Megatron-LM counts.
-    """
+    """Of all Mamba layers for one token, forward pass only, without their matrices: seven for each element of the
+    state, as Megatron-LM counts."""
     mixers = [vars(module) for module in model.modules() if "ssm_state_size" in vars(module)]
     return 7.0 * sum(mixer["intermediate_size"] * mixer["ssm_state_size"] for mixer in mixers)
 
@@ -154,12 +145,10 @@ def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
 
 def _active_share(name: str, config: PreTrainedConfig) -> float:
     """Share of a parameter that one token uses."""
-    return config.num_experts_per_tok / _number_of_experts(config) if ".experts." in name else 1.0
-
-
-def _number_of_experts(config: PreTrainedConfig) -> int:
+    if ".experts." not in name:
+        return 1.0
     # transformers has three names for it; most configs know more than one of them
-    for name in ("num_local_experts", "num_experts", "n_routed_experts"):
-        if (number := getattr(config, name, None)) is not None:
-            return number
+    for key in ("num_local_experts", "num_experts", "n_routed_experts"):
+        if (experts := getattr(config, key, None)) is not None:
+            return config.num_experts_per_tok / experts
     raise ValueError(f"{config.model_type} has experts, but its config does not say how many")

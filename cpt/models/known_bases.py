@@ -1,8 +1,6 @@
-"""What is published about the pre-training of base models that people continue from.
-
-A figure that the source does not give is None. Looked up in November 2026; "as quoted" was read in a quotation of the
-source. The final learning rate is where a careful continuation begins (arXiv 2403.08763, 2407.07263).
-"""
+"""What is published about the pre-training of base models that people continue from, looked up in November 2026; "as
+quoted" was read in a quotation of the source. The final learning rate is where a careful continuation begins (arXiv
+2403.08763, 2407.07263)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +10,12 @@ from pathlib import Path
 class KnownBase:
     """A published pre-training run."""
 
-    name: str
-    """Hub id."""
-    source: str
-    """Paper, files of a repository, or model card."""
+    name: str  # Hub id
+    source: str  # paper, files of a repository, or model card
     peak_learning_rate: float | None = None
-    final_learning_rate: float | None = None
-    """0 if the learning rate was annealed to nothing."""
+    final_learning_rate: float | None = None  # 0 if the learning rate was annealed to nothing
     batch_tokens: int | None = None
-    sequence_length: int | None = None
-    """Tokens in a row, before any extension of the context."""
+    sequence_length: int | None = None  # tokens in a row, before any extension of the context
 
 
 def known_base(path: str) -> KnownBase | None:

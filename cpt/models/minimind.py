@@ -90,7 +90,6 @@ def balance_loss(router_logits: tuple[torch.Tensor, ...], top_k: int, num_sequen
 
     Args:
         router_logits: per layer [B x T, E].
-        top_k: experts that a token chooses.
         num_sequences: B to count within each sequence, 1 to count over the whole batch.
     """
     total = torch.zeros((), device=router_logits[0].device)
@@ -111,7 +110,6 @@ class BalancedForCausalLM(SettableExperts):
     loss_function: Callable[..., torch.Tensor]
 
     def balance(self, router_logits: tuple[torch.Tensor, ...], num_sequences: int) -> torch.Tensor:
-        """The family's way to count."""
         raise NotImplementedError
 
     @can_return_tuple
@@ -129,9 +127,8 @@ class BalancedForCausalLM(SettableExperts):
         **kwargs: Any,
     ) -> MoeCausalLMOutputWithPast:
         """Arguments and outputs are those of transformers' Qwen3MoeForCausalLM."""
-        wants_router_logits = (
-            self.config.output_router_logits if output_router_logits is None else output_router_logits
-        )
+        if output_router_logits is None:
+            output_router_logits = self.config.output_router_logits
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -139,7 +136,7 @@ class BalancedForCausalLM(SettableExperts):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
-            output_router_logits=wants_router_logits,
+            output_router_logits=output_router_logits,
             **kwargs,
         )
         hidden_states = outputs.last_hidden_state
@@ -148,7 +145,7 @@ class BalancedForCausalLM(SettableExperts):
 
         loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
         aux_loss = None
-        if wants_router_logits and self.training:
+        if output_router_logits and self.training:
             aux_loss = self.balance(outputs.router_logits, num_sequences=hidden_states.shape[0])
             if loss is not None:
                 loss = loss + self.config.router_aux_loss_coef * aux_loss.to(loss.device)
@@ -234,8 +231,7 @@ class MiniMind2MoEConfig(LlamaConfig):
 
     @property
     def moe_intermediate_size(self) -> int:
-        """Width of one expert, by the name that transformers' expert layers read."""
-        return self.intermediate_size
+        return self.intermediate_size  # of one expert, by the name that transformers' expert layers read
 
     @property
     def norm_topk_prob(self) -> bool:
@@ -244,8 +240,7 @@ class MiniMind2MoEConfig(LlamaConfig):
 
 
 class MiniMind2MoEBlock(Qwen3MoeSparseMoeBlock):
-    """Routed experts as Qwen3-MoE has them (softmax, top-k, renormalised), plus the experts that every token
-    passes."""
+    """Routed experts as in Qwen3-MoE (softmax, top-k, renormalised), plus the experts that every token passes."""
 
     def __init__(self, config: MiniMind2MoEConfig) -> None:
         super().__init__(config)  # type: ignore[arg-type]  # the names that it reads are there
@@ -257,8 +252,6 @@ class MiniMind2MoEBlock(Qwen3MoeSparseMoeBlock):
 
 
 class MiniMind2MoELayer(LlamaDecoderLayer):
-    """A Llama layer whose feed-forward part is the mixture."""
-
     def __init__(self, config: MiniMind2MoEConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.mlp = MiniMind2MoEBlock(config)  # type: ignore[assignment]
@@ -295,5 +288,4 @@ class MiniMind2MoEForCausalLM(BalancedForCausalLM, MiniMind2MoEPreTrainedModel, 
         self.post_init()
 
     def balance(self, router_logits: tuple[torch.Tensor, ...], num_sequences: int) -> torch.Tensor:
-        """Within each sequence."""
         return balance_loss(router_logits, self.config.num_experts_per_tok, num_sequences)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -20,27 +21,22 @@ from transformers import PreTrainedModel
 
 from cpt.errors import RecipeError
 
-EXTENSION = "extension.json"
-"""Saved with the weights of a model whose vocabulary was extended: the added tokens."""
+EXTENSION = "extension.json"  # saved with the weights of a model whose vocabulary was extended: the added tokens
+# Set on a parameter whose frozen rows weight decay must not touch; `cpt.optim.groups` reads it.
 UNDECAYED = "without_weight_decay"
-"""Set on a parameter whose frozen rows weight decay must not touch; `cpt.optim.groups` reads it."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of the vocabulary's tables, before and after."""
-
     before: int
     after: int
-    spare: int
-    """New tokens that took rows which the model had but no token used."""
+    spare: int  # new tokens that took rows which the model had but no token used
     is_tied: bool
 
 
 @torch.no_grad()
 def add_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], known: int, multiple: int) -> Rows:
-    """Give each new token the mean of its pieces' rows, in the embedding and in the head; a padded vocabulary's spare
-    rows come first.
+    """Give each new token the mean of its pieces' rows, in the embedding and in the head.
 
     Args:
         pieces: id of a new token -> ids of the old tokens that it consists of.
@@ -49,7 +45,12 @@ def add_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], known:
     """
     embedding, head = tables(model)
     before, needed = embedding.weight.shape[0], max(pieces) + 1
-    refuse_further_tables(model, before)
+    for name, parameter in model.named_parameters():  # such as Gemma 3n's embeddings per layer
+        is_table = parameter.dim() == 2 and parameter.shape[0] == before and "embed" in name and "pos" not in name
+        if is_table and parameter is not embedding.weight and parameter is not head.weight:
+            raise RecipeError(
+                f"{type(model).__name__} has a further table of the vocabulary, `{name}`, which cannot be extended."
+            )
     if needed > before:
         means = [weight[:known].float().mean(0) for weight in (embedding.weight, head.weight)]
         model.resize_token_embeddings(needed, pad_to_multiple_of=multiple, mean_resizing=False)
@@ -72,27 +73,13 @@ def tables(model: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
         found = model.get_input_embeddings(), model.get_output_embeddings()
     if not found or not all(isinstance(table, nn.Embedding | nn.Linear) for table in found):
         raise RecipeError(
-            f"the embedding and the head of {type(model).__name__} cannot be found as plain tables: its class must"
-            " give them by get_input_embeddings() and get_output_embeddings()."
+            f"{type(model).__name__}: embedding and head cannot be found as plain tables by `get_input_embeddings`."
         )
     return cast(tuple[nn.Embedding, nn.Linear], found)
 
 
-def refuse_further_tables(model: PreTrainedModel, rows: int) -> None:
-    """Ids would be past the end of a table that nothing grows here, such as Gemma 3n's embeddings per layer."""
-    embedding, head = tables(model)
-    known = {id(table.weight) for table in (embedding, head)}
-    for name, parameter in model.named_parameters():
-        is_table = parameter.dim() == 2 and parameter.shape[0] == rows and "embed" in name and "pos" not in name
-        if is_table and id(parameter) not in known:
-            raise RecipeError(
-                f"{type(model).__name__} has a further table of the vocabulary, `{name}`, which cannot be extended"
-                " here."
-            )
-
-
 def new_ids(folder: Path) -> list[int]:
-    """The ids of the tokens that `cpt tokenizer extend` added to the model in a folder."""
+    """Ids of the tokens that `cpt tokenizer extend` added."""
     try:
         return [int(token["id"]) for token in json.loads((folder / EXTENSION).read_text())["tokens"]]
     except (OSError, ValueError, KeyError, TypeError) as problem:
@@ -112,9 +99,8 @@ def carry_extension(path: str | None, folder: Path) -> None:
 def train_only_rows(model: PreTrainedModel, ids: Sequence[int]) -> None:
     """Freeze all but these rows of the embedding and the head.
 
-    The gradient of the other rows is made zero before anything sums, clips or shards it: AdamW's moments stay zero
-    there, and so does its step, bit for bit. Weight decay would shrink them all the same, so these parameters go
-    without.
+    The gradient of the other rows is made zero before anything sums, clips or shards it: AdamW's moments and its step
+    stay zero there, bit for bit. Weight decay would shrink them all the same, so these parameters go without.
     """
     model.requires_grad_(False)
     for weight in {id(table.weight): table.weight for table in tables(model)}.values():
@@ -138,7 +124,7 @@ SEQUENCES = 8  # in one step
 
 @dataclass(frozen=True)
 class Distilled:
-    """How far the states lay from those of the old tokens, relative to their size, before and after."""
+    """How far the states were from those of the old tokens, relative to their size."""
 
     before: float
     after: float
@@ -148,11 +134,10 @@ class Distilled:
 def distill_rows(
     model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], sequences: Sequence[Sequence[int]]
 ) -> Distilled:
-    """Train the new tokens' input rows on sequences that hold them, once through.
+    """Train the new tokens' input rows, which `add_rows` has made, on sequences that hold them, once through.
 
     Args:
-        pieces: id of a new token -> ids of the old tokens that it consists of; their rows are there already
-            (`add_rows`).
+        pieces: id of a new token -> ids of the old tokens that it consists of.
         sequences: ids of texts in new tokens.
     """
     check_can_distill(model)
@@ -184,7 +169,6 @@ def distill_rows(
 
 
 def check_can_distill(model: PreTrainedModel) -> None:
-    """Refuse a model whose input rows cannot be taught this way."""
     embedding, head = tables(model)
     if embedding.weight is head.weight:
         raise RecipeError(
@@ -201,8 +185,7 @@ def distance(
     rows: torch.Tensor,
     pieces: Mapping[int, Sequence[int]],
 ) -> Callable[[Sequence[Sequence[int]]], torch.Tensor]:
-    """How far the last hidden states of sequences lie from those of the same text in old tokens, where they can
-    differ."""
+    """How far the last hidden states of sequences are from those of the same text in old tokens."""
     device = embedding.weight.device
     place = torch.full((embedding.num_embeddings,), -1, device=device)
     place[ids] = torch.arange(len(ids), device=device)
@@ -220,8 +203,8 @@ def distance(
         spelled = [[list(pieces.get(token, (token,))) for token in one] for one in sequences]
         ends = [torch.tensor([len(part) for part in one]).cumsum(0) - 1 for one in spelled]
         with torch.no_grad():
-            known = states(padded([torch.tensor([piece for part in one for piece in part]) for one in spelled]))
-        found = states(padded([torch.tensor(one) for one in sequences]))
+            known = states(padded([list(chain.from_iterable(one)) for one in spelled]))
+        found = states(padded(sequences))
         parts = []
         for row, (one, end) in enumerate(zip(sequences, ends, strict=True)):
             first = next(number for number, token in enumerate(one) if token in pieces)  # before it, both are the same
@@ -232,6 +215,6 @@ def distance(
     return far
 
 
-def padded(sequences: Sequence[torch.Tensor]) -> torch.Tensor:
+def padded(sequences: Sequence[Sequence[int]]) -> torch.Tensor:
     """Filled up at their ends, which no token before sees in a causal model."""
-    return nn.utils.rnn.pad_sequence(list(sequences), batch_first=True, padding_value=0)
+    return nn.utils.rnn.pad_sequence([torch.tensor(one) for one in sequences], batch_first=True)

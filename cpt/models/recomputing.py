@@ -2,9 +2,7 @@
 `training.gradient_checkpointing_kwargs`, the same for every version of transformers.
 
 `every_n_layers: 2` computes every second layer again. `selective: true` saves the outputs of attention, which cost
-most to compute again and little to save: [tokens, width] a layer. Matrix products are most of what a layer saves, so
-saving them is what `every_n_layers` does with less bookkeeping. `offload: true` sends what is saved to pinned host
-memory on a stream of its own.
+most to compute again and little to save. `offload: true` sends what is saved to pinned host memory.
 """
 
 import warnings
@@ -44,7 +42,6 @@ FLASH_ATTENTION = "flash_attn"  # its packages, and its kernels of the Hub, whos
 @dataclass(frozen=True)
 class Recomputing:
     checkpoints: bool = False
-    """Layers are computed again."""
     selective: bool = False
     every_n_layers: int = 1
     offload: bool = False
@@ -52,16 +49,7 @@ class Recomputing:
 
 
 def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, experts: bool = False) -> Recomputing:
-    """Read and check the sub-keys.
-
-    Args:
-        training: the recipe's section, or the attributes of the arguments made of it.
-        zero3: DeepSpeed keeps parameters in parts.
-        experts: the model has them.
-
-    Raises:
-        RecipeError: an unknown sub-key, a wrong value, or sub-keys that do not go together.
-    """
+    """Read and check the sub-keys of the recipe's section, or of the arguments made of it."""
     checkpoints = any(training.get(name) for name in SWITCHES)
     given: Mapping[str, Any] = next(
         (training[f"{name}_kwargs"] for name in SWITCHES if training.get(f"{name}_kwargs")), {}
@@ -79,22 +67,15 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
         raise RecipeError(f"{KEY}: `every_n_layers` is a whole number from 1 on, not {every!r}.")
     if not checkpoints and (without_effect := [name for name in given if name != "offload"]):
         raise RecipeError(
-            f"{KEY}: `{without_effect[0]}` has no effect without `training.gradient_checkpointing: true`. Remove one"
-            " of them."
+            f"{KEY}: `{without_effect[0]}` has no effect without `training.gradient_checkpointing: true`. Remove it."
         )
     of_torch = {name: value for name, value in given.items() if name in TORCHS}
     found = Recomputing(checkpoints, given.get("selective", False), every, given.get("offload", False), of_torch)
     compiles = wanted_compiling(training) is not None
     if of_torch.get("use_reentrant") and (found.selective or compiles):
-        raise RecipeError(
-            f"{KEY}: `selective` and compiled layers need torch's checkpoints of the newer kind. Remove"
-            " `use_reentrant: true`."
-        )
+        raise RecipeError(f"{KEY}: `selective` and compiled layers do not work with `use_reentrant: true`. Remove it.")
     if found.selective and compiles and experts:
-        raise RecipeError(
-            f"{KEY}: `selective` cannot look into compiled parts of layers with experts. Remove it, or"
-            " `torch_compile`."
-        )
+        raise RecipeError(f"{KEY}: `selective` does not work with `torch_compile` and experts. Remove one.")
     if found.offload and zero3 and (not found.checkpoints or found.every_n_layers > 1):
         raise RecipeError(
             f"{KEY}: `offload` under ZeRO-3 would send gathered weights to the host, unless every layer is computed"
@@ -104,11 +85,8 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
 
 
 def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> AbstractContextManager[Any]:
-    """Prepare the model, so that the Trainer's own switch turns on what is asked for.
-
-    Returns:
-        The context of each forward and backward pass.
-    """
+    """Prepare the model, so that the Trainer's own switch turns on what the recipe asks for; returns the context of
+    each forward and backward pass."""
     wanted = read_recomputing(vars(arguments), zero3=is_deepspeed_zero3_enabled(), experts=has_experts(model))
     if wanted.checkpoints:
         options = {"use_reentrant": False, **wanted.of_torch}  # torch's default is still the older kind

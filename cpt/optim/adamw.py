@@ -17,8 +17,8 @@ from cpt.recipe.schema import Recipe
 from cpt.torch_internals import foreach_add
 
 Rounding = Literal["kahan", "stochastic"]
+# Its loss came nearest to that of fp32 weights (docs/optimizers.md), and it needs no state.
 DEFAULT_ROUNDING: Rounding = "stochastic"
-"""Its loss came nearest to that of fp32 weights (docs/optimizers.md), and it needs no state."""
 
 
 def automatic_dtype(recipe: Recipe, *, deepspeed: bool, on_gpu: bool) -> torch.dtype:
@@ -104,13 +104,12 @@ def paged_adamw_8bit(
     return OneKernelAdamW(groups, lr=learning_rate, rounding=rounding, eight_bit=True, paged=True, **options)
 
 
-FEWEST_IN_8_BIT = 4096
-"""Smaller parameters keep fp32 moments, as bitsandbytes' do: there is nothing to save."""
+FEWEST_IN_8_BIT = 4096  # smaller parameters keep fp32 moments, as bitsandbytes' do: there is nothing to save
 FEWEST_ON_HOST = 100_000
 
 
 class OneKernelAdamW(torch.optim.Optimizer):
-    """AdamW over bfloat16 weights with states in fp32 or 8 bit, one kernel for each parameter.
+    """AdamW with states in fp32 or 8 bit, one kernel for each parameter.
 
     Gradient scalers and the loss guard set `found_inf`, a flag on the device: if it is 1, a step changes nothing, and
     the host does not wait for it. `grad_scale` divides the gradients.
@@ -119,6 +118,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
         rounding: of bfloat16 weights; None keeps fp32 master copies of weights in half precision.
         eight_bit: moments in 8 bit (arXiv 2110.02861), but for embeddings and small parameters.
         paged: states of large parameters are in pinned memory of the host.
+        defaults: `lr`, `betas`, `eps` and `weight_decay`.
     """
 
     grad_scale: torch.Tensor | None = None
@@ -128,25 +128,22 @@ class OneKernelAdamW(torch.optim.Optimizer):
         self,
         groups: list[dict[str, Any]],
         *,
-        lr: float,
-        betas: Sequence[float],
-        eps: float,
-        weight_decay: float,
         rounding: Rounding | None = None,
         eight_bit: bool = False,
         paged: bool = False,
+        **defaults: Any,
     ) -> None:
         self.rounding, self.eight_bit, self.paged = rounding, eight_bit, paged
         self.layouts: dict[torch.Tensor, dict[str, torch.dtype]] = {}
         """Names and types of each parameter's states, without its step."""
         self.pages: Pages | None = None
-        self.arena: Arena | None = None
-        super().__init__(groups, {"lr": lr, "betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay})
+        self.arena: torch.Tensor | None = None
+        """Host memory for all states: torch's pinned allocations would each take a power of two."""
+        super().__init__(groups, {**defaults, "betas": tuple(defaults["betas"])})
         self._step_supports_amp_scaling = True  # torch's and accelerate's name for taking `found_inf`
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of all parameters that have a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -164,16 +161,16 @@ class OneKernelAdamW(torch.optim.Optimizer):
         return loss
 
     def update(self, parameter: torch.Tensor, state: dict[str, torch.Tensor], group: dict[str, Any]) -> None:
-        """Launch the kernel, or one for each piece where the states are on the host."""
         assert parameter.grad is not None, "only parameters with a gradient are updated"
         weights, gradients, number = flat(parameter), flat(parameter.grad), self.numbers[parameter]
         arrays = {name: flat(value) for name, value in state.items() if name != "step"}
         rounding: str = (self.rounding if parameter.dtype == torch.bfloat16 else None) or "nearest"
         pieces: Iterable[tuple[int, int, Arrays]] = [(0, len(weights), arrays)]
-        if parameter.is_cuda and self.is_on_host(parameter) and self.pages is None:
-            self.pages = Pages(parameter.device)
-        if self.pages is not None and self.is_on_host(parameter):
-            pieces = self.pages.pieces(number, arrays)
+        if self.is_on_host(parameter):
+            if parameter.is_cuda and self.pages is None:
+                self.pages = Pages(parameter.device)
+            if self.pages is not None:
+                pieces = self.pages.pieces(number, arrays)
         for first, end, here in pieces:
             adamw_update(
                 weights[first:end],
@@ -202,18 +199,15 @@ class OneKernelAdamW(torch.optim.Optimizer):
     # --- states ------------------------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's, which also calls it for each of the first groups."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         self.layouts |= {parameter: self.layout(parameter, group) for parameter in group["params"]}
         self.numbers = {parameter: number for number, parameter in enumerate(self.layouts)}
 
     def layout(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, torch.dtype]:
-        """Names and types of a parameter's states."""
         if parameter.dtype == torch.float16 and self.rounding is not None:
             raise RecipeError(
-                "`optimizer`: states in 8 bit and `rounding` are for bfloat16 or fp32 weights. Write `model.dtype:"
-                " bfloat16`."
+                "`optimizer`: states in 8 bit and `rounding` need `model.dtype: bfloat16`, or fp32 weights."
             )
         in_8_bit = self.eight_bit and not group.get(IS_EMBEDDING, False) and parameter.numel() >= FEWEST_IN_8_BIT
         found = dict.fromkeys(DECADES, torch.uint8 if in_8_bit else torch.float32)
@@ -226,7 +220,6 @@ class OneKernelAdamW(torch.optim.Optimizer):
         return found
 
     def state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Made at its first update."""
         state: dict[str, torch.Tensor] = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
@@ -237,15 +230,27 @@ class OneKernelAdamW(torch.optim.Optimizer):
         return state
 
     def zeros(self, parameter: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """A new state, of which each number is 0."""
         shape = self.shape_of(parameter, name)
-        if self.is_on_host(parameter):
-            if self.arena is None:
-                self.arena = Arena(self.bytes_on_host(), parameter.device)
-            return self.arena.zeros(shape, dtype)
-        if name.endswith("_scale"):
-            return torch.zeros(shape, dtype=dtype, device=parameter.device)
-        return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.contiguous_format)
+        if not self.is_on_host(parameter):
+            if name.endswith("_scale"):
+                return torch.zeros(shape, dtype=dtype, device=parameter.device)
+            return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.contiguous_format)
+        if self.arena is None:
+            total = 0
+            for other, layout in self.layouts.items():
+                sizes = [self.shape_of(other, state).numel() * kind.itemsize for state, kind in layout.items()]
+                total += sum(map(aligned, sizes)) if self.is_on_host(other) else 0
+            try:
+                self.arena, self.used = host_memory(total, parameter.device), 0
+            except (torch.cuda.CudaError, OSError) as problem:
+                raise ResourceError(
+                    f"`optimizer.name`: {total / 2**30:.1f} GiB of host memory for states could not be page-locked"
+                    f" ({problem}). Free host memory, raise `ulimit -l`, or use adamw_8bit."
+                ) from problem
+        size = shape.numel() * dtype.itemsize
+        found = self.arena[self.used : self.used + size].view(dtype).view(shape)
+        self.used += aligned(size)
+        return found
 
     def shape_of(self, parameter: torch.Tensor, name: str) -> torch.Size:
         """A scale for each block; all else has a number for each weight."""
@@ -254,16 +259,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
     def is_on_host(self, parameter: torch.Tensor) -> bool:
         return self.paged and parameter.numel() >= FEWEST_ON_HOST
 
-    def bytes_on_host(self) -> int:
-        return sum(
-            aligned(self.shape_of(parameter, name).numel() * dtype.itemsize)
-            for parameter, layout in self.layouts.items()
-            if self.is_on_host(parameter)
-            for name, dtype in layout.items()
-        )
-
     def state_dict(self) -> dict[str, Any]:
-        """Wait for copies to the host, then as torch's."""
         if self.pages is not None:
             self.pages.wait()
         return super().state_dict()
@@ -288,7 +284,6 @@ class OneKernelAdamW(torch.optim.Optimizer):
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """In one dimension; of a DTensor the part of this process."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().view(-1)
 
 
@@ -299,33 +294,11 @@ BUFFER = 2**25  # bytes of a piece's states
 BUFFERS = 2
 PIECES_OF = 4096  # numbers: a piece is a multiple, so that blocks stay whole and loads wide
 Arrays = dict[str, torch.Tensor]
-Key = tuple[int, int]
-"""A parameter's number, and where a piece of it begins."""
+Key = tuple[int, int]  # a parameter's number, and where a piece of it begins
 
 
 def aligned(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
-
-
-class Arena:
-    """Host memory for all states. torch's pinned allocations would each take a power of two."""
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.used = 0
-        try:
-            self.memory = host_memory(size, device)
-        except (torch.cuda.CudaError, OSError) as problem:
-            raise ResourceError(
-                f"`optimizer.name`: {size / 2**30:.1f} GiB of host memory for states could not be page-locked"
-                f" ({problem}). Free host memory, raise `ulimit -l`, or take adamw_8bit, whose states are on the GPU."
-            ) from problem
-
-    def zeros(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """The next free part of it."""
-        size = shape.numel() * dtype.itemsize
-        found = self.memory[self.used : self.used + size].view(dtype).view(shape)
-        self.used += aligned(size)
-        return found
 
 
 class Streams:
@@ -335,7 +308,6 @@ class Streams:
         self.to_gpu, self.to_host = (torch.cuda.Stream(device) for _ in range(2))
 
     def current(self) -> Any:
-        """The stream that the update is launched on."""
         return torch.cuda.current_stream(self.to_gpu.device)
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
@@ -355,17 +327,15 @@ class Fetched:
 class Pages:
     """Pieces of states, one after the other on the GPU.
 
-    Two streams, one each way, and two buffers on the GPU: a piece comes while the one before it goes back, and while
-    the GPU computes a backward pass. The host never waits. Which piece is next is known from the last step, so it is
-    fetched in advance.
+    Two streams, one each way, and two buffers on the GPU: a piece comes while the one before it goes back. The host
+    never waits. Which piece is next is known from the last step, so it is fetched in advance.
     """
 
     def __init__(self, device: torch.device, streams: Any = None) -> None:
         self.streams: Any = Streams(device) if streams is None else streams
         self.buffers = [torch.empty(BUFFER, dtype=torch.uint8, device=device) for _ in range(BUFFERS)]
         self.free = [self.streams.current().record_event()] * BUFFERS
-        self.back: dict[Key, Any] = {}
-        """When a piece was last back on the host."""
+        self.back: dict[Key, Any] = {}  # when a piece was last back on the host
         self.hosts: dict[Key, Arrays] = {}
         self.next_of: dict[Key | None, Key] = {}
         self.last: Key | None = None
@@ -373,13 +343,7 @@ class Pages:
         self.fetched = 0
 
     def pieces(self, parameter: int, arrays: Arrays) -> Iterator[tuple[int, int, Arrays]]:
-        """First and end of each piece, and its states on the GPU, which are written back when the next one is asked
-        for.
-
-        Args:
-            parameter: its number.
-            arrays: flat states on the host; those called `_scale` have a number for each block.
-        """
+        """First and end of each piece, and its states on the GPU, written back when the next one is asked for."""
         numbers = len(arrays["exp_avg"])
         bytes_each = sum(array.nbytes for array in arrays.values()) / numbers
         size = int((BUFFER - len(arrays) * ALIGNED) / bytes_each) // PIECES_OF * PIECES_OF
@@ -391,12 +355,17 @@ class Pages:
             here = self.coming
             self.streams.current().wait_event(here.arrived)
             yield first, end, here.arrays
-            self.write_back(here)
+            # Once it is updated, begin to copy it to the host.
+            stream = self.streams.to_host
+            stream.wait_event(self.streams.current().record_event())
+            with self.streams.on(stream):
+                for name, host in self.hosts[key].items():
+                    host.copy_(here.arrays[name], non_blocking=True)
+            self.free[here.buffer] = self.back[key] = stream.record_event()
             self.next_of[self.last], self.last = key, key
             self.coming = self.fetch(self.next_of[key]) if key in self.next_of else None
 
     def fetch(self, key: Key) -> Fetched:
-        """Begin to copy a piece to the GPU."""
         number, self.fetched = self.fetched % BUFFERS, self.fetched + 1
         stream, start, arrays = self.streams.to_gpu, 0, {}
         stream.wait_event(self.free[number])
@@ -409,16 +378,6 @@ class Pages:
                 start += aligned(host.nbytes)
         return Fetched(key, number, arrays, stream.record_event())
 
-    def write_back(self, piece: Fetched) -> None:
-        """Begin to copy it to the host, once it is updated."""
-        stream = self.streams.to_host
-        stream.wait_event(self.streams.current().record_event())
-        with self.streams.on(stream):
-            for name, host in self.hosts[piece.key].items():
-                host.copy_(piece.arrays[name], non_blocking=True)
-        self.free[piece.buffer] = self.back[piece.key] = stream.record_event()
-
     def wait(self) -> None:
-        """Until all is on the host, and no copy uses the buffers."""
         for stream in (self.streams.to_gpu, self.streams.to_host):
             stream.synchronize()

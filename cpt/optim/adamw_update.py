@@ -44,7 +44,6 @@ def adamw_update(
     """AdamW (arXiv 1711.05101) in fp32, in place, over flat tensors.
 
     Args:
-        gradients: of any type.
         exp_avg_scale: of each block of 8-bit moments; None where moments are fp32.
         beside: the fp32 weights for `rounding` "master", the rounding errors for "kahan".
         step: number of this update, fp32.
@@ -104,7 +103,6 @@ def update_in_torch(
     grad_scale: torch.Tensor | None,
     rounding: str,
 ) -> None:
-    """The kernel's numbers on a CPU."""
     weights, gradients, exp_avg, exp_avg_sq, exp_avg_scale, exp_avg_sq_scale, beside = tensors.values()
     assert weights is not None and gradients is not None and exp_avg is not None and exp_avg_sq is not None
     gradient = gradients.float() if grad_scale is None else gradients.float() * (1 / grad_scale)
@@ -133,16 +131,12 @@ def update_in_torch(
 
 
 def value_of(ranks: torch.Tensor, decades: int) -> torch.Tensor:
-    """The centre of each rank's share of its decade; 2^e ranks from 2^e on share the decade e, and 0 is 0.
-
-    The highest has 1 - 0.45 / 2^(decades - 1).
-    """
+    """The centre of each rank's share of its decade; 2^e ranks from 2^e on share the decade e, and 0 is 0."""
     e = ranks.clamp(min=1).log2().floor()
     return torch.where(ranks > 0, 10 ** (e + 1 - decades) * (0.9 * (ranks + 0.5) / 2**e - 0.8), 0.0)
 
 
 def quantize(values: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, name: str) -> None:
-    """Write 8-bit codes and the scales of their blocks."""
     decades = DECADES[name]
     blocks = torch.nn.functional.pad(values.abs(), (0, -len(values) % BLOCK)).view(-1, BLOCK)
     scale.copy_(blocks.amax(1) / (1 - 0.45 / 2 ** (decades - 1)))
@@ -156,7 +150,6 @@ def quantize(values: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, nam
 
 
 def dequantize(codes: torch.Tensor, scale: torch.Tensor, name: str) -> torch.Tensor:
-    """In fp32."""
     of_each = scale.repeat_interleave(BLOCK)[: len(codes)]
     if name == "exp_avg_sq":
         return value_of(codes.float(), DECADES[name]) * of_each
@@ -167,11 +160,8 @@ def dequantize(codes: torch.Tensor, scale: torch.Tensor, name: str) -> torch.Ten
 
 
 def stochastic(weight: torch.Tensor, before: int, seed: int, step: int) -> torch.Tensor:
-    """Up or down to a bfloat16 in proportion to how near each is, so that the mean is right (arXiv 2010.06192); still
-    in fp32.
-
-    The noise depends on parameter, step and place alone: it needs no state, and a resumed run draws the same.
-    """
+    """Round to a bfloat16, still in fp32, up or down so that the mean is right (arXiv 2010.06192). The noise depends
+    on parameter, step and place alone: it needs no state, and a resumed run draws the same."""
     key = mixed(torch.tensor((int(mixed(torch.tensor(seed))) + step) & LOW_BITS))
     noise = mixed((torch.arange(before, before + len(weight)) & LOW_BITS) ^ key) & 0xFFFF
     rounded = weight.view(torch.int32).add(noise.int()).bitwise_and_(-65536).view(torch.float32)
@@ -179,7 +169,6 @@ def stochastic(weight: torch.Tensor, before: int, seed: int, step: int) -> torch
 
 
 def mixed(x: torch.Tensor) -> torch.Tensor:
-    """32 bits that look random, in int64."""
     x = (x ^ (x >> 16)) * 0x7FEB352D & LOW_BITS
     x = (x ^ (x >> 15)) * 0x846CA68B & LOW_BITS
     return x ^ (x >> 16)

@@ -27,17 +27,19 @@ def build_optimizer(
 
     Args:
         offloaded: DeepSpeed keeps the optimizer's states in host memory, where only its own AdamW works by default.
-        partitioned: DeepSpeed's ZeRO gives the optimizer slices of all parameters in a row, and no matrices.
-
-    Raises:
-        RecipeError: no such optimizer, an option it does not take, or one that cannot work in host memory or on
-        slices.
+        partitioned: DeepSpeed's ZeRO gives the optimizer slices of all parameters, and no matrices.
     """
     check_optimizer(section)
-    build = find_optimizer(section.name)
-    if partitioned:
-        refuse_under_deepspeed(section)
-        build = fused_by_torch if section.name == "adamw" else build
+    build = fused_by_torch if partitioned and section.name == "adamw" else find_optimizer(section.name)
+    if partitioned and section.name in FOR_MATRICES | IN_LITTLE_MEMORY:
+        raise RecipeError(
+            f"`optimizer.name`: `{section.name}` needs whole parameters, and DeepSpeed's ZeRO gives it slices of them."
+            " Use adamw, or remove `training.deepspeed`."
+        )
+    if partitioned and section.options.get("rounding") is not None:
+        raise RecipeError(
+            "`optimizer.rounding`: DeepSpeed keeps an fp32 copy of the weights, so nothing is rounded. Remove it."
+        )
     if offloaded:
         if section.name not in OFFLOADED:
             raise RecipeError(
@@ -81,61 +83,34 @@ def as_function(found: Callable[..., Any]) -> Callable[..., Any]:
         tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
         return kind(groups, lr=learning_rate, **tuples)
 
-    first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("groups", "learning_rate")]
-    taken = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=inspect.Parameter.empty)
-        for name, parameter in inspect.signature(found.__init__).parameters.items()
-        if name not in ("self", "params", "lr")
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]
-    # `check_options` reads it.
-    build.__signature__ = inspect.Signature([*first, *taken])  # type: ignore[attr-defined]
+    # `check_options` reads the signature.
+    taken = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("groups", "learning_rate")]
+    for name, parameter in inspect.signature(found.__init__).parameters.items():
+        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if is_named and name not in ("self", "params", "lr"):
+            taken.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=parameter.empty))
+    build.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
     build.__name__, build.__annotations__ = found.__name__, {}
     return build
 
 
-def refuse_under_deepspeed(section: Optimizer) -> None:
-    """Refuse what DeepSpeed's ZeRO does in its own way."""
-    if section.name in FOR_MATRICES:
-        raise RecipeError(
-            f"`optimizer.name`: `{section.name}` needs whole matrices, and DeepSpeed's ZeRO gives it slices of them."
-            " Take adamw, or leave `training.deepspeed` out: without it each GPU has the whole model."
-        )
-    if section.name in IN_LITTLE_MEMORY:
-        raise RecipeError(
-            f"`optimizer.name`: the states of `{section.name}` are for whole parameters, and DeepSpeed's ZeRO cuts"
-            " them. Take adamw: ZeRO divides its states over the GPUs or keeps them on the host. Or leave"
-            " `training.deepspeed` out."
-        )
-    if section.options.get("rounding") is not None:
-        raise RecipeError(
-            "`optimizer.rounding`: DeepSpeed keeps an fp32 copy of the weights, so nothing is rounded. Remove it."
-        )
-
-
 def check_optimizer(section: Optimizer) -> None:
-    """Refuse an unknown optimizer, and options that it does not take."""
     check_options(find_optimizer(section.name), section.options, "optimizer", also=FOR_ALL)
     rate = section.options.get("embedding_learning_rate")
     if rate is not None and rate <= 0:
         raise RecipeError(
-            f"`optimizer.embedding_learning_rate` must be more than 0, got {rate}. To freeze the embeddings, use"
-            " `model.lora`."
+            f"`optimizer.embedding_learning_rate` must be more than 0, got {rate}. `model.lora` freezes embeddings."
         )
 
 
 def check_rounding(recipe: Recipe) -> None:
-    """Refuse a rounding of weights that are not rounded."""
     rounding, model = recipe.optimizer.options.get("rounding"), recipe.model
     if rounding is None:
         return
     if model.lora is not None:
         raise RecipeError("`optimizer.rounding` has no effect: adapters are fp32, whatever the model is. Remove it.")
     if model.dtype != "bfloat16" and recipe.training.get("deepspeed") is None:
-        raise RecipeError(
-            "`optimizer.rounding` is of bfloat16 weights, and this recipe has others: write `model.dtype: bfloat16`,"
-            " or remove it."
-        )
+        raise RecipeError("`optimizer.rounding` needs bfloat16 weights. Write `model.dtype: bfloat16`, or remove it.")
 
 
 def sgd(
@@ -160,7 +135,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self.share()
 
     def share(self) -> None:
-        """Let the parts work on this one's groups and states; after a load both are other objects."""
+        """Let the parts work on these groups and states, which are other objects after a load."""
         for part in self.parts:
             is_muon = isinstance(part, torch.optim.Muon)
             part.param_groups = [group for group in self.param_groups if group[MATRICES] is is_muon]
@@ -202,10 +177,8 @@ def muon(
     """
     both = {"lr": learning_rate, "weight_decay": weight_decay}
     scaled = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps, "adjust_lr_fn": "match_rms_adamw"}
-    built = MuonWithAdamW(
-        groups, muon=both | scaled, adamw=both | {"betas": (betas[0], betas[1]), "eps": eps, "fused": True}
-    )
-    return cast(torch.optim.Optimizer, built)
+    others = {"betas": (betas[0], betas[1]), "eps": eps, "fused": True}
+    return cast(torch.optim.Optimizer, MuonWithAdamW(groups, muon=both | scaled, adamw=both | others))
 
 
 def soap(
@@ -275,27 +248,21 @@ def offloaded_adamw(
 
     if is_main_process():
         announce_compiling("cpu_adam", "DeepSpeed compiles its optimizer for the host")
-
     try:
         return DeepSpeedCPUAdam(  # type: ignore[no-any-return]
             groups, lr=learning_rate, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay, adamw_mode=True
         )
     except RuntimeError as problem:
         raise ResourceError(
-            f"DeepSpeed's CPU AdamW could not be compiled: {problem.__cause__ or problem}. Install a C++ compiler:"
-            " apt-get install g++"
+            f"DeepSpeed's CPU AdamW could not be compiled: {problem.__cause__ or problem}. Run: apt-get install g++"
         ) from problem
 
 
 def replay_step_counter(optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """Make DeepSpeed's CPU kernel resume bit for bit: bring its running products of beta to those after `steps` steps.
+    """Make DeepSpeed's CPU kernel resume bit for bit, after its states were loaded.
 
     The kernel multiplies beta^t at each step, but computes it with pow() in the first step after a load, which differs
     in the last bit. Playing the steps again on a parameter of one element brings the product back exactly.
-
-    Args:
-        optimizer: a DeepSpeedCPUAdam whose states were just loaded; any other optimizer is left alone.
-        steps: steps that the loaded states had made.
     """
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 

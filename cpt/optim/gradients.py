@@ -2,8 +2,7 @@
 that are released.
 
 Released gradients never add up in memory: each parameter is updated in the backward pass, and its gradient is dropped
-right away. The norm of the whole gradient is then known only after all updates, so it cannot be clipped, and a step
-cannot be judged by it. A parameter still stays as it is where its own gradient is not finite.
+right away. A parameter stays as it is where its own gradient is not finite.
 """
 
 from collections.abc import Sequence
@@ -19,16 +18,12 @@ from cpt.recipe.keys import accumulation
 from cpt.recipe.schema import Recipe
 from cpt.torch_internals import foreach_multiply, foreach_norm
 
-RELEASING = ("adamw", "adamw_8bit", "paged_adamw_8bit")
-"""Optimizers whose update of a parameter needs nothing of another."""
+RELEASING = ("adamw", "adamw_8bit", "paged_adamw_8bit")  # their update of a parameter needs nothing of another
 WHOLE = "an update needs the whole gradient"
 
 
 class ReleasedGradients:
-    """Hooks on parameters that let an optimizer step each by itself.
-
-    The states are the optimizer's own, as without them, so a checkpoint does not know how it came about.
-    """
+    """Hooks on parameters that let an optimizer step each by itself. States and checkpoints are as without them."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer: Any = optimizer
@@ -71,11 +66,7 @@ def releases_gradients(recipe: Recipe) -> bool:
 
 
 def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = None) -> None:
-    """Refuse what needs a whole gradient.
-
-    Args:
-        processes: of the run that is meant; by default those that run now.
-    """
+    """Refuse what needs a whole gradient. By default, `processes` are those that run now."""
     if not releases_gradients(recipe):
         return
     name, training, steps = recipe.optimizer.name, recipe.training, accumulation(recipe)
@@ -95,8 +86,9 @@ def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = No
         f"gradients that are dropped cannot add up over {steps} micro-batches (`{key}`). Let one micro-batch be the"
         " step: `training.gradient_accumulation_steps: 1`, and as many rows as fit.": steps != 1,
     }
-    for reason in (reason for reason, applies in reasons.items() if applies):
-        raise RecipeError(f"`optimizer.release_gradients`: {reason}")
+    for reason, applies in reasons.items():
+        if applies:
+            raise RecipeError(f"`optimizer.release_gradients`: {reason}")
 
 
 # --- norm and clipping -----------------------------------------------------------------------------------------------

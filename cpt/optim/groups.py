@@ -1,7 +1,6 @@
 """A model's trainable parameters in groups: which ones decay or have a learning rate or an optimizer of their own."""
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Any
 
 from peft import PeftModel
@@ -12,21 +11,7 @@ from cpt.errors import RecipeError
 from cpt.models.new_rows import UNDECAYED
 
 ParameterGroups = list[dict[str, Any]]
-MATRICES = "is_matrices"
-"""Key of a group for optimizers that treat matrices apart."""
-IS_EMBEDDING = "is_embedding"
-"""Key of a group for optimizers that treat embeddings apart."""
-
-
-@dataclass(frozen=True, order=True)
-class Kind:
-    """What the parameters of one group have in common."""
-
-    is_end: bool
-    """Embeddings or head, which have a learning rate of their own."""
-    without_decay: bool
-    is_other: bool
-    """Not a matrix inside of a layer, or an embedding, for optimizers that ask."""
+MATRICES, IS_EMBEDDING = "is_matrices", "is_embedding"  # keys of a group, for optimizers that treat these apart
 
 
 def parameter_groups(
@@ -40,13 +25,14 @@ def parameter_groups(
 
     Args:
         embedding_learning_rate: of embeddings and head, in groups of their own.
-        matrices_apart: `MATRICES` in each group is true for two-dimensional weights of layers, neither embedding nor
-            head.
-        embeddings_apart: `IS_EMBEDDING` is true in the groups of embeddings.
+        matrices_apart: each group has `MATRICES`, true for matrices inside of layers.
+        embeddings_apart: groups of embeddings have `IS_EMBEDDING`.
     """
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    both_ends = embeddings | head_parameters(model)
-    sorted_out: dict[Kind, list[nn.Parameter]] = defaultdict(list)
+    whole = model.get_base_model() if isinstance(model, PeftModel) else model
+    head = whole.get_output_embeddings() if isinstance(whole, PreTrainedModel) else None
+    both_ends = embeddings | {id(parameter) for parameter in (head.parameters() if head is not None else ())}
+    sorted_out: dict[tuple[bool, bool, bool], list[nn.Parameter]] = defaultdict(list)
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
@@ -57,29 +43,21 @@ def parameter_groups(
         is_end = embedding_learning_rate is not None and id(parameter) in both_ends
         is_other = matrices_apart and (dimensions != 2 or id(parameter) in both_ends)
         is_other = is_other or embeddings_apart and id(parameter) in embeddings
-        sorted_out[Kind(is_end, not decays, is_other)].append(parameter)
-    if embedding_learning_rate is not None and not any(kind.is_end for kind in sorted_out):
+        sorted_out[is_end, not decays, is_other].append(parameter)
+    if embedding_learning_rate is not None and not any(is_end for is_end, _, _ in sorted_out):
         raise RecipeError(
-            "`optimizer.embedding_learning_rate` has no effect: neither embeddings nor head are trained. Remove it, or"
-            " write `lora: cpt`."
+            "`optimizer.embedding_learning_rate`: embeddings and head are frozen. Remove it, or write `lora: cpt`."
         )
     groups: ParameterGroups = []
-    for kind in sorted(sorted_out):
-        group: dict[str, Any] = {"params": sorted_out[kind]}
-        if kind.is_end:
+    for is_end, without_decay, is_other in sorted(sorted_out):
+        group: dict[str, Any] = {"params": sorted_out[is_end, without_decay, is_other]}
+        if is_end:
             group["lr"] = embedding_learning_rate
-        if kind.without_decay:
+        if without_decay:
             group["weight_decay"] = 0.0
         if matrices_apart:
-            group[MATRICES] = not kind.is_other
-        if embeddings_apart and kind.is_other:
+            group[MATRICES] = not is_other
+        if embeddings_apart and is_other:
             group[IS_EMBEDDING] = True
         groups.append(group)
     return groups
-
-
-def head_parameters(model: nn.Module) -> set[int]:
-    """Ids of the parameters of the layer that gives the logits, adapters on it included."""
-    whole = model.get_base_model() if isinstance(model, PeftModel) else model
-    head = whole.get_output_embeddings() if isinstance(whole, PreTrainedModel) else None
-    return {id(parameter) for parameter in head.parameters()} if head is not None else set()

@@ -1,11 +1,8 @@
-"""Learning-rate schedules: the factor on the peak learning rate, as a function of the tokens trained so far.
-
-In tokens and not in steps, so that another batch size or number of GPUs leaves the curve where it was.
-"""
+"""Learning-rate schedules: the factor on the peak learning rate, as a function of the tokens trained so far: not of
+steps, so that another batch size or number of GPUs leaves the curve where it was."""
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,22 +18,19 @@ POINTS = 10_000  # of a run at which the schedule is asked, to find where it cro
 def build_schedule(
     section: Schedule, optimizer: torch.optim.Optimizer, *, tokens_per_step: int, total_tokens: int
 ) -> LambdaLR:
-    """The scheduler that the recipe names, to be stepped once per optimizer step.
-
-    Raises:
-        RecipeError: no such schedule, an option it does not take, or parts that are longer than the run.
-    """
+    """The scheduler that the recipe names, to be stepped once per optimizer step."""
     check_schedule(section.name, section.options, total_tokens)
     factor = find("schedule", section.name, SCHEDULES)
-    return LambdaLR(optimizer, partial(factor_at_step, factor, section.options, tokens_per_step, total_tokens))
+
+    def at_step(step: int) -> float:  # counted from 0: at its end (step + 1) * tokens_per_step tokens are trained
+        return float(factor((step + 1) * tokens_per_step, total_tokens, **section.options))
+
+    return LambdaLR(optimizer, at_step)
 
 
 def check_schedule(name: str, options: Mapping[str, Any], total_tokens: float, key: str = "schedule") -> None:
-    """Refuse options that the schedule does not take, and parts that do not fit into the run.
-
-    Args:
-        key: where the options are in the recipe: a `continued` schedule has another one inside.
-    """
+    """Refuse options that the schedule does not take, and parts that do not fit into the run. A `continued` schedule
+    has another one inside, under another `key`."""
     factor = find("schedule", name, SCHEDULES)
     check_options(factor, options, key)
     for option, value in options.items() if name in SCHEDULES else ():
@@ -54,24 +48,14 @@ def check_schedule(name: str, options: Mapping[str, Any], total_tokens: float, k
         raise RecipeError(f"{lengths}, but the whole schedule has {total_tokens:,.0f}. Make it less.")
     if factor is continued:
         planned, inner = options.get("planned_tokens") or options["trained_tokens"] + total_tokens, options["schedule"]
-        check_schedule(str(inner.get("name", "cosine")), without_name(inner), planned, f"{key}.schedule")
-
-
-def factor_at_step(
-    factor: Callable[..., float], options: dict[str, object], tokens_per_step: int, total_tokens: int, step: int
-) -> float:
-    """The factor for optimizer step number `step`, counted from 0: at its end (step + 1) * tokens_per_step tokens are
-    trained."""
-    return factor((step + 1) * tokens_per_step, total_tokens, **options)
+        inner_options = {name: value for name, value in inner.items() if name != "name"}
+        check_schedule(str(inner.get("name", "cosine")), inner_options, planned, f"{key}.schedule")
 
 
 def phases_in_tokens(recipe: Recipe) -> Data:
     """The recipe's `data`, with phases that end at a learning rate ending at the token where the schedule comes to it.
 
     The same for any number of processes: steps do not count, only `budget.tokens` and the schedule.
-
-    Raises:
-        RecipeError: the learning rate is never reached, or not in the order of the phases.
     """
     data, total = recipe.data, recipe.budget.tokens
     if total is None or not any(phase.until_learning_rate for phase in data.phases):
@@ -84,14 +68,12 @@ def phases_in_tokens(recipe: Recipe) -> Data:
             ends = tokens_until(recipe.schedule, phase.until_learning_rate, total, key)
             if ends <= begins:
                 raise RecipeError(
-                    f"{key}: the phase ends before it starts: the learning rate is there at {ends:,} tokens already."
-                    " Give a lower one."
+                    f"{key}: the phase ends before it starts: the learning rate is there at {ends:,} tokens."
                 )
             phase = phase.model_copy(update={"until": ends, "until_learning_rate": None})
         elif phase.until is not None and phase.until <= begins:
             raise RecipeError(
-                f"`data.phases[{number}].until` is {phase.until:,}: the phase ends before it starts, at {begins:,}"
-                " tokens. Write more."
+                f"`data.phases[{number}].until` is {phase.until:,}: the phase ends before it starts, at {begins:,}."
             )
         begins = phase.until or total
         phases.append(phase)
@@ -99,11 +81,7 @@ def phases_in_tokens(recipe: Recipe) -> Data:
 
 
 def tokens_until(section: Schedule, share: float, total_tokens: int, key: str) -> int:
-    """The token from which on the learning rate stays at or below this share of its peak.
-
-    Args:
-        key: of the recipe, to name in errors.
-    """
+    """The token from which on the learning rate stays at or below this share of its peak."""
     schedule = find("schedule", section.name, SCHEDULES)
 
     def factor(at: int) -> float:
@@ -113,17 +91,13 @@ def tokens_until(section: Schedule, share: float, total_tokens: int, key: str) -
     factors = [factor(at) for at in tokens]
     above = [point for point, value in enumerate(factors) if value > share]
     if not above:
-        raise RecipeError(
-            f"{key}: under `{section.name}` the learning rate is never above {share:g} of its peak: the phase is"
-            " empty."
-        )
+        raise RecipeError(f"{key}: the phase is empty: `{section.name}` is never above {share:g} of its peak.")
     if above[-1] == POINTS or tokens[above[-1] + 1] >= total_tokens:
         only_warms_up = factors[0] <= share < min(factors[above[0] :])
         where = "there only while it warms up" if only_warms_up else "above it to the end"
         raise RecipeError(
             f"{key} is {share:g}: under `{section.name}` the learning rate is {where}, and ends at {factors[-1]:.3g}"
-            " of its peak. Give a higher share, a schedule that falls further, or the end of the phase in tokens"
-            " (`until`)."
+            " of its peak. Give a higher share, another schedule, or the end of the phase in tokens (`until`)."
         )
     before, after = tokens[above[-1]], tokens[above[-1] + 1]
     while after - before > 1:
@@ -252,12 +226,8 @@ def continued(
         planned_tokens: the whole length of its schedule; by default it ends with this run.
     """
     factor = find("schedule", str(schedule.get("name", "cosine")), SCHEDULES)
-    options = without_name(schedule)
+    options = {name: value for name, value in schedule.items() if name != "name"}
     return float(factor(trained_tokens + tokens, planned_tokens or trained_tokens + total_tokens, **options))
-
-
-def without_name(section: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in section.items() if key != "name"}
 
 
 def warmup(tokens: float, warmup_tokens: float) -> float:

@@ -28,18 +28,11 @@ from cpt.planning.dry_run import (
     keep_planned_attention,
     model_on_meta,
     move_from_meta,
+    tree_leaves,
+    with_leaves,
 )
 from cpt.planning.workload import Setup
-from cpt.torch_internals import (
-    CANNOT_FAKE,
-    fake_tensors,
-    fusible_operations,
-    split_passes,
-    trace_both_passes,
-    tree_flatten,
-    tree_leaves,
-    tree_unflatten,
-)
+from cpt.torch_internals import fake_tensors, fusible_operations, split_passes, trace_both_passes
 
 SHORT_ROW = 256
 SIZES = ("kept", "layer_inputs", "backward", "again", "attention", "forward")
@@ -71,12 +64,6 @@ class Activations:
     """Gradients of a compiled layer's parameters, which its backward pass returns together. Not in `backward`; 0 if
     layers are not compiled."""
 
-    def of_rows(self, rows: int, two: "Activations") -> "Activations":
-        """From these, of one row, and those of two: copies of weights and of positions are there once."""
-        first, second = asdict(self), asdict(two)
-        sizes: dict[str, Any] = {name: first[name] + (rows - 1) * (second[name] - first[name]) for name in SIZES}
-        return replace(self, **sizes)
-
     def times(self, factor: float) -> "Activations":
         """Scale to rows that are `factor` times as long, if no size grows with the square of their length."""
         sizes: dict[str, Any] = {name: int(factor * asdict(self)[name]) for name in SIZES}
@@ -88,9 +75,6 @@ class Activations:
             return self.kept
         again = math.ceil(self.layers / how.every_n_layers) / self.layers
         return again * (self.layer_inputs + (self.attention if how.selective else 0)) + (1 - again) * self.kept
-
-    def in_one_layer(self, *, checkpointing: bool) -> int:
-        return self.again if checkpointing else self.backward
 
     def offloaded_with(self, *, checkpointing: bool, how: Recomputing) -> float:
         """The part that waits on the host: all but two layers, which are on their way."""
@@ -107,7 +91,10 @@ class ActivationCounts:
     two: Activations
 
     def of_rows(self, rows: int) -> Activations:
-        return self.one.of_rows(rows, self.two)
+        """Copies of weights and of positions are there once."""
+        first, second = asdict(self.one), asdict(self.two)
+        sizes: dict[str, Any] = {name: first[name] + (rows - 1) * (second[name] - first[name]) for name in SIZES}
+        return replace(self.one, **sizes)
 
 
 class SavedBytes:
@@ -119,7 +106,6 @@ class SavedBytes:
         self.total = 0
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The hook of autograd for what it keeps."""
         storage = tensor.untyped_storage()
         if id(storage) not in self.known:
             self.known[id(storage)] = storage  # held, so that no other storage gets its address
@@ -162,9 +148,9 @@ def count_activations(config: PreTrainedConfig, setup: Setup) -> ActivationCount
         # where documents begin may decide shapes: then each row is counted as one document
         for one in (setup, replace(setup, packed=False)):
             # routers and their kernels raise these
-            with suppress(*CANNOT_FAKE, RuntimeError):
-                return ActivationCounts(counted(model, one, 1).times(tokens), counted(model, one, 2).times(tokens))
-        return ActivationCounts(estimated(model, setup, 1).times(tokens), estimated(model, setup, 2).times(tokens))
+            with suppress(RuntimeError):
+                return ActivationCounts(*(counted(model, one, rows).times(tokens) for rows in (1, 2)))
+        return ActivationCounts(*(estimated(model, setup, rows).times(tokens) for rows in (1, 2)))
 
 
 def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
@@ -197,23 +183,21 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     known = saved.known.keys() - {storage for call in calls for storage in call.storages}
     inputs = {id(each): each.nbytes() for call in calls for each in call.inputs.values() if id(each) not in known}
     largest = max(calls, key=lambda call: call.kept)
-    forward = forward_of_layer(largest.layer, largest.given, largest.options, setup)
+    with PeakOfStorages() as storages, torch.no_grad(), computing_as(setup):
+        for tensor in (*largest.layer.parameters(), *largest.layer.buffers()):
+            storages.ignore(tensor.untyped_storage())
+        largest.layer(*largest.given, **largest.options)
     attention = attention_outputs(model, setup, rows)
     sizes = compiled_sizes(calls, outside, known, setup) if setup.compiles else None
     if sizes is None:
-        backward, again = peaks_of_layer(largest.layer, largest.given, largest.options, setup)
+        backward, again = peaks_of_layer(largest, setup)
         sizes = {"kept": saved.total, "backward": backward, "again": again}
     fixed: dict[str, Any] = {"layer_inputs": outside + sum(inputs.values()), "layers": len(calls)}
-    return Activations(**sizes, **fixed, attention=attention, forward=forward)
+    return Activations(**sizes, **fixed, attention=attention, forward=storages.peak)
 
 
 def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Setup) -> dict[str, Any] | None:
-    """Sizes that differ with compiled layers; None if torch cannot trace a layer, or compiles it in parts (experts).
-
-    Args:
-        kept: bytes that autograd saves outside of layers.
-        known: their storages.
-    """
+    """Sizes that differ with compiled layers; None if torch cannot trace one, or compiles it in parts (experts)."""
     kinds: dict[tuple[Any, ...], CompiledLayer] = {}
     for call in calls:
         kind = (type(call.layer), *((tensor.shape, tensor.requires_grad) for tensor in call.layer.parameters()))
@@ -222,9 +206,7 @@ def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Se
                 return None
             try:
                 with computing_as(setup):
-                    kinds[kind] = count_compiled(
-                        call.layer, call.given, call.options, selective=setup.recomputing.selective
-                    )
+                    kinds[kind] = count_compiled(call, selective=setup.recomputing.selective)
             except Exception as problem:  # torch's tracer raises whatever a model's own code meets in it
                 log.debug("torch cannot trace a layer", exc_info=problem)
                 return None
@@ -236,27 +218,18 @@ def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Se
     return {"kept": kept, **peaks}
 
 
-def forward_of_layer(layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any], setup: Setup) -> int:
-    """Peak bytes of its forward pass without gradients."""
-    with PeakOfStorages() as storages, torch.no_grad():
-        for tensor in (*layer.parameters(), *layer.buffers()):
-            storages.ignore(tensor.untyped_storage())
-        with computing_as(setup):
-            layer(*given, **options)
-        return storages.peak
-
-
-def peaks_of_layer(layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any], setup: Setup) -> tuple[int, int]:
+def peaks_of_layer(call: LayerCall, setup: Setup) -> tuple[int, int]:
     """Peak bytes of its backward pass beyond what it keeps, and of both passes together."""
     inputs = [
-        t.detach().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in given
+        t.detach().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in call.given
     ]
+    layer = call.layer
     hooks = [p.register_post_accumulate_grad_hook(drop_gradient) for p in layer.parameters() if p.requires_grad]
     with PeakOfStorages() as storages:
         for tensor in (*layer.parameters(), *layer.buffers()):
             storages.ignore(tensor.untyped_storage())
         with computing_as(setup):
-            output = layer(*inputs, **options)
+            output = layer(*inputs, **call.options)
         output = output[0] if isinstance(output, tuple) else output
         there, together = storages.now, storages.peak
         storages.peak = storages.now
@@ -273,25 +246,19 @@ def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     layer."""
     config = model.config.get_text_config()
     width, layers, each = int(config.hidden_size), int(config.num_hidden_layers), 2 if setup.half else 4
-    values = config.to_dict()
+    values, numbers = config.to_dict(), 0.0
     chosen = int(values.get("num_experts_per_tok") or 1)
-    experts = next(
-        (int(values[name]) for name in ("num_local_experts", "num_experts", "n_routed_experts") if values.get(name)),
-        chosen,
-    )
-    numbers = 0.0
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    experts = next((int(values[name]) for name in names if values.get(name)), chosen)
     widest = width
     for name, layer in adaptable(model):
         shape = layer.get_parameter("weight").shape
         numbers += max(shape) * (chosen / experts if ".experts." in name else 1)
         widest = max(widest, *shape)
-    norms = layers * 2 * width * (4 + each)
-    tokens = rows * setup.length
-    kept = int(tokens * (numbers * each + norms))
-    backward = 3 * tokens * widest * each
+    norms, tokens = layers * 2 * width * (4 + each), rows * setup.length
+    kept, backward = int(tokens * (numbers * each + norms)), 3 * tokens * widest * each
+    inputs, again = tokens * layers * width * each, kept // layers + backward
     attention = attention_outputs(model, setup, rows)
-    inputs = tokens * layers * width * each
-    again = kept // layers + backward
     return Activations(
         kept, inputs, backward, again, is_counted=False, attention=attention, layers=layers, forward=backward
     )
@@ -324,26 +291,21 @@ class CompiledLayer:
     """Gradients of the layer's parameters, which the backward graph returns together."""
 
 
-def count_compiled(
-    module: nn.Module, given: tuple[Any, ...], options: dict[str, Any], *, selective: bool
-) -> CompiledLayer:
-    """Trace a layer and count the bytes of its graphs. Runs inside a FakeTensorMode, on fake inputs.
-
-    Args:
-        selective: a checkpointed layer keeps the outputs of attention.
-    """
-    leaves, layout = tree_flatten((given, options))
-    positions = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    num_positional = len(tree_flatten(given)[0])  # rotary embeddings and masks are keywords, and need no gradients
+def count_compiled(layer_call: LayerCall, *, selective: bool) -> CompiledLayer:
+    """Trace a layer and count the bytes of its graphs. Runs inside a FakeTensorMode, on fake inputs."""
+    module, positions = layer_call.layer, list(layer_call.inputs)
+    given = (layer_call.given, layer_call.options)
+    leaves = tree_leaves(given)
+    num_positional = len(tree_leaves(layer_call.given))  # rotary embeddings and masks are keywords without gradients
     state: dict[str, torch.Tensor] = dict((*module.named_parameters(), *module.named_buffers()))
     num_outputs = 0
 
     def call(*flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
         nonlocal num_outputs
         inputs = dict(zip(positions, flat[len(state) :], strict=True))
-        arguments, keywords = tree_unflatten([inputs.get(index, leaf) for index, leaf in enumerate(leaves)], layout)
+        arguments, keywords = with_leaves(given, [inputs.get(index, leaf) for index, leaf in enumerate(leaves)])
         result = torch.func.functional_call(module, dict(zip(state, flat, strict=False)), arguments, keywords)
-        outputs = tuple(leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor))
+        outputs = tuple(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
         num_outputs = len(outputs)
         return outputs
 

@@ -1,6 +1,6 @@
 """Model, tokenizer and first examples at the gate: they exist, fit each other, and can read the rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -28,6 +28,7 @@ from cpt.models.documents import check_documents_can_be_handed_over
 from cpt.models.inventory import build_on_meta, isolates_documents, vocabulary_size
 from cpt.models.new_rows import new_ids
 from cpt.planning.check_resources import PreflightReport
+from cpt.planning.model_sizes import TEACHER
 from cpt.recipe.paths import is_local, result_of_run
 from cpt.recipe.rules import TAUGHT
 from cpt.recipe.schema import Data, DocumentSource, Model, Recipe, Source
@@ -35,7 +36,6 @@ from cpt.stages.models import check_vocabulary
 from cpt.stages.rewards import check_columns
 from cpt.tokenizer.load import load_tokenizer
 
-TEACHER = "teacher_model_name_or_path"
 POSITIONS = ("wpe", "embed_positions", "position_embeddings")  # names of learned position embeddings
 
 
@@ -50,23 +50,29 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
         if recipe.model.trust_remote_code:
             found.unchecked.append(f"`model.trust_remote_code`: the code of {recipe.model.path}")
         else:
-            found.mistakes.append(
-                RecipeError(f"`model.config.model_type`: {config.model_type} is no causal language model. Choose one.")
-            )
+            found.refuse(f"`model.config.model_type`: {config.model_type} is no causal language model. Choose one.")
         return None
     model = build_on_meta(config)
     found.run(check_attention, recipe, model)
-    found.run(check_rows, recipe, model)
+    if recipe.data.packing not in ("none", "token_budget") and not isolates_documents(config):
+        found.refuse(
+            f"`data.packing`: {config.model_type} cannot isolate documents that are packed into one row. Write"
+            " `packing: token_budget`, or `packing: none`."
+        )
+    length = recipe.data.sequence_length
+    tables = [module for name, module in model.named_modules() if name.rpartition(".")[2] in POSITIONS]
+    positions = min((table.num_embeddings for table in tables if isinstance(table, nn.Embedding)), default=length)
+    if positions < length:
+        learned = f"the model has learned {positions} positions"
+        found.refuse(f"`data.sequence_length` is {length}, but {learned}. Make it that or less.")
     if recipe.stage == "reward":
         found.run(check_scoring, config)
     if recipe.model.lora is not None:
-        found.run(check_lora, model, recipe.model.lora)
-        found.run(check_embeddings_are_trained, recipe, model)
+        found.run(check_adapters, recipe, model, recipe.model.lora)
     return model
 
 
 def check_attention(recipe: Recipe, model: PreTrainedModel) -> None:
-    """The implementation is installed and fits the model and the rows."""
     packed = recipe.data.packing != "token_budget"
     in_half = recipe.model.dtype in ("bfloat16", "float16")
     half = bool(recipe.training.get("bf16") or recipe.training.get("fp16") or in_half)
@@ -82,17 +88,16 @@ def check_attention(recipe: Recipe, model: PreTrainedModel) -> None:
         )
 
 
-def check_embeddings_are_trained(recipe: Recipe, model: PreTrainedModel) -> None:
+def check_adapters(recipe: Recipe, model: PreTrainedModel, lora: Mapping[str, Any]) -> None:
+    """peft can build them, and they train the embeddings if these have a learning rate of their own."""
+    check_lora(model, lora)
     if recipe.optimizer.options.get("embedding_learning_rate") is None:
         return
-    options = lora_options(model, recipe.model.lora or {})
+    options = lora_options(model, lora)
     ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
     names = {name.rpartition(".")[2] for name, module in model.named_modules() if id(module) in ends}
     targets = options.get("target_modules") or ()
-    touched = {
-        *(options.get("modules_to_save") or ()),
-        *(() if isinstance(targets, str) else targets),
-    }
+    touched = {*(options.get("modules_to_save") or ()), *(() if isinstance(targets, str) else targets)}
     if not names & touched:
         raise RecipeError(
             "`optimizer.embedding_learning_rate` has no effect: these adapters train neither embeddings nor head."
@@ -101,7 +106,6 @@ def check_embeddings_are_trained(recipe: Recipe, model: PreTrainedModel) -> None
 
 
 def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | None:
-    """The model's config: from the recipe, a folder, or the Hub if it can be reached."""
     model = recipe.model
     if model.path is None or is_local(model.path) or is_cached(model.path, "config.json", model.revision):
         return load_config(model)
@@ -124,67 +128,44 @@ def refuse_unreachable_model(recipe: Recipe) -> None:
     """
     model, tokenizer = recipe.model, recipe.tokenizer
     if model.path is not None and not is_local(model.path):
-        refuse_unreachable(
-            "`model.path`", model.path, model.revision, ("config.json",) if model.from_scratch else WEIGHTS
-        )
+        files = ("config.json",) if model.from_scratch else WEIGHTS
+        refuse_unreachable("`model.path`", model.path, model.revision, files)
     if tokenizer.path is not None and not is_local(tokenizer.path):
         refuse_unreachable("`tokenizer.path`", tokenizer.path, tokenizer.revision, TOKENIZER)
 
 
-def check_rows(recipe: Recipe, model: PreTrainedModel) -> None:
-    """The model isolates packed documents and has positions for the recipe's rows."""
-    if recipe.data.packing not in ("none", "token_budget") and not isolates_documents(model.config):
-        raise RecipeError(
-            f"`data.packing`: {model.config.model_type} cannot isolate documents that are packed into one row. Write"
-            " `packing: token_budget`, or `packing: none`."
-        )
-    length = recipe.data.sequence_length
-    for name, module in model.named_modules():
-        has_positions = isinstance(module, nn.Embedding) and name.rpartition(".")[2] in POSITIONS
-        if has_positions and module.num_embeddings < length:
-            raise RecipeError(
-                f"`data.sequence_length` is {length}, but the model has learned {module.num_embeddings} positions."
-                " Make it that or less."
-            )
-
-
 def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
-    """The tokenizer loads, has what the sources need, and the model has an embedding for each of its tokens."""
     path = recipe.tokenizer.path or recipe.model.path
     revision = recipe.tokenizer.revision or (recipe.model.revision if path == recipe.model.path else None)
     if path and not (is_local(path) or is_cached(path, "tokenizer_config.json", revision) or hub_is_reachable()):
         found.unchecked.append(f"`tokenizer.path`: {path} (Hub)")
         return
     tokenizer = found.run(load_tokenizer, recipe.tokenizer, recipe.model)
-    if tokenizer is not None:
-        check_encoders(recipe, tokenizer, found)
-    if tokenizer is None or model is None or recipe.model.resize_embeddings:
+    if tokenizer is None:
+        return
+    with suppress(RecipeError):  # of `sections_of`, which the check of documents reports
+        for key, source in keyed_sources(*sections_of(recipe)):
+            if source.chat is not None or isinstance(source, Source) and source.fill_in_the_middle is not None:
+                found.run(encoder_of, source, DocumentEncoder(tokenizer), key)
+        if not any(isinstance(mistake, DataError) for mistake in found.mistakes):  # else their files cannot be read
+            check_first_examples(recipe, tokenizer, found)
+    if model is None or recipe.model.resize_embeddings:
         return
     known = vocabulary_size(model.config)
     if len(tokenizer) > known:
-        found.mistakes.append(
-            RecipeError(
-                f"`tokenizer.path`: {path} has {len(tokenizer)} tokens, the model's vocabulary {known}. Set"
-                " `model.resize_embeddings: true`, or use the model's own tokenizer."
-            )
+        found.refuse(
+            f"`tokenizer.path`: {path} has {len(tokenizer)} tokens, the model's vocabulary {known}. Set"
+            " `model.resize_embeddings: true`, or use the model's own tokenizer."
         )
 
 
 def check_teacher(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
-    """The teacher exists and has the student's vocabulary."""
     path, key = result_of_run(recipe.training.get(TEACHER)) if recipe.stage in TAUGHT else None, f"training.{TEACHER}"
     if path is None or not is_there(path, None, key, found) or model is None:
         return
     with suppress(CptError):  # the tokenizer's own check has reported it
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
         found.run(with_key, key, lambda: check_vocabulary(model, tokenizer, Model(path=path)))
-
-
-def check_reward_models(recipe: Recipe, found: PreflightReport) -> None:
-    for number, reward in enumerate(recipe.rewards):
-        path, revision = reward.options.get("path"), reward.options.get("revision")
-        if reward.name == "reward_model" and isinstance(path, str):
-            is_there(str(result_of_run(path)), revision, f"rewards[{number}].path", found)
 
 
 def is_there(path: str, revision: str | None, key: str, found: PreflightReport) -> bool:
@@ -196,28 +177,13 @@ def is_there(path: str, revision: str | None, key: str, found: PreflightReport) 
 
 
 def with_key(key: str, check: Callable[[], Any]) -> Any:
-    """Run the check, with the key in front of its errors."""
     try:
         return check()
     except RecipeError as problem:
         raise RecipeError(f"`{key}`: {str(problem).removeprefix('model.path: ')}") from problem
 
 
-def check_encoders(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, found: PreflightReport) -> None:
-    """The tokenizer has a chat template and fill-in-the-middle tokens, if a source needs them."""
-    try:
-        sections = sections_of(recipe)
-    except RecipeError:  # the check of documents reports it
-        return
-    for key, source in keyed_sources(*sections):
-        if source.chat is not None or isinstance(source, Source) and source.fill_in_the_middle is not None:
-            found.run(encoder_of, source, DocumentEncoder(tokenizer), key)
-    if not any(isinstance(mistake, DataError) for mistake in found.mistakes):  # else their files cannot be read
-        check_first_examples(recipe, tokenizer, found)
-
-
 def check_first_examples(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, found: PreflightReport) -> None:
-    """Check each local source of examples; others are reported as unchecked."""
     for key, source in keyed_sources(*sections_of(recipe)):
         if form_of_source(source) != "document" and kind_of(source.path) == "local":
             found.run(check_first, recipe, source, key, DocumentEncoder(tokenizer))
@@ -227,20 +193,19 @@ def check_conversations(data: Data) -> None:
     keyed = [(f"data.sources[{number}]", source) for number, source in enumerate(data.sources)]
     if any(form_of_source(source) != "conversation" or kind_of(source.path) != "local" for _, source in keyed):
         return
-    firsts = [(key, first_document(source, key)) for key, source in keyed]
-    texts = [(key, first) for key, first in firsts if first is not None and is_plain_text(first)]
-    if texts and len(texts) == len(firsts):
-        key, first = texts[0]
+    texts = []
+    for key, source in keyed:
+        first = first_document(source, key)
+        example = None if first is None else example_of(first.text)
+        if first is None or example is None or not isinstance(example.messages, str):
+            return
+        texts.append(f"`{key}.path`: {first.where}")
+    if texts:
         raise DataError(
-            f"`{key}.path`: {first.where} is plain text, and stage `sft` needs conversations. To train on text write"
-            " `stage: cpt`; for conversations, `chat` names their columns: `chat: messages`, `chat: {prompt: question,"
-            " completion: answer}`."
+            f"{texts[0]} is plain text, and stage `sft` needs conversations. To train on text write `stage: cpt`; for"
+            " conversations, `chat` names their columns: `chat: messages`, `chat: {prompt: question, completion:"
+            " answer}`."
         )
-
-
-def is_plain_text(document: Document) -> bool:
-    example = example_of(document.text)
-    return example is not None and isinstance(example.messages, str)
 
 
 def first_document(source: DocumentSource, key: str) -> Document | None:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from cpt.cache import size_of
 from cpt.distributed import world_size
-from cpt.errors import CptError, ResourceError
+from cpt.errors import CptError, RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus, free_disk_gib
 from cpt.planning.activations import count_activations
 from cpt.planning.fitting import fits, nodes_here, this_machine
@@ -21,6 +21,7 @@ from cpt.planning.speed import assumed_mfu, planned_speed
 from cpt.planning.workload import Setup, attention_on_gpu, read_setup
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node, place_of
+from cpt.training.engine_profiles import Profile
 
 MISTAKES = 2
 NOT_READY = 3  # a blocker on this machine, or something that decides was not checked
@@ -46,16 +47,15 @@ class PreflightReport:
     def exit_code(self) -> int:
         return MISTAKES if self.mistakes else NOT_READY if self.blockers or self.unchecked else 0
 
-    def add(self, problem: CptError) -> None:
-        """Note a mistake, or a blocker if the machine lacks something."""
-        (self.blockers if isinstance(problem, ResourceError) else self.mistakes).append(problem)
+    def refuse(self, message: str) -> None:
+        self.mistakes.append(RecipeError(message))
 
     def run(self, check: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """The check's result, or None with its error noted."""
+        """The check's result, or None with its error noted: as a blocker if the machine lacks something."""
         try:
             return check(*arguments, **options)
         except CptError as problem:
-            self.add(problem)
+            (self.blockers if isinstance(problem, ResourceError) else self.mistakes).append(problem)
             return None
 
 
@@ -83,26 +83,25 @@ class DiskNeeds:
 
 
 def disk_needs(recipe: Recipe, facts: ModelSizes, setup: Setup) -> DiskNeeds:
-    checkpoint = checkpoint_bytes(facts, setup)
-    if setup.optimizer not in (*MOMENTS, *IN_8_BIT):  # its states are unknown
-        checkpoint = float(setup.weights_bytes * facts.trained)
+    weights = float(setup.weights_bytes * facts.trained)
+    is_known = setup.optimizer in (*MOMENTS, *IN_8_BIT)
+    checkpoint = checkpoint_bytes(facts, setup) if is_known else weights  # without states of unknown size
     if setup.zero is not None and not setup.zero.is_fsdp:  # DeepSpeed writes the weights once more with its own states
-        checkpoint += setup.weights_bytes * facts.trained
+        checkpoint += weights
     return DiskNeeds(checkpoint, float(setup.weights_bytes * facts.parameters), checkpoints_at_once(recipe))
 
 
 def checkpoints_at_once(recipe: Recipe) -> int:
     """How many are on the disk while one more is written, as far as the recipe says."""
-    section = recipe.checkpoints
+    section, budget = recipe.checkpoints, recipe.budget
     saves: float = math.inf
     if section.every_tokens is None and section.every_steps is None:
         saves = 1
     elif section.every_steps is not None and section.every_steps < 1:
         saves = math.ceil(1 / section.every_steps)
-    elif recipe.budget.tokens is not None:
-        of_step = recipe.budget.global_batch_tokens or 0
-        tokens_between = section.every_tokens or int(section.every_steps or 1) * of_step
-        saves = math.ceil(recipe.budget.tokens / tokens_between) if tokens_between else math.inf
+    elif budget.tokens is not None:
+        between = section.every_tokens or int(section.every_steps or 1) * (budget.global_batch_tokens or 0)
+        saves = math.ceil(budget.tokens / between) if between else math.inf
     if section.kept is None:
         return 1 if saves == math.inf else int(saves)
     kept = section.kept.options.get("last", LAST) if section.kept.name == "newest" else 1
@@ -125,12 +124,7 @@ def check_disk(recipe: Recipe, needs: DiskNeeds, freed: int = 0) -> None:
 
 
 def check_resources(
-    recipe: Recipe,
-    config: PreTrainedConfig,
-    profile: Mapping[str, Any] | None,
-    found: PreflightReport,
-    *,
-    has_disk: bool = True,
+    recipe: Recipe, config: PreTrainedConfig, profile: Profile | None, found: PreflightReport, *, has_disk: bool = True
 ) -> None:
     """Compare the run with the disk and the GPUs that are here; note the plan for the run's record.
 

@@ -2,13 +2,13 @@
 
 import warnings
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.fx.node import map_aggregate
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -31,7 +31,7 @@ from cpt.optim.build import build_optimizer
 from cpt.optim.gradients import RELEASING, ReleasedGradients
 from cpt.planning.workload import Setup
 from cpt.recipe.schema import Optimizer
-from cpt.torch_internals import TorchDispatchMode, fake_tensors, tree_leaves
+from cpt.torch_internals import TorchDispatchMode, fake_tensors
 
 IN_4_BIT = ".base_layer.weight"  # peft's name of an adapted layer
 STAND_IN = "cpt_planned"
@@ -47,6 +47,7 @@ class PeakOfStorages(TorchDispatchMode):
         self.peak = 0
 
     def ignore(self, storage: torch.UntypedStorage) -> None:
+        self.now -= self.alive.get(id(storage), (None, 0))[1]
         self.alive[id(storage)] = (weakref.ref(storage), 0)
 
     def watch(self, storage: torch.UntypedStorage) -> None:
@@ -70,6 +71,19 @@ class PeakOfStorages(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor):
                 self.watch(leaf.untyped_storage())
         return result
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """What tuples, lists and dicts hold, in order."""
+    leaves: list[Any] = []
+    map_aggregate(tree, leaves.append)
+    return leaves
+
+
+def with_leaves(tree: Any, leaves: Iterable[Any]) -> Any:
+    """The same tuples, lists and dicts with other leaves."""
+    remaining = iter(leaves)
+    return map_aggregate(tree, lambda _: next(remaining))
 
 
 def drop_gradient(parameter: torch.Tensor) -> None:
@@ -96,7 +110,17 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=keeps, every_n_layers=every)
         if setup.fused_loss and why_not_fused(model) is None:
             FusedLoss(model)
-        optimizer = optimizer_of(setup, model)
+        optimizer = None
+        if setup.zero is None:
+            options: dict[str, Any] = {} if setup.rounding is None else {"rounding": setup.rounding}
+            name = setup.optimizer if setup.optimizer in RELEASING else "adamw"  # the others take as much as AdamW
+            optimizer = build_optimizer(Optimizer(name=name, **options), model)
+            if setup.releases:
+                ReleasedGradients(optimizer)
+        else:
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(drop_gradient)
         row = fake_row(setup, setup.sequences)
         with PeakOfStorages() as storages:
             watch_weights(storages, model, setup)
@@ -109,23 +133,9 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
                 if optimizer is not None:
                     optimizer.step()
                     optimizer.zero_grad()
-                    leave_out_pages(storages, optimizer)
+                    if isinstance(optimizer, OneKernelAdamW) and optimizer.arena is not None:
+                        storages.ignore(optimizer.arena.untyped_storage())  # pages are on the host
         return storages.peak
-
-
-def optimizer_of(setup: Setup, model: nn.Module) -> torch.optim.Optimizer | None:
-    """The recipe's if it saves memory, else AdamW; None if an engine takes the gradients."""
-    if setup.zero is not None:
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(drop_gradient)
-        return None
-    options: dict[str, Any] = {} if setup.rounding is None else {"rounding": setup.rounding}
-    name = setup.optimizer if setup.optimizer in RELEASING else "adamw"
-    optimizer = build_optimizer(Optimizer(name=name, **options), model)
-    if setup.releases:
-        ReleasedGradients(optimizer)
-    return optimizer
 
 
 def watch_weights(storages: PeakOfStorages, model: nn.Module, setup: Setup) -> None:
@@ -139,13 +149,6 @@ def watch_weights(storages: PeakOfStorages, model: nn.Module, setup: Setup) -> N
             storages.watch(tensor.untyped_storage())
 
 
-def leave_out_pages(storages: PeakOfStorages, optimizer: torch.optim.Optimizer) -> None:
-    if isinstance(optimizer, OneKernelAdamW) and optimizer.arena is not None:
-        storage = optimizer.arena.memory.untyped_storage()
-        storages.now -= storages.alive[id(storage)][1]
-        storages.ignore(storage)
-
-
 def model_on_meta(config: PreTrainedConfig, setup: Setup) -> PreTrainedModel:
     """The model as the run builds it, adapters included, without its weights."""
     register_families()
@@ -154,7 +157,14 @@ def model_on_meta(config: PreTrainedConfig, setup: Setup) -> PreTrainedModel:
     dtype = torch.bfloat16 if setup.weights_bytes == 2 else torch.float32
     with without_zero3(), torch.device("meta"):
         model_class = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
-        attention = attention_to_count(setup) if supports_sdpa(model_class) else "eager"
+        attention = setup.attention if supports_sdpa(model_class) else "eager"
+        if attention == VARLEN and setup.on_cpu:
+            attention = "sdpa"  # which keeps at least as much
+        elif attention.startswith(("flash", "sdpa", VARLEN)) and not setup.on_cpu:
+            # a replacement that saves what a GPU's kernels save, since they cannot run on fake tensors
+            attention, with_mask = STAND_IN, attention == "sdpa" and setup.packed
+            AttentionInterface.register(STAND_IN, planned_attention)
+            AttentionMaskInterface.register(STAND_IN, sdpa_mask if with_mask else flash_attention_mask)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
         if setup.lora is not None:
             add_lora(model, setup.lora)  # puts the adapters into the model's own layers
@@ -179,22 +189,10 @@ def fake_row(setup: Setup, rows: int = 1) -> dict[str, torch.Tensor]:
     return {"input_ids": ids} | ({"position_ids": torch.zeros_like(ids)} if setup.packed else {})
 
 
-@contextmanager
-def computing_as(setup: Setup) -> Iterator[None]:
+def computing_as(setup: Setup) -> torch.autocast:
     """Under autocast if fp32 weights or adapters are computed in half precision."""
     mixed = setup.half and (setup.weights_bytes == 4 or setup.lora is not None) and setup.zero is None
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
-        yield
-
-
-def attention_to_count(setup: Setup) -> str:
-    """The attention to count: a replacement that saves what a GPU's kernels save, which cannot run on fake tensors."""
-    if setup.on_cpu or not setup.attention.startswith(("flash", "sdpa", VARLEN)):
-        return "sdpa" if setup.attention == VARLEN else setup.attention  # on a CPU it keeps at most what sdpa keeps
-    with_mask = setup.attention == "sdpa" and setup.packed
-    AttentionInterface.register(STAND_IN, planned_attention)
-    AttentionMaskInterface.register(STAND_IN, sdpa_mask if with_mask else flash_attention_mask)
-    return STAND_IN
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed)
 
 
 def empty_attention(
@@ -219,11 +217,6 @@ def empty_gradients(
     return torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(values)
 
 
-def keep_for_backward(ctx: Any, inputs: tuple[torch.Tensor | None, ...], output: tuple[torch.Tensor, ...]) -> None:
-    """Save what flash kernels save: queries, keys, values, mask and outputs."""
-    ctx.save_for_backward(*inputs, *output)
-
-
 def differentiate(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     queries, keys, values, _, output, sums = ctx.saved_tensors
     return *stand_in_backward(gradient, queries, keys, values, output, sums), None
@@ -233,7 +226,10 @@ stand_in = torch.library.custom_op("cpt::planned_attention", empty_attention, mu
 stand_in_backward = torch.library.custom_op("cpt::planned_attention_backward", empty_gradients, mutates_args=())
 stand_in.register_fake(empty_attention)
 stand_in_backward.register_fake(empty_gradients)
-stand_in.register_autograd(differentiate, setup_context=keep_for_backward)
+# saves what flash kernels save: queries, keys, values, mask and outputs
+stand_in.register_autograd(
+    differentiate, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs, *output)
+)
 
 
 def planned_attention(
@@ -256,8 +252,6 @@ def planned_attention(
 
 def keep_planned_attention(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
     """The checkpoint policy of `selective`, extended to the replacement."""
-    return (
-        CheckpointPolicy.MUST_SAVE
-        if operation is torch.ops.cpt.planned_attention.default
-        else keep_attention(context, operation)
-    )
+    if operation is torch.ops.cpt.planned_attention.default:
+        return CheckpointPolicy.MUST_SAVE
+    return keep_attention(context, operation)

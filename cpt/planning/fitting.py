@@ -2,10 +2,9 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -14,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from cpt.distributed import groups_of_rows, main_process_decides, num_nodes, tell, world_size
 from cpt.errors import RecipeError, ResourceError
-from cpt.hardware import GIB, Gpu, find_gpus, host_memory_gib
+from cpt.hardware import GIB, Gpu, find_gpus, host_memory_gib, known_gpu
 from cpt.models.compiled import check_compiling
 from cpt.models.config import load_config
 from cpt.models.inventory import build_on_meta
@@ -22,7 +21,7 @@ from cpt.planning.activations import ActivationCounts
 from cpt.planning.memory import MemoryPlan, count_model, plan_memory
 from cpt.planning.memory_parts import IN_8_BIT, trains_half
 from cpt.planning.model_sizes import KINDS, WHOLE, ModelSizes
-from cpt.planning.speed import Target, assumed_mfu, peak_of, planned_speed
+from cpt.planning.speed import Target, assumed_mfu, planned_speed
 from cpt.planning.workload import Setup, Sharding, attention_on_gpu, compiles, read_deepspeed_sharding, read_setup
 from cpt.recipe.keys import ACCUMULATION, AUTO, CHECKPOINTING, COMPILING, LOADING, MICRO_BATCH, automatic_keys
 from cpt.recipe.load import REPOSITORY
@@ -37,6 +36,7 @@ PLACEHOLDERS = {
     **dict.fromkeys(LOADING, 0),
     COMPILING: False,
 }
+USUAL_TFLOPS = 150.0  # of a GPU that the table does not have
 USABLE = 0.98  # of the memory on a GPU's data sheet: the rest is its own
 USABLE_OF_HOST = 0.92  # the system and other programs have the rest
 CAREFUL = 0.95  # of what a run can have, for what is proposed
@@ -49,7 +49,7 @@ PROFILES = REPOSITORY / "deepspeed_configs"
 FSDP2 = Sharding(3, is_fsdp=True, reduces_each_micro_batch=True)
 Changes = dict[str, Any]
 """Keys of the recipe, with dots, and their values."""
-Count = Callable[[Setup], tuple[ModelSizes, ActivationCounts]]
+Counts = tuple[ModelSizes, ActivationCounts]
 
 
 def with_chosen_values(
@@ -76,122 +76,117 @@ def with_chosen_values(
         RecipeError: the model's memory cannot be planned.
         ResourceError: the model's config cannot be read.
     """
-    choice = AutomaticValues(
-        recipe,
-        deepspeed,
-        config,
-        target,
-        processes or world_size(),
-        nodes or nodes_here(),
-        share,
-        runs_on_cpu(recipe, target),
-    )
-    where = "here" if target is None else "there"
-    if recipe.training.get(COMPILING, AUTO) == AUTO and (COMPILING in recipe.training or not choice.on_cpu):
-        is_on, reason = main_process_decides(choice.compiling)
-        if not choice.on_cpu:
+    number, machines = processes or world_size(), nodes or nodes_here()
+    engine = deepspeed or recipe.training.get("deepspeed")
+    if target is None:
+        on_cpu, where = bool(recipe.training.get("use_cpu")) or not torch.cuda.is_available(), "here"
+    else:
+        on_cpu, where = target.on_cpu, "there"
+    if recipe.training.get(COMPILING, AUTO) == AUTO and (COMPILING in recipe.training or not on_cpu):
+        is_on, reason = main_process_decides(
+            lambda: choose_compiling(recipe, engine, config, is_here=target is None, processes=number, on_cpu=on_cpu)
+        )
+        if not on_cpu:
             tell(f"training.{COMPILING}: auto is {str(is_on).lower()} {where}: {reason}.")
         recipe = recipe.model_copy(update={"training": {**recipe.training, COMPILING: is_on}})
     asked = automatic_keys(recipe.training)
     if not asked:
         return recipe
-    values = main_process_decides(replace(choice, recipe=recipe).values)
+    values: dict[str, Any] = dict.fromkeys(asked)  # None removes a key: accumulation follows from the global batch
+    if LOADING[0] in asked:
+        values[LOADING[0]] = 0  # the loader's threads follow the measured wait
+    if any(key in asked for key in (MICRO_BATCH, *CHECKPOINTING)):
+
+        def choose() -> Setup:
+            shape, machine = config or load_config(recipe.model), target or this_machine(number, on_cpu=on_cpu)
+            return choose_batch(recipe, engine, shape, machine, number, nodes=machines, share=share)[0]
+
+        best = main_process_decides(choose)
+        chosen = {MICRO_BATCH: best.micro_batch, **dict.fromkeys(CHECKPOINTING, best.checkpointing)}
+        values |= {key: value for key, value in chosen.items() if key in asked}
     for key in asked:
-        value = "decided by the others" if values[key] is None else values[key]
-        tell(f"training.{key}: auto is {value} {where}.")
+        tell(f"training.{key}: auto is {'decided by the others' if values[key] is None else values[key]} {where}.")
     training = {key: values.get(key, value) for key, value in recipe.training.items()}
     left = {key: value for key, value in training.items() if key not in values or value is not None}
     return recipe.model_copy(update={"training": left})
 
 
-def runs_on_cpu(recipe: Recipe, target: Target | None) -> bool:
-    if target is not None:
-        return target.on_cpu
-    return bool(recipe.training.get("use_cpu")) or not torch.cuda.is_available()
+def choose_compiling(
+    recipe: Recipe,
+    deepspeed: str | Profile | None,
+    config: PreTrainedConfig | None,
+    *,
+    is_here: bool,
+    processes: int,
+    on_cpu: bool,
+) -> tuple[bool, str]:
+    zero3, model = False, None
+    if deepspeed:
+        zero3 = zero_section(read_profile(deepspeed)).get("stage") == 3
+    if not on_cpu:
+        with suppress(Exception):  # of a model's own code; the gate reports it
+            model = build_on_meta(config or load_config(recipe.model))
+    is_on, reason = compiles(recipe, zero3=zero3, on_cpu=on_cpu, model=model)
+    if not is_on or not is_here:
+        return is_on, reason
+    if processes == 1 and torch.cuda.device_count() > 1:
+        return False, "without a launcher torch's DataParallel copies the model to each GPU"
+    try:
+        check_compiling({COMPILING: True}, zero3=zero3, has_gpu=True)
+    except ResourceError as missing:
+        return False, str(missing).removesuffix(".")
+    return True, reason
 
 
-@dataclass(frozen=True)
-class AutomaticValues:
-    """The arguments of `with_chosen_values`, and the values that follow from them."""
+def choose_batch(
+    recipe: Recipe,
+    deepspeed: str | Profile | None,
+    config: PreTrainedConfig,
+    target: Target,
+    processes: int,
+    *,
+    nodes: int = 1,
+    share: float = 1.0,
+) -> tuple[Setup, Counts]:
+    """The fastest micro-batch and checkpointing of those that the recipe leaves open; and the model's sizes.
 
-    recipe: Recipe
-    deepspeed: str | Profile | None
-    config: PreTrainedConfig | None
-    target: Target | None
-    processes: int
-    nodes: int
-    share: float
-    on_cpu: bool
-
-    @cached_property
-    def profile(self) -> Profile | None:
-        given = self.deepspeed or self.recipe.training.get("deepspeed")
-        return read_profile(given) if given else None
-
-    @cached_property
-    def shape(self) -> PreTrainedConfig:
-        return self.config if self.config is not None else load_config(self.recipe.model)
-
-    def compiling(self) -> tuple[bool, str]:
-        """Whether layers are compiled on that machine, and the reason."""
-        zero3, model = self.profile is not None and zero_section(self.profile).get("stage") == 3, None
-        if not self.on_cpu:
-            with suppress(Exception):  # of a model's own code; the gate reports it
-                model = build_on_meta(self.shape)
-        is_on, reason = compiles(self.recipe, zero3=zero3, on_cpu=self.on_cpu, model=model)
-        if not is_on or self.target is not None:
-            return is_on, reason
-        if self.processes == 1 and torch.cuda.device_count() > 1:
-            return False, "without a launcher torch's DataParallel copies the model to each GPU"
-        try:
-            check_compiling({COMPILING: True}, zero3=zero3, has_gpu=True)
-        except ResourceError as missing:
-            return False, str(missing).removesuffix(".")
-        return True, reason
-
-    def values(self) -> Mapping[str, Any]:
-        """A value for each key that says `auto`, None to remove it; the smallest if nothing fits, since plans are
-        estimates."""
-        recipe, training, on_cpu = self.recipe, self.recipe.training, self.on_cpu
-        asked = automatic_keys(training)
-        if MICRO_BATCH in asked and training.get("steps_per_generation") is not None:
-            raise RecipeError(
-                f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it decides how many completions are"
-                " sampled at the same time. Write a number, or `generation_batch_size` in place of"
-                " `steps_per_generation`."
-            )
-        values: dict[str, Any] = dict.fromkeys(asked)  # accumulation follows from the global batch
-        if LOADING[0] in asked:
-            values[LOADING[0]] = 0  # the loader's threads follow the measured wait
-        switches = [key for key in CHECKPOINTING if key in asked]
-        if MICRO_BATCH not in asked and not switches:
-            return values
-        filled = with_placeholders(recipe)
-        attention = "sdpa" if on_cpu and recipe.model.attention == "auto" else attention_on_gpu(filled, self.shape)
-        setup = read_setup(filled, self.processes, self.profile, attention=attention, on_cpu=on_cpu, nodes=self.nodes)
-        readers = groups_of_rows(training, self.processes)
-        rows = max(1, (recipe.budget.global_batch_tokens or 0) // (recipe.data.sequence_length * readers))
-        most = max(1, BUSY_TOKENS // (setup.needs.sequences * setup.length))
-        sizes = [size for size in range(1, min(rows, most) + 1) if rows % size == 0]
-        try:
-            best = fastest_that_fits(
-                setup,
-                self.target or this_machine(self.processes, on_cpu=on_cpu),
-                count_model(self.shape, setup),
-                micro_batches=sizes if MICRO_BATCH in asked else [setup.micro_batch],
-                checkpointing=[False, True] if switches else [setup.checkpointing],
-                share=self.share,
-            )
-        except Exception as problem:  # of a model's own code
-            raise RecipeError(
-                f"`training.{asked[0]}: auto`: how much memory the model takes could not be planned"
-                f" ({type(problem).__name__}: {problem}). Write a number; `cpt rehearse` tries it."
-            ) from problem
-        return (
-            values
-            | ({MICRO_BATCH: best.micro_batch} if MICRO_BATCH in asked else {})
-            | dict.fromkeys(switches, best.checkpointing)
+    If nothing fits, the smallest, since plans are estimates. Fewer tokens at once keep a GPU less busy.
+    """
+    filled, asked, on_cpu = with_placeholders(recipe), automatic_keys(recipe.training), target.on_cpu
+    if MICRO_BATCH in asked and recipe.training.get("steps_per_generation") is not None:
+        raise RecipeError(
+            f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it decides how many completions are sampled"
+            " at the same time. Write a number, or `generation_batch_size` in place of `steps_per_generation`."
         )
+    attention = "sdpa" if on_cpu and recipe.model.attention == "auto" else attention_on_gpu(filled, config)
+    profile = read_profile(deepspeed) if deepspeed else None
+    setup = read_setup(filled, processes, profile, attention=attention, on_cpu=on_cpu, nodes=nodes)
+    readers = groups_of_rows(recipe.training, processes)
+    rows = max(1, (recipe.budget.global_batch_tokens or 0) // (recipe.data.sequence_length * readers))
+    most = max(1, BUSY_TOKENS // (setup.needs.sequences * setup.length))
+    sizes = [size for size in range(1, min(rows, most) + 1) if rows % size == 0]
+    sizes = sizes if MICRO_BATCH in asked else [setup.micro_batch]
+    switches = [False, True] if any(key in asked for key in CHECKPOINTING) else [setup.checkpointing]
+    found: list[tuple[float, int, Setup]] = []
+    try:
+        facts, activations = count_model(config, setup)
+        for size, again in product(sizes, switches):
+            candidate = replace(setup, micro_batch=size, checkpointing=again)
+            if setup.sampled:  # a step's completions are sampled together, whatever the micro-batch
+                candidate = replace(candidate, accumulation=max(1, setup.micro_batch * setup.accumulation // size))
+            if fits(plan_memory(facts, candidate, activations), target, share * CAREFUL):
+                idle = HALVED ** math.log2(BUSY_TOKENS / min(BUSY_TOKENS, candidate.tokens_at_once))
+                # The start of a run does not know the links, and must choose as `cpt plan` did.
+                speed = planned_speed(facts, candidate, replace(target, gpu_link=0.0), assumed_mfu(candidate))
+                found.append((speed.tokens_per_second / idle, -size, candidate))
+    except Exception as problem:  # of a model's own code
+        raise RecipeError(
+            f"`training.{asked[0]}: auto`: how much memory the model takes could not be planned"
+            f" ({type(problem).__name__}: {problem}). Write a number; `cpt rehearse` tries it."
+        ) from problem
+    smallest = replace(setup, micro_batch=min(sizes), checkpointing=any(switches))
+    best = max(found, key=lambda one: one[:2])[2] if found else smallest
+    return best, (facts, activations)
 
 
 def with_placeholders(recipe: Recipe) -> Recipe:
@@ -213,43 +208,17 @@ def this_machine(processes: int, *, on_cpu: bool, gpus: list[Gpu] | None = None)
     if not gpus:
         return Target("CPU", 0, memory / processes, 1.0, memory, "this machine")
     smallest = min(gpus, key=lambda gpu: gpu.memory_gib)
-    return Target(smallest.name, processes, smallest.memory_gib, peak_of(smallest.name), memory, "this machine")
-
-
-def fastest_that_fits(
-    setup: Setup,
-    target: Target,
-    counted: tuple[ModelSizes, ActivationCounts],
-    *,
-    micro_batches: list[int],
-    checkpointing: list[bool],
-    share: float,
-) -> Setup:
-    """The least time for a token, where fewer tokens at once keep a GPU less busy."""
-    facts, activations = counted
-    found = []
-    for rows, again in product(micro_batches, checkpointing):
-        candidate = replace(setup, micro_batch=rows, checkpointing=again)
-        if setup.sampled:  # a step's completions are sampled together, whatever the micro-batch
-            candidate = replace(candidate, accumulation=max(1, setup.micro_batch * setup.accumulation // rows))
-        if fits(plan_memory(facts, candidate, activations), target, share * CAREFUL):
-            idle = HALVED ** math.log2(BUSY_TOKENS / min(BUSY_TOKENS, candidate.tokens_at_once))
-            # The start of a run does not know the links, and must choose as `cpt plan` did.
-            speed = planned_speed(facts, candidate, replace(target, gpu_link=0.0), assumed_mfu(candidate))
-            found.append((speed.tokens_per_second / idle, -rows, candidate))
-    if not found:
-        return replace(setup, micro_batch=min(micro_batches), checkpointing=any(checkpointing))
-    return max(found, key=lambda one: one[:2])[2]
+    kind = known_gpu(smallest.name)
+    peak = 1e12 * (kind.peak_tflops if kind is not None else USUAL_TFLOPS)
+    return Target(smallest.name, processes, smallest.memory_gib, peak, memory, "this machine")
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A setup that fits."""
-
     setup: Setup
     plan: MemoryPlan
-    changes: Changes = field(default_factory=dict)
-    slower: float = 1.0
+    changes: Changes
+    slower: float
     """How many times the recipe's own time, if that fitted."""
     others: tuple["Proposal", ...] = ()
     """Other kinds of changes that fit, the next cheapest first."""
@@ -257,40 +226,33 @@ class Proposal:
 
 def fits(plan: MemoryPlan, target: Target, share: float = 1.0) -> bool:
     """The GPU, and the host if its memory is known."""
-    return gpu_room(plan, target, share) >= 0 and (not target.host_is_known or host_room(plan, target) >= 0)
-
-
-def gpu_room(plan: MemoryPlan, target: Target, share: float = 1.0) -> float:
-    """Bytes that stay free at the peak; negative: what is missing."""
-    return share * (USABLE_OF_HOST if target.on_cpu else USABLE) * target.memory_gib * GIB - plan.peak.size
+    usable = share * (USABLE_OF_HOST if target.on_cpu else USABLE) * target.memory_gib * GIB
+    return plan.peak.size <= usable and (not target.host_is_known or host_room(plan, target) >= 0)
 
 
 def host_room(plan: MemoryPlan, target: Target) -> float:
-    """The same of the host."""
+    """Bytes of a host that stay free; negative: what is missing."""
     return USABLE_OF_HOST * target.host_memory_gib * GIB - plan.host.size
 
 
-def host_that_is_needed(plan: MemoryPlan) -> float:
-    """GiB of a machine, with what the system needs."""
-    return plan.host.size / USABLE_OF_HOST / GIB
-
-
 def cheapest_that_fits(
-    setup: Setup, target: Target, count: Count, *, mfu: float, share: float = 1.0
+    setup: Setup, target: Target, count: Callable[[Setup], Counts], *, mfu: float, share: float = 1.0
 ) -> Proposal | None:
     """All parameters with the recipe's own optimizer, in the least time, where each change counts as 3 % of it.
 
     If that does not fit, or only in more host memory than is known, adapters and bfloat16 weights with 8-bit states
     are proposed too: the reader knows which will do.
     """
-    known: dict[tuple[Any, ...], tuple[ModelSizes, ActivationCounts]] = {}
+    known: dict[tuple[Any, ...], Counts] = {}
 
-    def counted(candidate: Setup) -> tuple[ModelSizes, ActivationCounts]:
+    def counted(candidate: Setup) -> Counts:
         lora = tuple((candidate.lora or {}).items())
         what = (candidate.as_computed.weights_bytes, candidate.compiles, candidate.zero is None, lora)
         if what not in known:
             known[what] = count(candidate)
         return known[what]
+
+    own_seconds = setup.tokens_per_step / planned_speed(counted(setup)[0], setup, target, mfu).tokens_per_second
 
     def evaluated(candidate: Setup, changes: Changes) -> tuple[float, Proposal] | None:
         facts, activations = counted(candidate)
@@ -303,20 +265,16 @@ def cheapest_that_fits(
         number = len(changes.keys() - {ACCUMULATION_KEY, COMPILING_KEY, SYNCS})  # these follow from the others
         needs_host = candidate.zero is not None and candidate.zero.offload_optimizer
         unsure = UNKNOWN_HOST if not target.host_is_known and needs_host else 1
-        return seconds * CHANGE**number * HALVED**halvings * unsure, Proposal(candidate, plan, changes, seconds)
+        cost = seconds * CHANGE**number * HALVED**halvings * unsure
+        return cost, Proposal(candidate, plan, changes, seconds / own_seconds)
 
-    own_facts, _ = counted(setup)
-    own_seconds = setup.tokens_per_step / planned_speed(own_facts, setup, target, mfu).tokens_per_second
     found: list[Proposal] = []
-    for kinds in (
-        (with_all_parameters(setup, target),),
-        (with_small_states(setup, target), with_adapters(setup, target)),
-    ):
+    for kinds in ([with_all_parameters], [with_small_states, with_adapters]):
         best: list[tuple[float, Proposal]] = []
-        for candidates in kinds:
-            fitting = [one for candidate, changes in candidates if (one := evaluated(candidate, changes)) is not None]
+        for kind in kinds:
+            fitting = [one for pair in kind(setup, target) if (one := evaluated(*pair)) is not None]
             best += [min(fitting, key=lambda pair: pair[0])] if fitting else []
-        found += [replace(one, slower=one.slower / own_seconds) for _, one in sorted(best, key=lambda pair: pair[0])]
+        found += [one for _, one in sorted(best, key=lambda pair: pair[0])]
         if found and (target.host_is_known or host_room(found[0].plan, target) >= 0):
             break
     return replace(found[0], others=tuple(found[1:])) if found else None
@@ -325,18 +283,20 @@ def cheapest_that_fits(
 def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
     """Every combination of micro-batch, checkpointing, fused loss and engine; adapters stay."""
     engines: list[tuple[Changes, Sharding | None]] = [({}, setup.zero)]
-    if not target.on_cpu:
-        engines += [
-            ({"training.deepspeed": path}, zero)
-            for path, zero in shipped_profiles()
-            if zero != setup.zero and (setup.gpus > 1 or zero.offload_optimizer)
-        ]
-    if takes_fsdp(setup, target):
+    for path, shipped in shipped_profiles() if not target.on_cpu else ():
+        if shipped != setup.zero and (setup.gpus > 1 or shipped.offload_optimizer):
+            engines.append(({"training.deepspeed": path}, shipped))
+    is_divided, is_own_loss = setup.zero is not None and setup.zero.is_fsdp, setup.needs.stage not in KINDS
+    is_plain = setup.optimizer == "adamw" and setup.rounding is None and setup.lora is None and not setup.releases
+    # as `cpt.training.engine_profiles` checks it
+    if setup.gpus > 1 and not target.on_cpu and not is_divided and is_own_loss and is_plain and not setup.scales_loss:
         engines.append(({"training.fsdp": True, SYNCS: True}, FSDP2))
+    micro_batches = [setup.micro_batch]
+    while micro_batches[-1] % 2 == 0:
+        micro_batches.append(micro_batches[-1] // 2)
     fused = (setup.fused_loss,) if target.on_cpu or setup.needs.logits != WHOLE else (setup.fused_loss, True)
-    for micro_batch, checkpointing, fused_loss, (engine, zero) in product(
-        micro_batches(setup), (setup.checkpointing, True), fused, engines
-    ):
+    choices = product(micro_batches, (setup.checkpointing, True), fused, engines)
+    for micro_batch, checkpointing, fused_loss, (engine, zero) in choices:
         breaks_graphs = zero is not None and zero.stage == 3 and (checkpointing or not zero.is_fsdp)
         compiles = setup.compiles and not breaks_graphs
         changed = replace(setup, checkpointing=checkpointing, fused_loss=fused_loss, zero=zero, compiles=compiles)
@@ -352,13 +312,6 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, C
             if is_cast and trains_half(setup):
                 changes["model.dtype"] = "auto"  # fp32 parts, which compute in bfloat16
         yield with_micro_batch(changed, micro_batch, changes)
-
-
-def takes_fsdp(setup: Setup, target: Target) -> bool:
-    """Whether FSDP2 could divide the run over its GPUs, as `cpt.training.engine_profiles` checks it."""
-    is_own_loss, is_divided = setup.needs.stage not in KINDS, setup.zero is not None and setup.zero.is_fsdp
-    can_be = setup.gpus > 1 and not target.on_cpu and is_own_loss and not setup.scales_loss and not setup.releases
-    return can_be and not is_divided and setup.optimizer == "adamw" and setup.rounding is None and setup.lora is None
 
 
 def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
@@ -406,19 +359,9 @@ def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes
 
 def shipped_profiles() -> list[tuple[str, Sharding]]:
     """The DeepSpeed profiles that come with cpt, as a recipe names them."""
-    read = [
-        (f"{PROFILES.name}/{file.name}", read_deepspeed_sharding(json.loads(file.read_text())))
-        for file in sorted(PROFILES.glob("*.json"))
-    ]
+    files = {f"{PROFILES.name}/{file.name}": json.loads(file.read_text()) for file in sorted(PROFILES.glob("*.json"))}
+    read = [(name, read_deepspeed_sharding(profile)) for name, profile in files.items()]
     return [(name, zero) for name, zero in read if zero is not None]
-
-
-def micro_batches(setup: Setup) -> list[int]:
-    """The recipe's, and its halves."""
-    sizes = [setup.micro_batch]
-    while sizes[-1] % 2 == 0:
-        sizes.append(sizes[-1] // 2)
-    return sizes
 
 
 def with_micro_batch(setup: Setup, micro_batch: int, changes: Changes) -> tuple[Setup, Changes]:

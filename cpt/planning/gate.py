@@ -5,7 +5,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import torch
@@ -28,27 +27,27 @@ from cpt.hub import hub_is_reachable
 from cpt.models.adapters import check_lora_options, check_quantization
 from cpt.models.compiled import check_compiling, has_experts
 from cpt.models.inventory import count_model_parameters, longest_row
-from cpt.models.known_bases import known_base
+from cpt.models.known_bases import KnownBase, known_base
 from cpt.models.recomputing import read_recomputing
 from cpt.optim.build import OFFLOADED, build_optimizer, check_optimizer, check_rounding, find_optimizer
 from cpt.optim.gradients import check_release
 from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
 from cpt.planning.check_model import (
-    TEACHER,
     check_conversations,
     check_model,
-    check_reward_models,
     check_teacher,
     check_tokenizer,
+    is_there,
     with_key,
 )
 from cpt.planning.check_resources import PreflightReport, check_resources, placed
 from cpt.planning.fitting import with_chosen_values, with_placeholders
+from cpt.planning.model_sizes import TEACHER
 from cpt.plugins import did_you_mean, find
 from cpt.recipe.keys import automatic_keys
-from cpt.recipe.paths import unfinished_run
+from cpt.recipe.paths import result_of_run, unfinished_run
 from cpt.recipe.rules import reported_name
-from cpt.recipe.schema import Data, Evaluation, Recipe
+from cpt.recipe.schema import Data, Recipe
 from cpt.recipe.tree import Node
 from cpt.stages.models import check_reference
 from cpt.stages.rewards import find_rewards
@@ -76,8 +75,8 @@ REPLAYED = ("replay", "general")
 
 def refuse_mistakes(
     recipe: Recipe, *, deepspeed: str | Profile | None = None, root: Node | None = None
-) -> dict[str, Any] | None:
-    """Stop the run before it costs anything; returns the plan for the GPUs that are here, for the run's record.
+) -> PreflightReport:
+    """Stop the run before it costs anything; else what was found, with the plan for the GPUs that are here.
 
     Args:
         deepspeed: the profile in force, if accelerate's config names it and not the recipe.
@@ -91,19 +90,18 @@ def refuse_mistakes(
         kinds = {type(mistake) for mistake in mistakes}
         kind = kinds.pop() if len(kinds) == 1 else RecipeError
         raise kind("\n".join(placed(str(mistake), root) for mistake in mistakes))
-    return found.plan
+    return found
 
 
 def report(path: Path, recipe: Recipe, root: Node | None = None) -> PreflightReport:
     found = found_in(recipe)
-    for warning in found.warnings:
-        tell(f"warning: {placed(warning, root)}.")
+    lines = [f"warning: {placed(warning, root)}." for warning in found.warnings]
     for group, problems in {"error": found.mistakes, "blocker on this machine": found.blockers}.items():
-        for problem in problems:
-            tell(f"{group}: {type(problem).__name__}: {placed(str(problem), root)}")
-    for unchecked in found.unchecked:
-        tell(f"not checked: {placed(unchecked, root)}")
+        lines += [f"{group}: {type(problem).__name__}: {placed(str(problem), root)}" for problem in problems]
+    lines += [f"not checked: {placed(unchecked, root)}" for unchecked in found.unchecked]
     counts = f"{len(found.mistakes)} error(s), {len(found.blockers)} blocker(s) on this machine"
+    for line in lines:
+        tell(line)
     tell(f"{path}: {counts}, {len(found.unchecked)} not checked." if found.exit_code else f"{path}: no mistakes.")
     return found
 
@@ -129,31 +127,34 @@ def found_in(recipe: Recipe) -> PreflightReport:
 
 def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> PreflightReport:
     """Check everything that the recipe refers to, in seconds, without a GPU; nothing is written."""
-    found = PreflightReport()
-    elsewhere = is_for_another_machine(recipe)
-    profile = found.run(check_deepspeed, recipe, deepspeed or recipe.training.get("deepspeed"), found)
-    check_names(recipe, found, profile)
+    found, training = PreflightReport(), recipe.training
+    # a recipe in bf16 that is checked on a machine without a GPU
+    elsewhere = bool(training.get("bf16")) and not torch.accelerator.is_available()
+    has_gpu = elsewhere or torch.cuda.is_available()
+    profile = found.run(check_deepspeed, recipe, deepspeed or training.get("deepspeed"), found)
+    zero3 = profile is not None and zero_section(profile).get("stage") == 3
+    check_names(recipe, found, profile, zero3=zero3)
     check_documents(recipe, found)
     found.mistakes += check_tasks(recipe.evaluation.tasks)
-    for missing in missing_packages(recipe):
-        found.add(missing)
+    check_packages(recipe, found, has_gpu=has_gpu)
     model = check_model(recipe, found)
     check_tokenizer(recipe, model, found)
     check_teacher(recipe, model, found)
-    check_reward_models(recipe, found)
-    zero3 = profile is not None and zero_section(profile).get("stage") == 3
-    experts = model is not None and has_experts(model)
-    found.run(read_recomputing, recipe.training, zero3=zero3, experts=experts)
-    even_rows, has_gpu = recipe.data.packing != "token_budget", elsewhere or torch.cuda.is_available()
-    found.run(check_compiling, recipe.training, zero3=zero3, even_rows=even_rows, has_gpu=has_gpu)
+    for number, reward in enumerate(recipe.rewards):
+        path, revision = reward.options.get("path"), reward.options.get("revision")
+        if reward.name == "reward_model" and isinstance(path, str):
+            is_there(str(result_of_run(path)), revision, f"rewards[{number}].path", found)
+    found.run(read_recomputing, training, zero3=zero3, experts=model is not None and has_experts(model))
+    even_rows = recipe.data.packing != "token_budget"
+    found.run(check_compiling, training, zero3=zero3, even_rows=even_rows, has_gpu=has_gpu)
     found.run(check_parallelism, recipe, profile, model, processes=world_size(), elsewhere=elsewhere)
     parameters = None if model is None else count_model_parameters(model).total
     found.warnings += craft_warnings(recipe, parameters, None if model is None else longest_row(model.config))
-    if elsewhere and not recipe.training.get("use_cpu"):
+    if elsewhere and not training.get("use_cpu"):
         found.unchecked.append(
             "`training.bf16`: memory, since this machine has no GPU. `cpt plan RECIPE --gpu NAME` computes it"
         )
-    has_disk = bool(found.run(probe_output_folder, recipe))
+    has_disk = bool(found.run(probe, "output_dir", recipe.output_dir / recipe.name))
     if model is not None:
         check_resources(recipe, model.config, profile, found, has_disk=has_disk)
     expect_results_of_other_runs(recipe, found)
@@ -161,32 +162,23 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
 
 
 def check_documents(recipe: Recipe, found: PreflightReport) -> None:
-    """The documents' files can be read, and there are enough documents for the evaluation."""
     kinds = {kind_of(source.path) for _, source in keyed_sources(recipe.data, recipe.evaluation)}
     ask_hub = "hub" in kinds and hub_is_reachable()
     found.unchecked += unchecked_sources(recipe.data, recipe.evaluation, ask_hub=ask_hub)
     sections = found.run(sections_of, recipe)
-    if sections is None:
+    complaints = [] if sections is None else check_sources(*sections, ask_hub=ask_hub)
+    found.mistakes += [DataError(complaint) for complaint in complaints]
+    if sections is None or complaints:
         return
     data, evaluation = sections
-    complaints = check_sources(data, evaluation, ask_hub=ask_hub)
-    found.mistakes += [DataError(complaint) for complaint in complaints]
-    if not complaints:
-        found.run(check_conversations, data)
-        found.run(check_held_out_sets, recipe, data, evaluation, found)
-
-
-def check_held_out_sets(recipe: Recipe, data: Data, evaluation: Evaluation, found: PreflightReport) -> None:
-    """A model and its base are compared document by document."""
-    for key, held_out, count in small_sets(data, evaluation, FEWEST_QUESTIONS):
+    found.run(check_conversations, data)
+    # a model and its base are compared document by document
+    for key, held_out, count in found.run(lambda: list(small_sets(data, evaluation, FEWEST_QUESTIONS))) or ():
         holds = f"`{key}.path`: {held_out.path} holds {count} document(s)"
         if count < FEWEST:
-            found.mistakes.append(
-                DataError(
-                    f"{holds}. A model and its base are compared document by document, which needs at least {FEWEST},"
-                    f" better {FEW}. Add some, or make each line of a text a document: `text_documents: line`."
-                )
-            )
+            needed = f"A model and its base are compared document by document: at least {FEWEST}, better {FEW}"
+            remedy = "Add some, or make each line of a text a document: `text_documents: line`."
+            found.mistakes.append(DataError(f"{holds}. {needed}. {remedy}"))
         elif reported_name(held_out) not in recipe.evaluation.retain and not recipe.model.from_scratch:
             needed = f"an interval needs {FEW} or more, and below {TOO_FEW} the verdict is always unknown"
             if form_of_source(held_out) == "document":
@@ -194,16 +186,9 @@ def check_held_out_sets(recipe: Recipe, data: Data, evaluation: Evaluation, foun
             found.warnings.append(f"{holds}: {needed}. The verdict will rest on few")
 
 
-def is_for_another_machine(recipe: Recipe) -> bool:
-    """Whether a recipe in bf16 is checked on a machine without a GPU."""
-    return bool(recipe.training.get("bf16")) and not torch.accelerator.is_available()
-
-
 def expect_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None:
     """Files missing under `output_dir` are blockers, not mistakes: another run still has to make them."""
-    documents = [source.path for source in recipe.data.sources] + [
-        judge.path for judge in recipe.evaluation.perplexity
-    ]
+    documents = [source.path for source in (*recipe.data.sources, *recipe.evaluation.perplexity)]
     read = [recipe.model.path, recipe.tokenizer.path, recipe.training.get(TEACHER), *documents]
     under = [path for path in read if isinstance(path, str) and path and recipe.output_dir in Path(path).parents]
     awaited = [path for path in under if not Path(path).exists() or unfinished_run(path)]
@@ -218,9 +203,7 @@ def expect_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None
             found.blockers.append(DataError(f"{unchecked.rpartition(' (')[0]} does not exist yet. Make it first."))
 
 
-def check_names(recipe: Recipe, found: PreflightReport, profile: Profile | None) -> None:
-    """Stage, optimizer, schedule, guard and retention rule exist, and accept their options."""
-    zero3 = profile is not None and zero_section(profile).get("stage") == 3
+def check_names(recipe: Recipe, found: PreflightReport, profile: Profile | None, *, zero3: bool) -> None:
     found.run(find_stage, recipe.stage)
     found.run(try_optimizer, recipe, profile)
     found.run(check_release, recipe, deepspeed=profile is not None)
@@ -264,22 +247,22 @@ def try_schedule(recipe: Recipe) -> None:
     phases_in_tokens(recipe)
 
 
-def missing_packages(recipe: Recipe) -> Iterator[CptError]:
+def check_packages(recipe: Recipe, found: PreflightReport, *, has_gpu: bool) -> None:
     for number, tracker in enumerate(recipe.monitoring.trackers):
+        key = f"`monitoring.trackers[{number}]`"
         if tracker not in INTEGRATION_TO_CALLBACK:
             known = f"{did_you_mean(tracker, INTEGRATION_TO_CALLBACK)} Known: {', '.join(INTEGRATION_TO_CALLBACK)}."
-            yield RecipeError(f"`monitoring.trackers[{number}]`: no tracker called `{tracker}`.{known}")
+            found.refuse(f"{key}: no tracker called `{tracker}`.{known}")
         elif tracker in TRACKERS and importlib.util.find_spec(tracker) is None:
-            yield ResourceError(
-                f"`monitoring.trackers[{number}]`: {tracker} is not installed. Install it: pip install {tracker}"
-            )
-    on_gpu = torch.cuda.is_available() or is_for_another_machine(recipe)  # elsewhere cpt's own chunks do
-    if recipe.training.get("use_liger_kernel") and on_gpu and importlib.util.find_spec("liger_kernel") is None:
-        yield ResourceError("`training.use_liger_kernel`: not installed. Install it: pip install liger-kernel")
+            missing = f"{key}: {tracker} is not installed. Install it: pip install {tracker}"
+            found.blockers.append(ResourceError(missing))
+    # without a GPU, cpt's own chunks do what Liger's kernels do
+    if recipe.training.get("use_liger_kernel") and has_gpu and importlib.util.find_spec("liger_kernel") is None:
+        missing = "`training.use_liger_kernel`: not installed. Install it: pip install liger-kernel"
+        found.blockers.append(ResourceError(missing))
 
 
 def check_deepspeed(recipe: Recipe, given: str | Profile | None, found: PreflightReport) -> Profile | None:
-    """Read the profile, note its mistakes, and check for the compilers it needs."""
     if not given:
         return None
     if not find_gpus():
@@ -295,22 +278,17 @@ def check_deepspeed(recipe: Recipe, given: str | Profile | None, found: Prefligh
     return profile
 
 
-def probe_output_folder(recipe: Recipe) -> bool:
-    """Write a file where the run's folder is or will be."""
-    probe("output_dir", nearest_existing(recipe.output_dir / recipe.name))
-    return True
-
-
-def probe(key: str, folder: Path) -> None:
+def probe(key: str, folder: Path) -> bool:
+    """Write a file in the folder, or where it will be."""
+    existing = nearest_existing(folder)
     try:
-        with tempfile.TemporaryFile(dir=folder):
-            return
+        with tempfile.TemporaryFile(dir=existing):
+            return True
     except OSError as problem:
-        raise RecipeError(f"`{key}`: cannot write to {folder} ({problem.strerror}). Choose another.") from problem
+        raise RecipeError(f"`{key}`: cannot write to {existing} ({problem.strerror}). Choose another.") from problem
 
 
 def check_archive(place: str) -> None:
-    """The storage exists; a local folder can be written."""
     try:
         files, path = fsspec.core.url_to_fs(place)
     except ImportError as problem:
@@ -318,7 +296,7 @@ def check_archive(place: str) -> None:
     except ValueError as problem:
         raise RecipeError(f"`checkpoints.archive`: {place}: {problem}") from problem
     if isinstance(files, LocalFileSystem):
-        probe("checkpoints.archive", nearest_existing(Path(path)))
+        probe("checkpoints.archive", Path(path))
 
 
 def craft_warnings(recipe: Recipe, parameters: int | None, max_positions: int | None) -> list[str]:
@@ -333,47 +311,66 @@ def craft_warnings(recipe: Recipe, parameters: int | None, max_positions: int | 
         return [f"`optimizer.learning_rate` is {rate:g}: {name} mostly diverges at such rates. 1e-5 to 1e-3 is usual"]
     if recipe.stage != "cpt":
         return []
-    rates = [*learning_rate(recipe, parameters), *embedding_learning_rate(recipe)]
-    return [*rates, *replay_share(recipe), *warmup(recipe), *rows_and_batch(recipe, max_positions)]
+    base = known_base(recipe.model.path) if recipe.model.path else None
+    found = [*rate_warnings(recipe, parameters, base), *replay_warnings(recipe.data)]
+    schedule, total = recipe.schedule, recipe.budget.tokens
+    share = schedule.options.get("warmup_share")
+    warmup = share * (total or 1) if isinstance(share, float) else schedule.options.get("warmup_tokens", 0)
+    if ":" not in schedule.name and schedule.name != "continued" and isinstance(warmup, int | float):
+        if not warmup:
+            found.append(
+                "`schedule.warmup_tokens` is missing: the first steps at full rate make the loss jump. About 1 % of"
+                f" the budget ({REWARMING})"
+            )
+        elif total is not None and warmup > MOST_WARMUP * total:
+            key = f"`schedule.{'warmup_share' if share else 'warmup_tokens'}`"
+            found.append(f"{key} is {100 * warmup / total:.0f} % of the budget: 0.5 to 2 % is usual ({REWARMING})")
+    length, batch = recipe.data.sequence_length, recipe.budget.global_batch_tokens
+    if max_positions is not None and length > max_positions:
+        found.append(
+            f"`data.sequence_length` is {length:,}, but the model's config names {max_positions:,} positions. Use the"
+            " base's length unless long context is the aim"
+        )
+    of_base = base.batch_tokens if base is not None else None
+    if batch is not None and base is not None and of_base is not None and batch > 2 * of_base:
+        found.append(
+            f"`budget.global_batch_tokens` is {batch:,}, more than twice the base's own {of_base:,}"
+            f" ({base.source}): smaller steps, and more of them, learn more from as many tokens"
+        )
+    return found
 
 
-def learning_rate(recipe: Recipe, parameters: int | None) -> Iterator[str]:
-    rate, base = recipe.optimizer.learning_rate, known_base(recipe.model.path) if recipe.model.path else None
+def rate_warnings(recipe: Recipe, parameters: int | None, base: KnownBase | None) -> Iterator[str]:
+    lora, rate = recipe.model.lora, recipe.optimizer.learning_rate
     key = f"`optimizer.learning_rate` is {rate:g}"
-    if recipe.model.lora is not None:
-        low, high = LORA_BAND
-        if not low <= rate <= high:
-            yield f"{key}: LoRA was swept from {low:g} to {high:g}, and did best near the highest (arXiv 2405.09673)"
-        return
-    if rate < LEAST_LEARNING_RATE:
+    low, high = LORA_BAND
+    if lora is not None and not low <= rate <= high:
+        yield f"{key}: LoRA was swept from {low:g} to {high:g}, and did best near the highest (arXiv 2405.09673)"
+    if lora is None and rate < LEAST_LEARNING_RATE:
         yield f"{key}: so small a rate hardly changes the weights; begin near the base's last one ({REWARMING})"
-    if base is not None and base.peak_learning_rate is not None:
+    if lora is None and base is not None and base.peak_learning_rate is not None:
         if rate > base.peak_learning_rate:
             known = f"{base.peak_learning_rate:g} ({base.source})"
             yield f"{key}, above the peak of the base's own pre-training, {known}: expect forgetting"
-    elif parameters is not None:
-        limit = next(limit for limit in LARGEST_PEAKS if limit is None or parameters < limit)
-        peak, whose = LARGEST_PEAKS[limit]
+    elif lora is None and parameters is not None:
+        peak, whose = next(peak for limit, peak in LARGEST_PEAKS.items() if limit is None or parameters < limit)
         if rate > peak:
             yield f"{key}, above the largest peak published for {parameters / 1e9:.2g}B parameters, {peak:g} ({whose})"
-
-
-def embedding_learning_rate(recipe: Recipe) -> Iterator[str]:
-    """Embeddings that are trained along with adapters need a lower rate."""
-    lora, optimizer = recipe.model.lora, recipe.optimizer
-    rate = optimizer.options.get("embedding_learning_rate")
-    if lora is not None and lora.get("preset") == "cpt" and not isinstance(rate, int | float):
+    # embeddings that are trained along with adapters need a lower rate
+    of_embedding = recipe.optimizer.options.get("embedding_learning_rate")
+    if isinstance(of_embedding, int | float):
+        if of_embedding > rate:
+            of_it = f"`optimizer.embedding_learning_rate` is {of_embedding:g}"
+            yield f"{of_it}: 2 to 10 times below `learning_rate` is usual"
+    elif lora is not None and lora.get("preset") == "cpt":
         yield (
             "`model.lora: cpt` trains embeddings and head at the adapters' learning rate: 2 to 10 times less is usual."
-            f" Write `optimizer.embedding_learning_rate: {optimizer.learning_rate / 10:g}`"
+            f" Write `optimizer.embedding_learning_rate: {rate / 10:g}`"
         )
-    elif isinstance(rate, int | float) and rate > optimizer.learning_rate:
-        yield f"`optimizer.embedding_learning_rate` is {rate:g}: 2 to 10 times below `learning_rate` is usual"
 
 
-def replay_share(recipe: Recipe) -> Iterator[str]:
+def replay_warnings(data: Data) -> Iterator[str]:
     """Some of what the model knows has to be replayed; sources named replay or general count as that."""
-    data = recipe.data
     if len(data.sources) == 1:
         yield (
             "`data.sources` replays nothing, and the model will forget: replay 1 to 5 % of general text for a weak"
@@ -382,45 +379,9 @@ def replay_share(recipe: Recipe) -> Iterator[str]:
         )
     if data.phases or data.temperature is not None:
         return
-    weights = {number: source.weight for number, source in enumerate(data.sources)}
-    replayed = [
-        weights[number]
-        for number, source in enumerate(data.sources)
-        if any(word in reported_name(source).lower() for word in REPLAYED)
-    ]
-    share = sum(replayed) / sum(weights.values())
-    if replayed and share < 0.01:
+    replays = [source for source in data.sources if any(word in reported_name(source).lower() for word in REPLAYED)]
+    share = sum(source.weight for source in replays) / sum(source.weight for source in data.sources)
+    if replays and share < 0.01:
         yield f"`data.sources`: {100 * share:.1f} % is replayed; usual are 1 to 5 %, or 25 % ({REWARMING})"
     elif share > STRONG_REPLAY:
         yield f"`data.sources`: {100 * share:.0f} % is replayed, more than was ever tried (half, {REWARMING})"
-
-
-def warmup(recipe: Recipe) -> Iterator[str]:
-    schedule, total = recipe.schedule, recipe.budget.tokens
-    share = schedule.options.get("warmup_share")
-    length = share * (total or 1) if isinstance(share, float) else schedule.options.get("warmup_tokens", 0)
-    if ":" in schedule.name or schedule.name == "continued" or not isinstance(length, int | float):
-        return
-    if not length:
-        yield (
-            "`schedule.warmup_tokens` is missing: the first steps at full rate make the loss jump. About 1 % of the"
-            f" budget ({REWARMING})"
-        )
-    elif total is not None and length > MOST_WARMUP * total:
-        key = f"`schedule.{'warmup_share' if share else 'warmup_tokens'}`"
-        yield f"{key} is {100 * length / total:.0f} % of the budget: 0.5 to 2 % is usual ({REWARMING})"
-
-
-def rows_and_batch(recipe: Recipe, longest: int | None) -> Iterator[str]:
-    length, tokens = recipe.data.sequence_length, recipe.budget.global_batch_tokens
-    if longest is not None and length > longest:
-        yield (
-            f"`data.sequence_length` is {length:,}, but the model's config names {longest:,} positions. Use the base's"
-            " length unless long context is the aim"
-        )
-    base = known_base(recipe.model.path) if recipe.model.path else None
-    if tokens is not None and base is not None and base.batch_tokens is not None and tokens > 2 * base.batch_tokens:
-        yield (
-            f"`budget.global_batch_tokens` is {tokens:,}, more than twice the base's own {base.batch_tokens:,}"
-            f" ({base.source}): smaller steps, and more of them, learn more from as many tokens"
-        )

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from xxhash import xxh3_64_intdigest
 
-from cpt.data.readers.documents import BadRow, Document, Piece
+from cpt.data.readers.documents import BadRow, Piece
 from cpt.data.readers.filters import language_identifier
 from cpt.data.readers.opening import format_of
 from cpt.data.readers.sources import CONVERTED, files_with_sizes, kind_of, pieces_of, read_piece
@@ -29,17 +29,16 @@ from cpt.models.inventory import (
     vocabulary_size,
 )
 from cpt.models.known_bases import KnownBase, known_base
-from cpt.planning.fitting import fastest_that_fits, fits, shipped_profiles
-from cpt.planning.memory import count_model, plan_memory
+from cpt.planning.fitting import BUSY_TOKENS, choose_batch, fits, shipped_profiles
+from cpt.planning.memory import plan_memory
 from cpt.planning.speed import MFU_RANGE, Target, assumed_mfu, planned_speed
-from cpt.planning.workload import attention_on_gpu, read_setup
+from cpt.recipe.keys import AUTO, CHECKPOINTING, MICRO_BATCH
 from cpt.recipe.load import REPOSITORY, load_recipe
 from cpt.recipe.paths import TEXT_FILES, is_local, result_of_run
 from cpt.recipe.schema import DocumentSource, Model, Recipe, Tokenizer
 from cpt.runs.folder import read_objects
 from cpt.runs.record import EXPORT, RECIPE
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.engine_profiles import read_profile
 
 READ_BYTES = 64 * 2**20  # of files; of more, pieces are drawn
 PIECE_BYTES = 4 * 2**20
@@ -60,8 +59,6 @@ WEAK_REPLAY, STRONG_REPLAY = 0.05, 0.25  # arXiv 2403.08763
 EPOCHS = ((500_000_000, 1), (50_000_000, 2), (0, 4))  # up to 4 are nearly as good as new text: arXiv 2305.16264
 STEPS_WANTED, FEWEST_STEPS_ON_GPU, FEWEST_STEPS = 400, 100, 10
 LARGEST_BATCH = 524_288
-MICRO_BATCHES = (1, 2, 4, 8, 16)
-MOST_TOKENS = 32_768  # in a micro-batch: more is no faster
 RATES_BY_SIZE = ((200_000_000, 1e-4), (1_000_000_000, 5e-5), (5_000_000_000, 2e-5), (math.inf, 1e-5))
 REWARMED_TO = 0.3  # of the base's peak, for a strong shift: between a tenth, where runs end, and arXiv 2403.08763's 1
 LORA_FACTOR, LARGEST_LORA_RATE, LEAST_RATE = 10, 5e-4, 1e-6
@@ -114,7 +111,7 @@ def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder)
     Raises:
         DataError: there are none, too few to evaluate on, or too many bad rows.
     """
-    source = find_source(path, text_column)
+    source, encode = find_source(path, text_column), encoder.encode
     files = files_with_sizes(source, "DOCUMENTS")
     facts = DocumentStatistics(source, Counter(format_of(name).removeprefix(".") for name, _ in files))
     draw, seen, done_bytes = random.Random(0), set[int](), 0
@@ -124,7 +121,21 @@ def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder)
             facts.is_whole = False
             break
         for item in read_piece(source, piece, "DOCUMENTS"):
-            add_row(facts, item, seen, draw)
+            if isinstance(item, BadRow):
+                facts.bad_rows += item.num_rows
+                facts.first_bad = facts.first_bad or f"{item.where}: {item.detail}"
+                continue
+            facts.documents_read += 1
+            encoded = item.text.encode()
+            facts.text_bytes += len(encoded)
+            digest = xxh3_64_intdigest(encoded)
+            facts.repeats += digest in seen
+            seen.add(digest)
+            # each document has the same chance to be in the sample
+            if len(facts.sample) < TOKENISED:
+                facts.sample.append(item.text)
+            elif (place := draw.randrange(facts.documents_read)) < TOKENISED:
+                facts.sample[place] = item.text
         done_bytes += (piece.stop or Path(piece.path).stat().st_size) - piece.start
     scale = 1.0 if facts.is_whole else sum(size for _, size in files) / done_bytes
     facts.documents, facts.text_bytes = round(facts.documents_read * scale), round(facts.text_bytes * scale)
@@ -133,34 +144,13 @@ def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder)
         identifier = language_identifier()
         facts.languages = Counter(identifier.classify(text[:2000])[0] for text in facts.sample[:200])
     texts = [text[:LONGEST_TOKENISED] for text in facts.sample]
-    tokens = int(encoder.encode(texts)[1].sum())
-    facts.bytes_per_token = sum(len(text.encode()) for text in texts) / max(1, tokens)
+    facts.bytes_per_token = sum(len(text.encode()) for text in texts) / max(1, int(encode(texts)[1].sum()))
     facts.tokens = round(facts.text_bytes / facts.bytes_per_token)
-    english = len(ENGLISH.encode()) / int(encoder.encode([ENGLISH])[1].sum())
-    facts.compared_with_english = facts.bytes_per_token / english
+    facts.compared_with_english = facts.bytes_per_token * int(encode([ENGLISH])[1].sum()) / len(ENGLISH.encode())
     return facts
 
 
-def add_row(facts: DocumentStatistics, item: Document | BadRow, seen: set[int], draw: random.Random) -> None:
-    """Count one row; each document has the same chance to be in the sample."""
-    if isinstance(item, BadRow):
-        facts.bad_rows += item.num_rows
-        facts.first_bad = facts.first_bad or f"{item.where}: {item.detail}"
-        return
-    facts.documents_read += 1
-    encoded = item.text.encode()
-    facts.text_bytes += len(encoded)
-    digest = xxh3_64_intdigest(encoded)
-    facts.repeats += digest in seen
-    seen.add(digest)
-    if len(facts.sample) < TOKENISED:
-        facts.sample.append(item.text)
-    elif (place := draw.randrange(facts.documents_read)) < TOKENISED:
-        facts.sample[place] = item.text
-
-
 def find_source(path: str, text_column: str | None) -> DocumentSource:
-    """The recipe's source for these documents, with the column of their texts."""
     if kind_of(path) != "local":
         raise DataError(f"{path}: DOCUMENTS is a file, folder or glob of this machine.")
     try:
@@ -169,29 +159,27 @@ def find_source(path: str, text_column: str | None) -> DocumentSource:
         text = str(problem).split(" Set `DOCUMENTS.path`")[0]
         raise DataError(f"{text} {to_convert(path) or 'Give another DOCUMENTS.'}") from problem
     first = next((name for name in files if format_of(name) not in TEXT_FILES), files[0])
-    missing: BadRow | None = None
+    missing: list[BadRow] = []
     for column in [text_column] if text_column else TEXT_COLUMNS:
         source = DocumentSource(path=path, text_column=column)
         item = next(read_piece(source, Piece(first, 0, None, 0), "DOCUMENTS"), None)
         if not isinstance(item, BadRow) or item.reason != "missing column":
             return source
-        missing = missing or item
-    assert missing is not None, "one column at least was tried"
-    raise DataError(f"{missing.where}: {missing.detail}. Say which column holds the text: --text-column NAME.")
+        missing.append(item)
+    raise DataError(f"{missing[0].where}: {missing[0].detail}. Say which column holds the text: --text-column NAME.")
 
 
 def to_convert(path: str) -> str:
     """The command to type if a folder has files that only `cpt data ingest` reads."""
     folder = Path(path).expanduser()
-    found = {file.suffix for file in folder.rglob("*") if file.suffix.lower() in CONVERTED} if folder.is_dir() else ()
-    if not found:
-        return ""
-    name = f"{folder.name}-text"
-    return f"Convert its {', '.join(sorted(found))} files with: cpt data ingest {folder} --output {name}"
+    found = sorted({file.suffix for file in folder.rglob("*") if file.suffix.lower() in CONVERTED})
+    command = f"cpt data ingest {folder} --output {folder.name}-text"
+    return f"Convert its {', '.join(found)} files with: {command}" if found else ""
 
 
 def refuse_unusable(facts: DocumentStatistics) -> None:
-    path, converted = facts.source.path, to_convert(facts.source.path)
+    path = facts.source.path
+    converted = to_convert(path)
     if facts.bad_share > MOST_BAD:
         rows = facts.bad_rows + facts.documents_read
         raise DataError(
@@ -208,8 +196,6 @@ def refuse_unusable(facts: DocumentStatistics) -> None:
 
 @dataclass(frozen=True)
 class BaseModel:
-    """A model that training starts from, without its weights."""
-
     path: str
     model: PreTrainedModel
     """On the meta device."""
@@ -236,8 +222,6 @@ class TrainingMethod:
 
 @dataclass(frozen=True)
 class RecipeChoices:
-    """The values of the recipe."""
-
     way: TrainingMethod
     sequence_length: int
     shift_reason: str
@@ -257,7 +241,6 @@ class RecipeChoices:
         return self.replay == STRONG_REPLAY
 
     def tokens_between(self, times: int) -> int:
-        """Tokens between events that happen `times` times in the run."""
         return max(self.batch_tokens, self.tokens // times)
 
 
@@ -328,7 +311,7 @@ def choose(
     else:
         epochs = tokens * (1 - replay) / domain_tokens
     # a GPU gets enough tokens at once to be busy, in fewer steps
-    wanted = max(tokens / STEPS_WANTED, min(MOST_TOKENS * target.gpus, tokens / FEWEST_STEPS_ON_GPU))
+    wanted = max(tokens / STEPS_WANTED, min(BUSY_TOKENS * target.gpus, tokens / FEWEST_STEPS_ON_GPU))
     most = min(LARGEST_BATCH, (known and known.batch_tokens) or LARGEST_BATCH, wanted)
     batch = length * gpus * 2 ** max(0, math.floor(math.log2(max(1.0, most / (length * gpus)))))
     if tokens < FEWEST_STEPS * batch:
@@ -340,19 +323,9 @@ def choose(
     rate, rate_reason = learning_rate(base, is_full=way.name == "full", is_strong_shift=is_strong)
     # evaluations cost a third of training, and should take a tenth of the time
     often = int(3 * EVALUATION_SHARE * tokens / max(1.0, held_out * facts.tokens))
+    often, warmup = min(MOST_EVALUATIONS, max(1, often)), max(batch, round_down(0.01 * tokens))
     return RecipeChoices(
-        way,
-        length,
-        reason,
-        replay,
-        epochs,
-        tokens,
-        batch,
-        rate,
-        rate_reason,
-        max(batch, round_down(0.01 * tokens)),
-        held_out,
-        min(MOST_EVALUATIONS, max(1, often)),
+        way, length, reason, replay, epochs, tokens, batch, rate, rate_reason, warmup, held_out, evaluations=often
     )
 
 
@@ -386,17 +359,13 @@ def training_methods(base: BaseModel, target: Target) -> Iterator[tuple[str, str
 def first_method_that_fits(
     base: BaseModel, target: Target, length: int, tokens: int, batch: int, full: bool | None
 ) -> TrainingMethod:
-    """The first training method that fits, with its fastest micro-batch."""
     refused: list[str] = []
     gpus = max(1, target.gpus)
     for name, profile, lora in training_methods(base, target):
         if full is not None and full != (name == "full"):
             continue
-        training: dict[str, Any] = {
-            "per_device_train_batch_size": 1,
-            "torch_compile": "auto",
-            "bf16": not target.on_cpu,
-        }
+        training: dict[str, Any] = {"bf16": not target.on_cpu, CHECKPOINTING[0]: False if target.on_cpu else AUTO}
+        training[MICRO_BATCH] = AUTO if base.packs_documents else 1  # else a row is a batch of its own
         sections = {
             "name": "draft",
             "model": {"path": base.path, "lora": lora},
@@ -409,20 +378,8 @@ def first_method_that_fits(
             "training": training | ({"deepspeed": profile} if profile else {}),
         }
         recipe, config = Recipe.model_validate(sections), base.model.config
-        attention = "sdpa" if target.on_cpu else attention_on_gpu(recipe, config)
-        read = read_profile(str(REPOSITORY / profile)) if profile else None
-        setup = read_setup(recipe, gpus, read, attention=attention, on_cpu=target.on_cpu)
-        facts, activations = count_model(config, setup)
-        rows = batch // (length * gpus)
-        sizes = [size for size in MICRO_BATCHES if rows % size == 0 and size * length <= max(MOST_TOKENS, length)]
-        setup = fastest_that_fits(
-            setup,
-            target,
-            (facts, activations),
-            micro_batches=sizes if base.packs_documents else [1],  # else a row is a batch of its own
-            checkpointing=[False] if target.on_cpu else [False, True],
-            share=1.0,
-        )
+        engine = str(REPOSITORY / profile) if profile else None
+        setup, (facts, activations) = choose_batch(recipe, engine, config, target, gpus)
         plan = plan_memory(facts, setup, activations)
         # an unknown host counts only for what is kept there throughout
         needs_host = setup.zero is not None and setup.zero.offload_optimizer
@@ -447,8 +404,7 @@ def first_method_that_fits(
 
 
 def learning_rate(base: BaseModel, *, is_full: bool, is_strong_shift: bool) -> tuple[float, str]:
-    """Where the base's own schedule ended, higher for text that is far from what it read; ten times that for
-    adapters."""
+    """Where the base's own schedule ended, higher for text far from what it read; for adapters ten times that."""
     known = base.known
     peak, last = (known.peak_learning_rate, known.final_learning_rate) if known else (None, None)
     whose = f"the base's own peak, {peak:g} ({known.source})" if known and peak else ""

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from transformers import PreTrainedConfig
 
 from cpt.hardware import GIB
-from cpt.models.adapters import quantization_of
-from cpt.planning.activations import ActivationCounts, Activations, count_activations
+from cpt.models.adapters import BYTES_OF_4_BIT, quantization_of
+from cpt.models.fused_loss import SCORED_POSITIONS
+from cpt.optim.adamw import BUFFER, BUFFERS
+from cpt.planning.activations import ActivationCounts, count_activations
 from cpt.planning.memory_parts import (
     MASTER,
     PAGED,
@@ -24,15 +26,12 @@ from cpt.planning.memory_parts import (
     checkpoint_bytes,
     computed_bytes,
     fuses,
+    half_head,
     head_gradient,
-    logits_before,
-    logits_of,
-    moment_bytes,
-    ready_gradient,
-    scored_logits,
+    loss_terms,
+    rounding_of,
     state_bytes,
-    states_on_gpu,
-    weight_bytes,
+    trains_half,
 )
 from cpt.planning.model_sizes import FrozenModel, ModelSizes, sizes_of_model, with_own_head
 from cpt.planning.workload import Setup, Sharding
@@ -66,9 +65,8 @@ class MemoryPlan:
 
 def sizes_for_stage(config: PreTrainedConfig, setup: Setup) -> ModelSizes:
     """Sizes of the model as the setup's stage trains it."""
-    return with_own_head(
-        sizes_of_model(config, setup.lora, setup.length), setup.needs, adapters=setup.lora is not None
-    )
+    sizes = sizes_of_model(config, setup.lora, setup.length)
+    return with_own_head(sizes, setup.needs, adapters=setup.lora is not None)
 
 
 def count_model(config: PreTrainedConfig, setup: Setup) -> tuple[ModelSizes, ActivationCounts]:
@@ -84,126 +82,133 @@ def plan_memory(
         workers: processes that read data, for each GPU.
         snapshot: checkpoints are written in the background, from a copy on the host.
     """
-    moments = snapshots_of_run(facts, setup, activations)
-    alone, is_counted = bytes_of_model(facts, setup, activations), activations.one.is_counted
+    moments, is_counted = snapshots_of_run(facts, setup, activations), activations.one.is_counted
+    # one process with all weights; under an engine, without gradients and optimizer
+    engine = None if setup.zero is None else Sharding(2, offload_optimizer=True)
+    single = replace(setup, gpus=1, zero=engine, recomputing=replace(setup.recomputing, offload=False))
+    alone = max(
+        sum(term.size for term in moment.terms if term.name not in (MOVED, BUCKETS))
+        for moment in snapshots_of_run(facts, single, activations)
+    )
+    here = setup.gpus_per_node
+    of_processes = here * (PROCESS + workers * WORKER)
+    processes = Term("processes", of_processes, f"{here} of training, {workers * here} of data")
+    whole: list[MemorySnapshot] = []
     if setup.on_cpu:  # all processes share one memory
-        whole = tuple(
-            MemorySnapshot(
-                m.name, (*(Term(t.name, t.size * setup.gpus, t.note) for t in m.terms), processes(setup, workers))
-            )
-            for m in moments
-        )
-        return MemoryPlan(whole, max(whole, key=lambda moment: moment.size), is_counted, alone)
-    whole = tuple(with_fixed(moment, setup) for moment in moments)
-    waiting = offloaded_bytes(setup, activations.of_rows(setup.sequences))
-    host = host_memory(facts, setup, workers=workers, snapshot=snapshot, activations=waiting)
-    return MemoryPlan(whole, host, is_counted, alone)
+        for moment in moments:
+            terms = [replace(term, size=term.size * setup.gpus) for term in moment.terms]
+            whole.append(MemorySnapshot(moment.name, (*terms, processes)))
+        return MemoryPlan(tuple(whole), max(whole, key=lambda moment: moment.size), is_counted, alone)
+    libraries = Term("CUDA and its libraries", CONTEXT + (COMMUNICATION if setup.gpus > 1 else 0), "assumed")
+    for moment in moments:
+        between = Term("room between blocks", FRAGMENTATION * moment.size, f"{FRAGMENTATION:.0%} of the above")
+        whole.append(MemorySnapshot(moment.name, (*moment.terms, between, libraries)))
+    rows = activations.of_rows(setup.sequences)
+    waiting = rows.offloaded_with(checkpointing=setup.checkpointing, how=setup.recomputing)
+    host = MemorySnapshot("host", (*terms_of_host(facts, setup, waiting, snapshot=snapshot), processes))
+    return MemoryPlan(tuple(whole), host, is_counted, alone)
 
 
-def with_fixed(moment: MemorySnapshot, setup: Setup) -> MemorySnapshot:
-    fixed = CONTEXT + (COMMUNICATION if setup.gpus > 1 else 0)
-    between = Term("room between blocks", FRAGMENTATION * moment.size, f"{FRAGMENTATION:.0%} of the above")
-    return MemorySnapshot(moment.name, (*moment.terms, between, Term("CUDA and its libraries", fixed, "assumed")))
-
-
-def offloaded_bytes(setup: Setup, rows: Activations) -> float:
-    """Activations of one process that wait on the host."""
-    return 0.0 if setup.on_cpu else rows.offloaded_with(checkpointing=setup.checkpointing, how=setup.recomputing)
-
-
-def bytes_of_model(facts: ModelSizes, setup: Setup, activations: ActivationCounts) -> float:
-    """Peak of one process with all weights; under an engine, without gradients and optimizer."""
-    zero = None if setup.zero is None else Sharding(2, offload_optimizer=True)
-    alone = replace(setup, gpus=1, zero=zero, recomputing=replace(setup.recomputing, offload=False))
-    moments = snapshots_of_run(facts, alone, activations)
-    return max(sum(term.size for term in moment.terms if term.name not in (MOVED, BUCKETS)) for moment in moments)
-
-
-def snapshots_of_run(facts: ModelSizes, setup: Setup, activations: ActivationCounts) -> tuple[MemorySnapshot, ...]:
-    """Those of a step, and of sampling what it trains on."""
-    step = snapshots_of_step(facts, setup, activations.of_rows(setup.sequences))
-    return (*step, *sampling_snapshots(facts, setup, activations))
-
-
-def snapshots_of_step(facts: ModelSizes, setup: Setup, rows: Activations) -> tuple[MemorySnapshot, ...]:
-    states, buffers = states_of(facts, setup), buffers_of(facts, setup)
-    gradients = gradients_of(facts, setup)
-    is_kept_by_engine = setup.zero is not None and not setup.zero.is_fsdp  # DeepSpeed allocates them once
+def snapshots_of_run(facts: ModelSizes, setup: Setup, activations: ActivationCounts) -> list[MemorySnapshot]:
+    """The moments of a step, and of sampling the completions that it trains on."""
+    rows, zero = activations.of_rows(setup.sequences), setup.zero
+    states, buffers, gradients = states_of(facts, setup), buffers_of(facts, setup), gradients_of(facts, setup)
+    is_kept_by_engine = zero is not None and not zero.is_fsdp  # DeepSpeed allocates them once
     waiting = (gradients,) if setup.accumulation > 1 or is_kept_by_engine else ()
-    kept = rows.kept_with(checkpointing=setup.checkpointing, how=setup.recomputing) - offloaded_bytes(setup, rows)
-    again = ", layers computed again" if setup.checkpointing else ""
-    compiled = ", compiled" if rows.layer_gradients else ", as if not compiled: an upper bound"
-    compiled = compiled if setup.compiles else ""
-    activations = Term("activations", kept, f"{setup.sequences} x {setup.length:,} tokens{again}{compiled}")
-    one_layer = Term("one layer's backward pass", rows.in_one_layer(checkpointing=setup.checkpointing))
+    note = f"{setup.sequences} x {setup.length:,} tokens{', layers computed again' if setup.checkpointing else ''}"
+    if setup.compiles:
+        note += ", compiled" if rows.layer_gradients else ", as if not compiled: an upper bound"
+    size = rows.kept_with(checkpointing=setup.checkpointing, how=setup.recomputing)
+    if not setup.on_cpu:
+        size -= rows.offloaded_with(checkpointing=setup.checkpointing, how=setup.recomputing)
+    kept = Term("activations", size, note)
+    one_layer = Term("one layer's backward pass", rows.again if setup.checkpointing else rows.backward)
     of_layer = Term("a layer's gradients", float(rows.layer_gradients), "all at once from a compiled layer")
-    is_separate = bool(waiting or setup.releases)
-    more = (of_layer,) if is_separate else ()  # else they are among the gradients
-    last_layer = (Term("one layer's backward pass", rows.in_one_layer(checkpointing=True)), *more)
+    is_separate = bool(waiting or setup.releases)  # else a layer's gradients are among all gradients
+    first_layer = Term("one layer's backward pass", rows.again)
+    last = (first_layer, of_layer) if is_separate else (first_layer,)
     head = Term("gradient of the head", head_gradient(facts, setup))
     # a tied one waits for the embedding's, at the other end
     ends = (head,) if facts.is_tied or not is_separate else ()
     tied = (head,) if facts.is_tied and is_separate else ()
-    of_update = update_of(facts, setup)
-    another = another_forward(facts, setup, rows.forward)
-    before = (*cast_weights(facts, setup), *logits_before(facts, setup))
-    scored = (Term("one layer's forward pass", rows.forward), *scored_logits(facts, setup))
-    but_embedding = without_embedding(facts, setup, gradients)
+    # the embedding's gradient comes last, unless it is the head's too
+    is_alone = zero is None and setup.gpus == setup.accumulation == 1 and setup.lora is None
+    is_missing = is_alone and not facts.is_tied and not setup.releases
+    missing = setup.weights_bytes * facts.embedding if is_missing else 0
+    but_embedding = replace(gradients, size=gradients.size - missing)
+    # autocast keeps what it cast until the forward pass is over; without checkpointing the layers keep it anyway
+    is_cast = setup.half and setup.weights_bytes == 4 and setup.checkpointing and zero is None
+    cast = (half_matrices(facts),) if is_cast else ()
+    of_update: tuple[Term, ...] = ()
+    if zero is not None and not zero.offload_optimizer and not zero.is_fsdp:  # DeepSpeed casts the gradients
+        part = facts.trained / setup.gpus
+        numbers = min(part, zero.sub_group) if zero.stage == 3 else part
+        of_update = (Term("gradients in fp32", 4.0 * numbers, "for the update"),)
+    loss, another = loss_terms(facts, setup), another_forward(facts, setup, rows.forward)
     moments: dict[str, tuple[Term, ...]] = {
-        "the forward pass ends": (*states, *waiting, activations, *before, *buffers),
-        "another model's forward pass": (*states, *waiting, activations, *another, *buffers),
-        "the loss": (*states, *waiting, activations, *logits_of(facts, setup), *buffers),
-        "the head's backward pass": (*states, *waiting, activations, *ready_gradient(facts, setup), *buffers),
-        "the backward pass begins": (*states, *waiting, *ends, activations, one_layer, of_layer, *buffers),
-        "the first layer's backward pass": (*states, but_embedding, *tied, *last_layer, *buffers),
+        "the forward pass ends": (*states, *waiting, kept, *cast, *loss.before, *buffers),
+        "another model's forward pass": (*states, *waiting, kept, *another, *buffers),
+        "the loss": (*states, *waiting, kept, *loss.loss, *buffers),
+        "the head's backward pass": (*states, *waiting, kept, *loss.ready, *buffers),
+        "the backward pass begins": (*states, *waiting, *ends, kept, one_layer, of_layer, *buffers),
+        "the first layer's backward pass": (*states, but_embedding, *tied, *last, *buffers),
         "the embedding's backward pass": (*states, gradients, *embedding_twice(facts, setup), *buffers),
         "the update": (*states, gradients, *buffers, *of_update),
-        "an evaluation": (*states, *scored, *buffers),
+        "an evaluation": (*states, *scored_terms(facts, setup, rows.forward), *buffers),
     }
     if setup.releases:
         if not of_layer.size:
-            of_layer = Term(gradients.name, float(setup.weights_bytes * facts.largest_in_layers), gradients.note)
-        moments["the head's update"] = (*states, gradients, activations, *buffers, *of_update)
-        moments["a layer's update"] = (*states, of_layer, *tied, activations, one_layer, *buffers)
-    return tuple(MemorySnapshot(name, tuple(term for term in terms if term.size)) for name, terms in moments.items())
+            of_layer = replace(gradients, size=float(setup.weights_bytes * facts.largest_in_layers))
+        moments["the head's update"] = (*states, gradients, kept, *buffers, *of_update)
+        moments["a layer's update"] = (*states, of_layer, *tied, kept, one_layer, *buffers)
+    if setup.sampled:
+        moments[SAMPLING] = sampling_terms(facts, setup, activations)
+    return [MemorySnapshot(name, tuple(term for term in terms if term.size)) for name, terms in moments.items()]
 
 
 # --- states ----------------------------------------------------------------------------------------------------------
 
 
 def states_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
-    zero, others = setup.zero, other_models(facts, setup)
+    """Weights, other models and the optimizer on one GPU."""
+    zero, others, quantized = setup.zero, other_models(facts, setup), quantization_of(setup.lora)
+    states, trained = state_bytes(facts, setup), facts.trained
+    note = "fp32" if setup.weights_bytes == 4 else "half precision"
+    note = note if quantized is None else "4 bit in linear layers, half precision elsewhere"
     if zero is None:
-        return (Term("weights", weight_bytes(facts, setup), weights_note(setup)), states_on_gpu(facts, setup), *others)
-    whole = float(setup.weights_bytes * (facts.trained + (0 if setup.lora is None else facts.parameters)))
+        weights = float(setup.weights_bytes * (trained if setup.lora is None else facts.parameters))
+        if quantized is not None:
+            in_4_bit = facts.in_linear_layers
+            weights = BYTES_OF_4_BIT[quantized.double] * in_4_bit + 2 * (facts.parameters - in_4_bit)
+        adapters = 0.0 if setup.lora is None else 4.0 * trained
+        has_master = setup.optimizer == "adamw" and trains_half(setup) and rounding_of(setup) is None
+        name = "optimizer and fp32 weights" if has_master else "optimizer"
+        # of paged states, two buffers for pieces of them are on the GPU
+        here = float(BUFFERS * BUFFER) if setup.optimizer == PAGED else states
+        return Term("weights", weights + adapters, note), Term(name, here, setup.optimizer), *others
+    whole = float(setup.weights_bytes * (trained + (0 if setup.lora is None else facts.parameters)))
     of_part = f"a {setup.gpus}th part" if setup.gpus > 1 else ""
     over_gpus = f"{setup.optimizer}, over {setup.gpus} GPUs"
     if zero.is_fsdp:
         held = facts.parameters if zero.keeps_gathered else AHEAD * facts.largest_layer + facts.head
         in_use = float(computed_bytes(setup) * min(facts.parameters, held))
-        each = (0 if setup.weights_bytes == MASTER else MASTER) + moment_bytes(setup)
+        apart = states - (MASTER * trained if setup.weights_bytes == MASTER else 0)  # fp32 weights are no copies
         return (
             Term("weights", whole / setup.gpus, of_part),
             Term("layers in use", in_use, "gathered from all GPUs"),
             *others,
-            Term("optimizer", each * facts.trained / setup.gpus, over_gpus),
+            Term("optimizer", apart / setup.gpus, over_gpus),
         )
-    states: tuple[Term, ...] = (Term("weights", whole, weights_note(setup)), *others)
+    terms: tuple[Term, ...] = (Term("weights", whole, note), *others)
     if zero.stage == 3:
         here = 0.0 if zero.offload_parameters else whole / setup.gpus
         in_use = setup.weights_bytes * gathered(facts, zero)
         gathers = Term("layers in use", in_use, "gathered from all GPUs or from the host")
-        states = (Term("weights", here, of_part), gathers, *others)
+        terms = (Term("weights", here, of_part), gathers, *others)
     if zero.offload_optimizer:
-        return states
-    optimizer = (MASTER + moment_bytes(setup)) * facts.trained / setup.gpus
-    return *states, Term("optimizer and fp32 weights", optimizer, over_gpus if setup.gpus > 1 else setup.optimizer)
-
-
-def weights_note(setup: Setup) -> str:
-    if setup.lora is not None and quantization_of(setup.lora) is not None:
-        return "4 bit in linear layers, half precision elsewhere"
-    return "fp32" if setup.weights_bytes == 4 else "half precision"
+        return terms
+    of_states = over_gpus if setup.gpus > 1 else setup.optimizer
+    return *terms, Term("optimizer and fp32 weights", states / setup.gpus, of_states)
 
 
 def gathered(model: ModelSizes | FrozenModel, zero: Sharding) -> float:
@@ -241,39 +246,28 @@ def other_models(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
 
 def gradients_of(facts: ModelSizes, setup: Setup) -> Term:
     """On one GPU, when all are there."""
-    zero, note = setup.zero, ""
+    zero, note, trained = setup.zero, "", facts.trained
+    if zero is None:
+        note = "one at a time" if setup.releases else ""
+        numbers = facts.largest_matrix if setup.releases and setup.lora is None else trained
+        are_views = setup.gpus > 1 and not accumulates_in_fp32(setup)  # of DDP's buckets
+        return Term("gradients", 0.0 if are_views else float(bytes_of_gradient(setup) * numbers), note)
+    # FSDP2 reduces only a step's last gradients: accelerate's `no_sync` keeps the others whole
+    keeps_whole = zero.is_fsdp and setup.accumulation > 1 and not zero.reduces_each_micro_batch
     if setup.releases:
         note = "one at a time"
-    elif keeps_whole_gradients(setup):
+    elif keeps_whole:
         note = "whole in fp32 until the step's last micro-batch"
-    elif zero is not None and zero.stage > 1 and setup.gpus > 1:
+    elif zero.stage > 1 and setup.gpus > 1:
         note = f"a {setup.gpus}th part"
-    if zero is None:
-        numbers = facts.largest_matrix if setup.releases and setup.lora is None else facts.trained
-        are_views = setup.gpus > 1 and not accumulates_in_fp32(setup)  # of DDP's buckets
-        size = 0.0 if are_views else float(bytes_of_gradient(setup) * numbers)
-    elif zero.is_fsdp:
-        size = REDUCED * facts.trained / (1 if keeps_whole_gradients(setup) else setup.gpus)
+    if zero.is_fsdp:
+        size = REDUCED * trained / (1 if keeps_whole else setup.gpus)
     elif zero.offload_optimizer and not (zero.stage < 3 and zero.accumulates_in_fp32):
         size = 0.0  # only the fp32 ones of ZeRO-1 and 2 stay on the GPU
     else:
         each = 4 if zero.accumulates_in_fp32 else setup.weights_bytes
-        size = each * facts.trained / (1 if zero.stage == 1 else setup.gpus)
+        size = each * trained / (1 if zero.stage == 1 else setup.gpus)
     return Term("gradients", size, note)
-
-
-def keeps_whole_gradients(setup: Setup) -> bool:
-    """Whether FSDP2 reduces only a step's last gradients: accelerate's `no_sync` keeps the others whole."""
-    zero = setup.zero
-    return zero is not None and zero.is_fsdp and setup.accumulation > 1 and not zero.reduces_each_micro_batch
-
-
-def without_embedding(facts: ModelSizes, setup: Setup, gradients: Term) -> Term:
-    """The embedding's gradient comes last, unless it is the head's too."""
-    is_alone = setup.zero is None and setup.gpus == 1 and setup.accumulation == 1
-    is_missing = is_alone and setup.lora is None and not facts.is_tied and not setup.releases
-    missing = setup.weights_bytes * facts.embedding if is_missing else 0
-    return Term(gradients.name, gradients.size - missing, gradients.note)
 
 
 def embedding_twice(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
@@ -295,12 +289,6 @@ def embedding_twice(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
 # --- what comes and goes ---------------------------------------------------------------------------------------------
 
 
-def cast_weights(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
-    """Autocast keeps what it cast until the forward pass is over; without checkpointing the layers keep it anyway."""
-    is_cast = setup.half and setup.weights_bytes == 4 and setup.checkpointing and setup.zero is None
-    return (half_matrices(facts),) if is_cast else ()
-
-
 def half_matrices(facts: ModelSizes) -> Term:
     matrices = facts.parameters - (0 if facts.is_tied else facts.embedding)
     return Term("half-precision weights", 2.0 * matrices, "of autocast")
@@ -313,7 +301,7 @@ def buffers_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
         each = 4 if setup.lora is not None else setup.weights_bytes
         note = "DDP's, unused" if accumulates_in_fp32(setup) else "DDP's, with all gradients"
         buckets = (Term("gradient buckets", float(each * facts.trained), note),) if setup.gpus > 1 else ()
-        if setup.lora is None or quantization_of(setup.lora) is None:
+        if quantization_of(setup.lora) is None:
             return buckets
         return (*buckets, Term("a matrix in half precision", 2.0 * facts.largest_in_layers, "of 4 bit"))
     if zero.is_fsdp:
@@ -327,23 +315,8 @@ def buffers_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     return Term(BUCKETS, float(reduce + gather), note), Term(MOVED, float(moved))
 
 
-def update_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
-    """DeepSpeed casts the gradients to fp32."""
-    zero = setup.zero
-    if zero is None or zero.offload_optimizer or zero.is_fsdp:
-        return ()
-    part = facts.trained / setup.gpus
-    if zero.stage == 3:
-        part = min(part, zero.sub_group)
-    return (Term("gradients in fp32", 4.0 * part, "for the update"),)
-
-
 def another_forward(facts: ModelSizes, setup: Setup, of_layer: float) -> tuple[Term, ...]:
-    """One layer of a model without gradients that runs while the trained one's activations are kept.
-
-    Args:
-        of_layer: bytes of a layer's forward pass in the trained model; a teacher's goes by its width.
-    """
+    """One layer of a model without gradients that runs while the trained one's activations are kept."""
     needs = setup.needs
     if needs.teacher is not None:
         return (Term("the teacher's forward pass", of_layer * needs.teacher.hidden / facts.hidden, "one layer"),)
@@ -351,11 +324,20 @@ def another_forward(facts: ModelSizes, setup: Setup, of_layer: float) -> tuple[T
     return (Term("the reference's forward pass", of_layer, "one layer"),) if is_amid else ()
 
 
-def sampling_snapshots(facts: ModelSizes, setup: Setup, activations: ActivationCounts) -> tuple[MemorySnapshot, ...]:
+def scored_terms(facts: ModelSizes, setup: Setup, of_layer: float) -> tuple[Term, ...]:
+    """An evaluation: logits of some positions at once if the model allows it, else of all with a copy in fp32."""
+    computed, tokens = computed_bytes(setup), setup.tokens_at_once
+    size, note = (computed + 4) * tokens * facts.vocabulary, f"{facts.vocabulary:,} for each token"
+    if facts.has_fused_loss:
+        size = computed * (min(tokens, SCORED_POSITIONS) * facts.vocabulary + tokens * facts.hidden)
+        note = f"of {SCORED_POSITIONS:,} tokens at once"
+    forward = Term("one layer's forward pass", of_layer)
+    return forward, Term("logits", float(size), note), half_head(facts, setup)
+
+
+def sampling_terms(facts: ModelSizes, setup: Setup, activations: ActivationCounts) -> tuple[Term, ...]:
     """Completions are sampled together: their keys and values, and the first pass through their prompts."""
     sampled, zero, needs = setup.sampled, setup.zero, setup.needs
-    if not sampled:
-        return ()
     cache = float(sampled * setup.length * facts.cached * (2 if setup.half else 4)) if needs.keeps_cache else 0.0
     of_layer = activations.of_rows(sampled).forward / setup.length + 4.0 * sampled * facts.hidden
     prompts, words = of_layer * setup.sequence_length, float(WORD_BYTES * sampled * facts.vocabulary)
@@ -374,29 +356,25 @@ def sampling_snapshots(facts: ModelSizes, setup: Setup, activations: ActivationC
     if zero is not None and zero.stage == 3 and needs.gathers:
         whole = float(setup.weights_bytes * facts.parameters)
         terms.append(Term("whole weights", whole, "gathered (training.ds3_gather_for_generation)"))
-    return (MemorySnapshot(SAMPLING, tuple(term for term in terms if term.size)),)
+    return tuple(terms)
 
 
 # --- the host --------------------------------------------------------------------------------------------------------
 
 
-def host_memory(
-    facts: ModelSizes, setup: Setup, *, workers: int, snapshot: bool, activations: float = 0.0
-) -> MemorySnapshot:
-    """Memory of one machine's host, with its GPUs' part of what all share.
-
-    Args:
-        activations: bytes of each process that wait there for the backward pass.
-    """
-    zero, here, whole = setup.zero, setup.gpus_per_node, float(setup.weights_bytes * facts.parameters)
-    terms = [*offloaded(facts, setup)]
-    if zero is None and setup.optimizer == PAGED:
-        terms.append(Term("optimizer", here * state_bytes(facts, setup), f"{setup.optimizer}, pinned"))
-    if zero is not None and zero.offload_parameters:
-        needs = setup.needs
-        if needs.reference and setup.lora is None:
+def terms_of_host(facts: ModelSizes, setup: Setup, activations: float, *, snapshot: bool) -> list[Term]:
+    """Memory of one machine's host, with its GPUs' part of what all share, but for the processes themselves."""
+    zero, needs, here = setup.zero, setup.needs, setup.gpus_per_node
+    whole = float(setup.weights_bytes * facts.parameters)
+    terms: list[Term] = []
+    if zero is None:
+        if setup.optimizer == PAGED:
+            terms.append(Term("optimizer", here * state_bytes(facts, setup), f"{setup.optimizer}, pinned"))
+    else:
+        terms += offloaded_by_zero(facts, setup, zero)
+        if zero.offload_parameters and needs.reference and setup.lora is None:
             terms.append(Term("reference model", whole / setup.nodes, "half precision, pinned"))
-        if needs.teacher is not None:
+        if zero.offload_parameters and needs.teacher is not None:
             of_teacher = needs.teacher.weights_bytes * needs.teacher.parameters
             terms.append(Term("teacher", of_teacher / setup.nodes, "pinned"))
     terms.append(Term("activations", here * activations, "pinned"))
@@ -406,31 +384,23 @@ def host_memory(
     if not any(term.size > whole for term in terms):
         copies = 1 if zero is not None and zero.stage == 3 and not zero.is_fsdp else here
         terms.append(Term("weights while they are loaded", copies * whole, "for a moment"))
-    return MemorySnapshot("host", (*(term for term in terms if term.size), processes(setup, workers)))
+    return [term for term in terms if term.size]
 
 
-def processes(setup: Setup, workers: int) -> Term:
-    here = setup.gpus_per_node
-    return Term("processes", here * (PROCESS + workers * WORKER), f"{here} of training, {workers * here} of data")
-
-
-def offloaded(facts: ModelSizes, setup: Setup) -> list[Term]:
+def offloaded_by_zero(facts: ModelSizes, setup: Setup, zero: Sharding) -> list[Term]:
     """Pinned memory of ZeRO. torch rounds each pinned block up to a power of two."""
-    zero, trained, here = setup.zero, facts.trained, setup.gpus_per_node
-    terms: list[Term] = []
-    if zero is None:
-        return terms
+    trained, here = facts.trained, setup.gpus_per_node
     part = math.ceil(trained / setup.gpus)
     block = min(part, zero.sub_group) if zero.stage == 3 else part
-    blocks = here * part / block
+    terms: list[Term] = []
     if zero.offload_parameters:
         whole = setup.weights_bytes * facts.parameters / setup.nodes
         terms.append(Term("weights", whole * rounding(setup.weights_bytes * block), "half precision, pinned"))
     if zero.offload_optimizer:
-        states = blocks * block * (MASTER + moment_bytes(setup))
+        states = here * part / trained * state_bytes(facts, setup)
         terms.append(Term("optimizer and fp32 weights", states, setup.optimizer))
-        pinned = blocks * block * MASTER * (rounding(MASTER * block) - 1)
         note = f"each of {MASTER * block / GIB:.2f} GiB becomes a power of two"
+        pinned = here * part * MASTER * (rounding(MASTER * block) - 1)
         terms.append(Term("rounding of pinned blocks", pinned, note))
         each = MASTER if zero.accumulates_in_fp32 else setup.weights_bytes
         if zero.stage < 3:  # whose fp32 gradients accumulate on the GPU

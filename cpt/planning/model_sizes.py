@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cpt.data.readers.columns import form_of_stage
@@ -67,6 +67,16 @@ def sizes_of_model(config: PreTrainedConfig, lora: Mapping[str, Any] | None, seq
     for name, parameter in model.named_parameters():
         by_layer[next((layer for layer in layers if name.startswith(layer)), name)] += parameter.numel()
     in_layers = [one.numel() for one in model.parameters() if one is not head and one is not embedding]
+    # keys and values of all layers for one token, as transformers caches them: latent attention in full
+    cached, heads, text = 0, attention_heads(config), config.get_text_config()
+    if heads:
+        values = text.to_dict()
+        cached = sum(type(module).__name__.endswith("Attention") for module in model.modules())
+        if values.get("kv_lora_rank"):
+            cached *= heads * int(values["qk_nope_head_dim"] + values["qk_rope_head_dim"] + values["v_head_dim"])
+        else:
+            width = int(values.get("head_dim") or int(text.hidden_size) // heads)
+            cached *= 2 * int(values.get("num_key_value_heads") or heads) * width
     return ModelSizes(
         name=str(config.model_type),
         parameters=count.total,
@@ -82,21 +92,8 @@ def sizes_of_model(config: PreTrainedConfig, lora: Mapping[str, Any] | None, seq
         has_fused_loss=why_not_fused(model) is None,
         in_linear_layers=sum(layer.get_parameter("weight").numel() for _, layer in adaptable(model)),
         largest_in_layers=max(in_layers, default=0),
-        cached=cached_numbers(model),
+        cached=cached,
     )
-
-
-def cached_numbers(model: PreTrainedModel) -> int:
-    """Keys and values of all layers for one token, as transformers caches them: latent attention in full."""
-    if (heads := attention_heads(model.config)) == 0:
-        return 0
-    config = model.config.get_text_config()
-    values = config.to_dict()
-    layers = sum(type(module).__name__.endswith("Attention") for module in model.modules())
-    if values.get("kv_lora_rank"):
-        return layers * heads * int(values["qk_nope_head_dim"] + values["qk_rope_head_dim"] + values["v_head_dim"])
-    width = int(values.get("head_dim") or int(config.hidden_size) // heads)
-    return layers * 2 * int(values.get("num_key_value_heads") or heads) * width
 
 
 @dataclass(frozen=True)
@@ -117,9 +114,8 @@ class StageKind:
 
 KINDS: Mapping[str, StageKind] = {
     "dpo": StageKind(TILES, reference=True),
-    "kto": StageKind(
-        TILES, reference=True, forward_passes=2.0
-    ),  # of mismatched answers, by the model and by the reference
+    # of mismatched answers, by the model and by the reference
+    "kto": StageKind(TILES, reference=True, forward_passes=2.0),
     "orpo": StageKind(PAIRS),
     "cpo": StageKind(PAIRS),
     "reward": StageKind(SCORE),
@@ -169,22 +165,38 @@ class StageNeeds:
     uncounted: tuple[str, ...] = ()
     """Memory that the plan leaves out, as text."""
 
-    def sampled(self, micro_batch: int, accumulation: int, gpus: int) -> int:
-        if not self.completion:
-            return 0
-        if self.stage == "gkd":  # samples each micro-batch on its own
-            return micro_batch
-        if self.generation_batch is not None:
-            return max(1, self.generation_batch // gpus)
-        return micro_batch * (self.steps_per_generation or accumulation)
-
 
 def read_stage_needs(recipe: Recipe) -> StageNeeds:
-    """Read it from the recipe, and the configs of other models from their folders."""
+    """Read it from the recipe, and the configs of other models from their folders.
+
+    Raises:
+        CptError: a teacher is missing or cannot be read.
+    """
     training, stage = recipe.training, recipe.stage
     kind = KINDS.get(stage, StageKind(WHOLE))
     reference = kind.reference or kind.beta is not None and float(training.get("beta", kind.beta)) > 0
-    judges, uncounted = reward_models_of(recipe)
+    teacher = None
+    if kind.taught:
+        path = result_of_run(training.get(TEACHER))
+        if path is None:
+            raise RecipeError(f"`training.{TEACHER}` is missing: a Hub id, a folder or a run (runs/NAME).")
+        config = load_config(Model(path=path, revision=training.get("teacher_model_revision")))
+        teacher = frozen_model(config, 2 if training.get("bf16") else 4)
+    judges: list[FrozenModel] = []  # reward models, whole on each GPU in the type they were saved in
+    uncounted: list[str] = []
+    for reward in recipe.rewards:
+        if reward.name != JUDGE:
+            continue
+        path = str(reward.options.get("path"))
+        try:
+            config = load_config(Model(path=result_of_run(path), revision=reward.options.get("revision")))
+        except CptError as problem:
+            uncounted.append(f"the reward model {path} ({' '.join(str(problem).split())[:200]})")
+            continue
+        saved_as, text = config.dtype, config.get_text_config()
+        judge = frozen_model(config, saved_as.itemsize if isinstance(saved_as, torch.dtype) else 4)
+        head = 0 if text.tie_word_embeddings else text.vocab_size * judge.hidden
+        judges.append(replace(judge, parameters=judge.parameters - head))
     uncounted += ["activations of reward models"] if judges else []
     completion = 0
     if kind.written is not None and (stage != "gkd" or float(training.get("lmbda", LMBDA))):
@@ -199,8 +211,8 @@ def read_stage_needs(recipe: Recipe) -> StageNeeds:
         sequences=2 if form_of_stage(stage) == "preference" else 1,
         completion=completion,
         reference=reference,
-        teacher=teacher_of(training) if kind.taught else None,
-        judges=judges,
+        teacher=teacher,
+        judges=tuple(judges),
         forward_passes=kind.forward_passes + reference,
         steps_per_generation=training.get("steps_per_generation") if completion else None,
         generation_batch=training.get("generation_batch_size") if completion else None,
@@ -209,33 +221,6 @@ def read_stage_needs(recipe: Recipe) -> StageNeeds:
         gathers=bool(training.get("ds3_gather_for_generation", True)),
         uncounted=tuple(uncounted),
     )
-
-
-def teacher_of(training: Mapping[str, Any]) -> FrozenModel:
-    path = result_of_run(training.get(TEACHER))
-    if path is None:
-        raise RecipeError(f"`training.{TEACHER}` is missing: a Hub id, a folder or a run (runs/NAME).")
-    config = load_config(Model(path=path, revision=training.get("teacher_model_revision")))
-    return frozen_model(config, 2 if training.get("bf16") else 4)
-
-
-def reward_models_of(recipe: Recipe) -> tuple[tuple[FrozenModel, ...], list[str]]:
-    """The reward models, whole on each GPU in the type they were saved in; and those that cannot be read."""
-    known, unknown = [], []
-    for reward in recipe.rewards:
-        if reward.name != JUDGE:
-            continue
-        path = str(reward.options.get("path"))
-        try:
-            config = load_config(Model(path=result_of_run(path), revision=reward.options.get("revision")))
-        except CptError as problem:
-            unknown.append(f"the reward model {path} ({' '.join(str(problem).split())[:200]})")
-            continue
-        saved_as, text = config.dtype, config.get_text_config()
-        judge = frozen_model(config, saved_as.itemsize if isinstance(saved_as, torch.dtype) else 4)
-        head = 0 if text.tie_word_embeddings else text.vocab_size * judge.hidden
-        known.append(replace(judge, parameters=judge.parameters - head))
-    return tuple(known), unknown
 
 
 def frozen_model(config: PreTrainedConfig, weights_bytes: int) -> FrozenModel:

@@ -1,15 +1,15 @@
 """How fast the target machine is, and how long a run takes there."""
 
-import time
+import timeit
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median_high
 
 import torch
 
-from cpt.distributed import groups_of_rows
 from cpt.errors import RecipeError, ResourceError
-from cpt.hardware import GPU_TYPES, Gpu, GpuType, find_gpus, host_memory_gib, known_gpu, simplified_gpu
+from cpt.hardware import GPU_TYPES, Gpu, GpuType, find_gpus, host_memory_gib, simplified_gpu
 from cpt.planning.memory_parts import (
     PAGED,
     REDUCED,
@@ -22,12 +22,10 @@ from cpt.planning.memory_parts import (
 from cpt.planning.model_sizes import ModelSizes
 from cpt.planning.workload import Setup
 from cpt.plugins import closest
-from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS, read_objects
 
 ASSUMED_HOST_GIB = 64.0
-MATRIX = 1024
-USUAL_TFLOPS = 150.0
+MATRIX = 1024  # rows of a product that measures the CPU
 # GB/s each way that collectives reach: from one GPU to others of its machine, and from a machine with such GPUs to
 # others. NVLink at 77 to 80 % of its data sheet, PCIe at 76 %, or 32 % between GeForce cards, which copy through the
 # host (NVIDIA/nccl-tests issue 307); InfiniBand at 90 %, with an adapter for each NVLink GPU.
@@ -77,10 +75,6 @@ class Target:
     bandwidth: float = 0.0
     """Bytes/s of each GPU's memory; 0 if unknown."""
 
-    def peak(self, precision: str) -> float:
-        """Operations a second of matrix products in `half`, `tf32` or `fp32`."""
-        return self.other_peaks.get(precision, self.peak_flops)
-
     @property
     def on_cpu(self) -> bool:
         return self.gpus == 0
@@ -100,17 +94,6 @@ def named_gpus(gpu: str | None, gpus: int | None, nodes: int, found: Sequence[Gp
     if number % nodes:
         raise ResourceError(f"--gpus {number} cannot be divided evenly over --nodes {nodes}.")
     return gpu or found[0].name, number
-
-
-def refuse_too_many(recipe: Recipe, gpus: int) -> None:
-    """Each process, or group of processes that share rows, needs a row of each step."""
-    tokens, length = recipe.budget.global_batch_tokens, recipe.data.sequence_length
-    readers = groups_of_rows(recipe.training, gpus)
-    if tokens is not None and tokens // length < readers:
-        raise RecipeError(
-            f"`budget.global_batch_tokens` is {tokens:,}: {tokens // length} rows of {length:,} tokens, fewer than the"
-            f" {readers} that {gpus} GPUs take at once. Use fewer GPUs, shorter rows, or {readers * length:,} tokens."
-        )
 
 
 def find_target(
@@ -134,15 +117,12 @@ def find_target(
     Raises:
         ResourceError: the GPU is unknown.
     """
-    here = host_memory_gib()
+    here, known = host_memory_gib(), True
     if gpu.strip().lower() == "cpu":
-        memory_here = host_memory or here
-        return Target("CPU", 0, memory_here, cpu_peak(), memory_here, "this machine")
-    is_described = memory is not None and peak_tflops is not None
-    kind = GpuType(gpu, memory or 0.0, peak_tflops or 0.0) if is_described else find_gpu_type(gpu)
-    if peak_tflops is not None:
-        kind = replace(kind, peak_tflops=peak_tflops)
-    known = True
+        memory_here, matrix = host_memory or here, torch.rand(MATRIX, MATRIX)
+        seconds = min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=4))
+        return Target("CPU", 0, memory_here, 2 * MATRIX**3 / seconds, memory_here, "this machine")
+    kind = GpuType(gpu, memory, peak_tflops) if memory and peak_tflops else find_gpu_type(gpu)
     if host_memory is not None:
         in_host, source = host_memory, "as given"
     elif any(simplified_gpu(found.name) == simplified_gpu(kind.name) for found in find_gpus()):
@@ -155,7 +135,7 @@ def find_target(
         kind.name,
         max(1, gpus),
         memory or kind.memory_gib,
-        kind.peak_tflops * 1e12,
+        1e12 * (peak_tflops or kind.peak_tflops),
         in_host,
         source,
         known,
@@ -181,23 +161,6 @@ def find_gpu_type(name: str) -> GpuType:
     )
 
 
-def peak_of(name: str) -> float:
-    """Peak operations per second of a GPU by its driver's name; an assumed value if it is not in the table."""
-    kind = known_gpu(name)
-    return (kind.peak_tflops if kind is not None else USUAL_TFLOPS) * 1e12
-
-
-def cpu_peak() -> float:
-    """Floating-point operations a second of the best of a few fp32 matrix products."""
-    matrix = torch.rand(MATRIX, MATRIX)
-    seconds = []
-    for _ in range(4):
-        start = time.perf_counter()
-        matrix @ matrix
-        seconds.append(time.perf_counter() - start)
-    return 2 * MATRIX**3 / min(seconds)
-
-
 @dataclass(frozen=True)
 class Speed:
     tokens_per_second: float
@@ -217,78 +180,51 @@ def assumed_mfu(setup: Setup) -> float:
 
 
 def planned_speed(facts: ModelSizes, setup: Setup, target: Target, mfu: float) -> Speed:
+    zero, needs, trained = setup.zero, setup.needs, facts.trained
     again = (COMPUTED_AGAIN - 1) / setup.recomputing.every_n_layers if setup.checkpointing else 0.0
-    operations = setup.tokens_at_once * (facts.flops_per_token * (1 + again) + extra_flops(facts, setup))
-    peak = target.peak(setup.precision)
+    # forward passes without gradients: of the reference, the model itself, and a teacher
+    extra = needs.forward_passes * facts.flops_per_token / (3 if setup.lora is None else 2)
+    extra += 2.0 * needs.teacher.parameters if needs.teacher is not None else 0.0
+    operations = setup.tokens_at_once * (facts.flops_per_token * (1 + again) + extra)
+    peak = target.other_peaks.get(setup.precision, target.peak_flops)
     computing = operations / (peak * mfu)
     backward = computing - computing / (3 * (1 + again))
-    moving, paging = moving_seconds(facts, setup), paging_seconds(facts, setup)
-    # Released gradients are used while the backward pass computes, so paging overlaps with it.
-    updating = max(update_seconds(facts, setup, target), paging - (backward if setup.releases else 0.0))
+    moving = updating = 0.0
+    slow: dict[str, float] = {}
+    if zero is not None and zero.offload_optimizer:
+        # each micro-batch moves weights to the GPU and gradients to the host, at the same time
+        gradients, passes = setup.weights_bytes * trained, 3 if setup.checkpointing else 2
+        weights = passes * setup.weights_bytes * facts.parameters if zero.offload_parameters else 0
+        moving = max(gradients, weights) / setup.gpus / PCIE_BANDWIDTH
+        back = 0.0 if zero.offload_parameters else gradients / setup.gpus / PCIE_BANDWIDTH
+        updating = ADAM_TRAFFIC * trained / setup.nodes / HOST_BANDWIDTH + back
+        slow["the update in host memory: more tokens in a step"] = updating
+    elif target.bandwidth:
+        here = trained / (1 if zero is None else setup.gpus)
+        updating = update_traffic(setup) * here / (REACHED_BANDWIDTH * target.bandwidth)
+    if setup.optimizer == PAGED and zero is None:
+        paging = state_bytes(facts, setup) / (BOTH_WAYS * PCIE_BANDWIDTH)
+        # Released gradients are used while the backward pass computes, so paging overlaps with it.
+        updating = max(updating, paging - (backward if setup.releases else 0.0))
+        slow["moving the optimizer's states over PCIe: more tokens in a step"] = updating
     waiting = waiting_seconds(facts, setup, target, computing=computing, backward=backward)
     step = setup.accumulation * max(computing, moving) + updating + waiting
-    slow = {
+    slow |= {
         "moving weights and gradients over PCIe: larger micro-batches": setup.accumulation * (moving - computing),
         "waiting for other GPUs: larger micro-batches": waiting,
     }
-    if paging:
-        slow["moving the optimizer's states over PCIe: more tokens in a step"] = updating
-    elif setup.zero is not None and setup.zero.offload_optimizer:
-        slow["the update in host memory: more tokens in a step"] = updating
     what, seconds = max(slow.items(), key=lambda one: one[1])
-    is_notable = seconds > NOTED * step
-    waits = f"{seconds / step:.0%} of a step is {what} make that less" if is_notable else ""
+    waits = f"{seconds / step:.0%} of a step is {what} make that less" if seconds > NOTED * step else ""
     source = f"{mfu:.0%} of {target.name}'s peak of {peak / 1e12:.3g} TFLOP/s{IN_WORDS[setup.precision]}"
     return Speed(setup.tokens_per_step / step, source, waits)
 
 
-def extra_flops(facts: ModelSizes, setup: Setup) -> float:
-    """For each token, of forward passes without gradients: of the reference, the model itself, and a teacher."""
-    own = facts.flops_per_token / (3 if setup.lora is None else 2)
-    teacher = setup.needs.teacher
-    return setup.needs.forward_passes * own + (2.0 * teacher.parameters if teacher is not None else 0.0)
-
-
-def moving_seconds(facts: ModelSizes, setup: Setup) -> float:
-    """Seconds per micro-batch in which ZeRO moves weights and gradients between host and GPU, in both directions."""
-    zero = setup.zero
-    if zero is None or not zero.offload_optimizer:
-        return 0.0
-    passes = 3 if setup.checkpointing else 2
-    down = setup.weights_bytes * facts.trained
-    up = passes * setup.weights_bytes * facts.parameters if zero.offload_parameters else 0
-    return max(down, up) / setup.gpus / PCIE_BANDWIDTH
-
-
-def paging_seconds(facts: ModelSizes, setup: Setup) -> float:
-    """Seconds per step in which paged states move from the host and back, in both directions."""
-    is_paged = setup.optimizer == PAGED and setup.zero is None
-    return state_bytes(facts, setup) / (BOTH_WAYS * PCIE_BANDWIDTH) if is_paged else 0.0
-
-
-def update_seconds(facts: ModelSizes, setup: Setup, target: Target) -> float:
-    """Seconds of an AdamW update, on the host or in the GPU's memory."""
-    zero = setup.zero
-    if zero is None or not zero.offload_optimizer:
-        here = facts.trained / (1 if zero is None else setup.gpus)
-        return update_traffic(setup) * here / (REACHED_BANDWIDTH * target.bandwidth) if target.bandwidth else 0.0
-    back = 0.0 if zero.offload_parameters else setup.weights_bytes * facts.trained / setup.gpus / PCIE_BANDWIDTH
-    return ADAM_TRAFFIC * facts.trained / setup.nodes / HOST_BANDWIDTH + back
-
-
 def waiting_seconds(facts: ModelSizes, setup: Setup, target: Target, *, computing: float, backward: float) -> float:
-    """Seconds per step of communication that does not overlap with computing.
-
-    Args:
-        computing: seconds of a micro-batch.
-        backward: seconds of its backward pass.
-    """
+    """Seconds per step of communication that does not overlap with computing."""
     if not target.gpu_link or setup.gpus == 1:
         return 0.0
-    slowest = min(
-        target.gpu_link if setup.gpus_per_node > 1 else target.network,
-        target.network if setup.nodes > 1 else target.gpu_link,
-    )
+    links = [target.gpu_link] if setup.gpus_per_node > 1 else []
+    slowest = min([*links, target.network] if setup.nodes > 1 else links)
     overlapped, alone = sent_bytes(facts, setup)
     each_micro_batch = setup.zero is not None and setup.zero.stage > 1
     window = setup.accumulation * computing if each_micro_batch else backward
@@ -320,11 +256,10 @@ def sent_bytes(facts: ModelSizes, setup: Setup) -> tuple[float, float]:
 
 
 def measured_speed(run: Path) -> Speed:
-    """The median tokens a second of a run."""
     key = "tokens_per_second"
-    figures = sorted(float(row[key]) for row in read_objects(run / METRICS, []) if key in row)
+    figures = [float(row[key]) for row in read_objects(run / METRICS, []) if key in row]
     if not figures:
         raise RecipeError(
             f"--measured: {run} has no {key} in its metrics.jsonl. Give the folder of a run that trained."
         )
-    return Speed(figures[len(figures) // 2], f"the median of {len(figures)} measurements in {run}")
+    return Speed(median_high(figures), f"the median of {len(figures)} measurements in {run}")

@@ -22,28 +22,34 @@ from cpt.models.inventory import runs_along_the_row
 from cpt.models.recomputing import SWITCHES, Recomputing, read_recomputing
 from cpt.optim.adamw import automatic_dtype
 from cpt.planning.model_sizes import KINDS, MASKED_FORMS, StageNeeds, read_stage_needs
-from cpt.recipe.keys import AUTO, COMPILING
+from cpt.recipe.keys import ACCUMULATION, AUTO, COMPILING, DEFAULT_MICRO_BATCH, MICRO_BATCH
 from cpt.recipe.schema import Recipe
 
-BUCKET = 500_000_000  # elements; DeepSpeed's own defaults
-PREFETCH, SUB_GROUP, LIVE = 50_000_000, 1_000_000_000, 1_000_000_000
+ZERO_SIZES = {
+    "reduce_bucket": "reduce_bucket_size",
+    "allgather_bucket": "allgather_bucket_size",
+    "prefetch_bucket": "prefetch_bucket_size",
+    "max_live": "max_live_parameters",
+    "max_reuse_distance": "max_reuse_distance",
+    "sub_group": "sub_group_size",
+}
 FEWEST_STEPS = 100  # compiling takes 20 to 60 seconds, which fewer steps do not win back
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How DeepSpeed or FSDP2 divides a run; sizes in elements."""
+    """How DeepSpeed or FSDP2 divides a run; sizes in elements, by default DeepSpeed's own."""
 
     stage: int
     offload_optimizer: bool = False
     offload_parameters: bool = False
     overlap_comm: bool = True
-    reduce_bucket: int = BUCKET
-    allgather_bucket: int = BUCKET
-    prefetch_bucket: int = PREFETCH
-    max_live: int = LIVE
-    max_reuse_distance: int = LIVE
-    sub_group: int = SUB_GROUP
+    reduce_bucket: int = 500_000_000
+    allgather_bucket: int = 500_000_000
+    prefetch_bucket: int = 50_000_000
+    max_live: int = 1_000_000_000
+    max_reuse_distance: int = 1_000_000_000
+    sub_group: int = 1_000_000_000
     accumulates_in_fp32: bool = False
     """Gradients of several micro-batches (`data_types.grad_accum_dtype`)."""
     is_fsdp: bool = False
@@ -69,7 +75,7 @@ class Setup:
     """Bytes of one weight that layers compute with, or of a frozen one."""
     checkpointing: bool
     fused_loss: bool
-    """Wanted; `logits.fuses` knows whether the model allows it."""
+    """Wanted; `memory_parts.fuses` knows whether the model allows it."""
     packed: bool
     """Rows have a mask unless attention is flash's, because of several documents or of padding."""
     attention: str
@@ -120,7 +126,15 @@ class Setup:
 
     @property
     def sampled(self) -> int:
-        return self.needs.sampled(self.micro_batch, self.accumulation, self.gpus)
+        """Completions that a process samples together."""
+        needs = self.needs
+        if not needs.completion:
+            return 0
+        if needs.stage == "gkd":  # samples each micro-batch on its own
+            return self.micro_batch
+        if needs.generation_batch is not None:
+            return max(1, needs.generation_batch // self.gpus)
+        return self.micro_batch * (needs.steps_per_generation or self.accumulation)
 
     @property
     def precision(self) -> str:
@@ -154,8 +168,8 @@ def read_setup(
     training = recipe.training
     parallelism = read_parallelism(training)
     length = recipe.data.sequence_length // parallelism.sp_size  # what a process has of a row
-    micro_batch = int(training.get("per_device_train_batch_size", 8))
-    accumulation = int(training.get("gradient_accumulation_steps", 1))
+    micro_batch = int(training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH))
+    accumulation = int(training.get(ACCUMULATION, 1))
     if recipe.budget.global_batch_tokens is not None:
         accumulation = max(1, round(recipe.budget.global_batch_tokens / (micro_batch * gpus * length)))
     zero = read_deepspeed_sharding(profile) if profile is not None else read_fsdp_sharding(training)
@@ -221,27 +235,19 @@ def read_deepspeed_sharding(profile: Mapping[str, Any]) -> Sharding | None:
     stage = int(section.get("stage", 0))
     if stage == 0:
         return None
-
-    def size(default: int, *names: str) -> int:
-        written = next((section[name] for name in names if isinstance(section.get(name), int | float)), default)
-        return int(written)
-
-    def is_on_host(key: str) -> bool:
-        part = section.get(key)
-        return isinstance(part, Mapping) and part.get("device", "none") != "none"
-
+    values = {key.removeprefix("stage3_"): value for key, value in section.items()}
+    sizes: dict[str, Any] = {
+        ours: int(values[name]) for ours, name in ZERO_SIZES.items() if isinstance(values.get(name), int | float)
+    }
+    parts = {key: part for key, part in section.items() if isinstance(part, Mapping)}
+    on_host = {key for key, part in parts.items() if part.get("device", "none") != "none"}
     return Sharding(
-        stage=stage,
-        offload_optimizer=is_on_host("offload_optimizer"),
-        offload_parameters=is_on_host("offload_param"),
+        stage,
+        offload_optimizer="offload_optimizer" in on_host,
+        offload_parameters="offload_param" in on_host,
         overlap_comm=bool(section.get("overlap_comm", stage == 3)),
-        reduce_bucket=size(BUCKET, "reduce_bucket_size"),
-        allgather_bucket=size(BUCKET, "allgather_bucket_size"),
-        prefetch_bucket=size(PREFETCH, "stage3_prefetch_bucket_size", "prefetch_bucket_size"),
-        max_live=size(LIVE, "stage3_max_live_parameters", "max_live_parameters"),
-        max_reuse_distance=size(LIVE, "stage3_max_reuse_distance", "max_reuse_distance"),
-        sub_group=size(SUB_GROUP, "sub_group_size"),
         accumulates_in_fp32=(profile.get("data_types") or {}).get("grad_accum_dtype") == "fp32",
+        **sizes,
     )
 
 
@@ -250,10 +256,8 @@ def read_fsdp_sharding(training: Mapping[str, Any]) -> Sharding | None:
     if not training.get("fsdp"):
         return None
     written, config = training.get("fsdp_config"), training.get("accelerator_config")
-    options = {
-        str(key).removeprefix("fsdp_"): value
-        for key, value in (written if isinstance(written, Mapping) else {}).items()
-    }
+    written = written if isinstance(written, Mapping) else {}
+    options = {str(key).removeprefix("fsdp_"): value for key, value in written.items()}
     accumulation = (config.get("gradient_accumulation_kwargs") if isinstance(config, Mapping) else None) or {}
     return Sharding(
         3,
@@ -269,43 +273,33 @@ def compiles(recipe: Recipe, *, zero3: bool, on_cpu: bool, model: PreTrainedMode
     Args:
         model: without weights; by default a plain transformer.
     """
-    training = recipe.training
+    training, stage = recipe.training, recipe.stage
     if wanted_compiling(training) is not None:
         return True, "the recipe asks for it"
     if training.get(COMPILING, AUTO) != AUTO:
         return False, "the recipe switches it off"
     checkpoints: dict[str, Any] = next((given for name in SWITCHES if (given := training.get(f"{name}_kwargs"))), {})
+    selective = bool(checkpoints.get("selective"))
+    writes = stage in KINDS and KINDS[stage].written is not None
+    is_uneven = writes or recipe.data.packing == "token_budget" or form_of_stage(stage) in MASKED_FORMS
+    tokens, each_step = recipe.budget.tokens, recipe.budget.global_batch_tokens
+    is_short = tokens is not None and each_step is not None and tokens < FEWEST_STEPS * each_step
     reasons = {
         "it is for GPUs": on_cpu,
-        UNEVEN: not has_even_batches(recipe),
+        UNEVEN: is_uneven,
         UNDER_ZERO3: zero3,
         UNDER_FSDP: recomputes_under_fsdp(training),
         "processes share rows": read_parallelism(training).sharing_rows > 1,
-        f"the run has fewer than {FEWEST_STEPS} steps": is_short(recipe),
+        f"the run has fewer than {FEWEST_STEPS} steps": is_short,
         "it has not been tried with weights in 4 bit": bool((recipe.model.lora or {}).get("quantize")),
         "it has not been tried with a model's own code": recipe.model.trust_remote_code,
         "checkpoints are of torch's older kind (`use_reentrant`)": bool(checkpoints.get("use_reentrant")),
-        **({} if model is None else reasons_of(model, selective=bool(checkpoints.get("selective")))),
     }
+    if model is not None:
+        reasons |= {
+            f"transformers marks no decoder layers in {type(model).__name__}": not decoder_layers(model),
+            "the model has recurrent layers": runs_along_the_row(model),
+            "`selective` cannot look into compiled parts of layers with experts": selective and has_experts(model),
+        }
     why_not = next((reason for reason, applies in reasons.items() if applies), None)
     return why_not is None, why_not or "the run is on a GPU"
-
-
-def has_even_batches(recipe: Recipe) -> bool:
-    """Whether all micro-batches have one shape: rows of `sequence_length` tokens, and no completions."""
-    writes = recipe.stage in KINDS and KINDS[recipe.stage].written is not None
-    return recipe.data.packing != "token_budget" and form_of_stage(recipe.stage) not in MASKED_FORMS and not writes
-
-
-def reasons_of(model: PreTrainedModel, *, selective: bool) -> dict[str, bool]:
-    return {
-        f"transformers marks no decoder layers in {type(model).__name__}": not decoder_layers(model),
-        "the model has recurrent layers": runs_along_the_row(model),
-        "`selective` cannot look into compiled parts of layers with experts": selective and has_experts(model),
-    }
-
-
-def is_short(recipe: Recipe) -> bool:
-    """Whether the recipe gives the run fewer than 100 steps."""
-    tokens, each_step = recipe.budget.tokens, recipe.budget.global_batch_tokens
-    return tokens is not None and each_step is not None and tokens < FEWEST_STEPS * each_step

@@ -103,5 +103,4 @@ def by_name(items: list[Any]) -> list[Any] | dict[str, Any]:
 
 
 def format_value(value: Any) -> str:
-    """The value in one line of YAML, or `not set`."""
     return "not set" if value is UNSET else in_yaml(value)

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, ForwardRef, Literal, Union, get_args, get_origin
+from types import NoneType
+from typing import Any, get_origin
 
 from cpt.errors import RecipeError, ResourceError
 
@@ -53,14 +53,14 @@ PEFT_METHODS = {
 packed documents, and what AdaLoRA measures while it trains is in no checkpoint."""
 TAKES_4_BIT = (LORA, "ia3", "randlora", "road")
 
-KINDS = {bool: "bool", int: "int", float: "float", str: "str", dict: "dict", list: "list", tuple: "list"}
-ANYTHING = frozenset({"bool", "int", "float", "str", "list", "dict", "null"})
+PYTHONS = {**vars(typing), **vars(builtins)}
+ANYTHING: frozenset[type] = frozenset({bool, int, float, str, list, dict, NoneType})
 
 
 @dataclass(frozen=True)
 class Key:
-    kinds: frozenset[str]
-    """What it may be, of `words.KINDS`."""
+    kinds: frozenset[type]
+    """What it may be, of `ANYTHING`."""
     enums: tuple[tuple[str, str], ...] = ()
     """(module, name) of the classes that list its choices."""
     description: str = ""
@@ -76,34 +76,23 @@ class ModuleSource:
     path: Path
     tree: ast.Module
 
-    @property
-    def package(self) -> str:
-        """What its relative imports start from."""
-        return self.module if self.path.name == "__init__.py" else self.module.rpartition(".")[0]
-
 
 @dataclass(frozen=True)
 class ClassSource:
-    """A class definition and the file it stands in."""
-
     source: ModuleSource
     node: ast.ClassDef
 
 
 def method_of(lora: Mapping[str, Any]) -> str:
-    """The name of the method in the options of `model.lora`."""
     return str(lora.get("method", LORA)).lower()
 
 
 @lru_cache(maxsize=16)
 def keys_of_config(config: str) -> Mapping[str, Key]:
-    """The keys of a config class, those of its base classes included.
-
-    Args:
-        config: `package:Class`, or `package.module:Class`.
+    """The keys of a config class, such as `trl:DPOConfig`, those of its base classes included.
 
     Raises:
-        ResourceError: the package is not installed, or lays its sources out in a way that cannot be followed.
+        ResourceError: the package is not installed, or its sources cannot be followed.
     """
     module, _, name = config.partition(":")
     found = find_class(module, name)
@@ -136,110 +125,84 @@ def keys_of_class(found: ClassSource) -> dict[str, Key]:
 
 def key_of(field: ast.AnnAssign, module: str) -> Key | None:
     """What the field's annotation, default and metadata say; None for what the class sets itself."""
-    hint = evaluate_expression(field.annotation)
-    hint = evaluate_expression(ast.parse(hint, mode="eval").body) if isinstance(hint, str) else hint
-    given = evaluate_expression(field.value) if field.value is not None else {}
-    given = given if isinstance(field.value, ast.Call) and isinstance(given, dict) else {"default": given}
-    if get_origin(hint) is ClassVar or given.get("init") is False:
+    given: dict[Any, ast.expr] = {} if field.value is None else {"default": field.value}
+    if isinstance(field.value, ast.Call) and last_name(field.value.func) == "field":
+        given = {keyword.arg: keyword.value for keyword in field.value.keywords}
+    hint = field.annotation.value if isinstance(field.annotation, ast.Subscript) else field.annotation
+    if last_name(hint) == "ClassVar" or literal(given.get("init")) is False:
         return None
-    metadata = given.get("metadata") or {}
-    # Annotations forget kinds: `num_layers: int = None`, or the `const: True` of `fsdp: str | None`.
-    others = [group[name] for group, name in ((given, "default"), (metadata, "const")) if name in group]
+    about, metadata = given.get("metadata"), {}
+    if isinstance(about, ast.Dict):
+        metadata = {literal(key): value for key, value in zip(about.keys, about.values, strict=True)}
     names: set[str] = set()
-    kinds = kinds_in(hint, names) | {kind for value in others for kind in kinds_in(type(value), set())}
+    kinds = kinds_in(field.annotation, names)
+    # Annotations forget kinds: `num_layers: int = None`, or the `const: True` of `fsdp: str | None`.
+    for value in (given.get("default"), metadata.get("const")):
+        kinds |= kinds_of_class(type(literal(value)))
+    description = literal(metadata.get("help"))
+    description = "" if description is ... else str(description)
     enums = tuple((module, name) for name in sorted(names) if enum_values(module, name))
     if len(enums) < len(names):
-        return Key(ANYTHING, description=str(metadata.get("help", "")))
-    kinds |= {"str"} if enums else set()
-    return Key(frozenset(kinds - {"int"} if "float" in kinds else kinds), enums, str(metadata.get("help", "")))
+        return Key(ANYTHING, description=description)
+    kinds |= {str} if enums else set()
+    return Key(frozenset(kinds - {int} if float in kinds else kinds), enums, description)
 
 
-class Unknown:
-    """A name of a package's source, which is not imported."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Unknown(name)
-
-    def __getitem__(self, _: Any) -> Any:
-        return self
-
-    def __or__(self, other: Any) -> Any:
-        return Union[self, other]  # noqa: UP007 - evaluated here
-
-    __ror__ = __or__
-
-
-class Names(dict[str, Any]):
-    def __missing__(self, name: str) -> Any:
-        return Unknown(name)
-
-
-def evaluate_expression(expression: ast.expr) -> Any:
-    """The value of an annotation or a default, with `Unknown` for each name that is not Python's; `field(...)` is the
-    dict of its keywords."""
-    names = Names({**vars(builtins), **vars(typing), "field": dict})
+def literal(expression: ast.expr | None) -> Any:
+    """The value of a literal; Ellipsis for all other expressions."""
     try:
-        return eval(ast.unparse(expression), {}, names)
-    except Exception:  # an expression that needs the package
-        return Unknown("")
+        return ast.literal_eval(expression)  # type: ignore[arg-type]
+    except ValueError:
+        return ...
 
 
-def kinds_in(hint: Any, names: set[str]) -> set[str]:
-    """The kinds that a type hint allows; the names of other classes are added to `names`."""
-    origin = get_origin(hint)
-    if origin in (Union, UnionType):
-        return {kind for part in get_args(hint) for kind in kinds_in(part, names)}
-    if origin is Annotated:
-        return kinds_in(get_args(hint)[0], names)
-    if origin is Literal:
-        return {kind for value in get_args(hint) for kind in kinds_in(type(value), names)}
-    if hint in (None, NoneType):
-        return {"null"}
-    if hint is Any:
-        return set(ANYTHING)
-    kind = origin or hint
-    if kind in KINDS:
-        return {KINDS[kind]}
-    if isinstance(hint, Unknown):
-        names.add(hint.name)
-    elif isinstance(hint, ForwardRef):
-        names.add(hint.__forward_arg__)
-    elif isinstance(kind, type) and issubclass(kind, Mapping):
-        return {"dict"}
-    elif isinstance(kind, type) and issubclass(kind, Sequence):
-        return {"list"}
-    return set()
+def kinds_in(hint: ast.expr, names: set[str]) -> set[type]:
+    """The kinds that a type hint allows; the names of classes that are not Python's are added to `names`."""
+    if isinstance(hint, ast.Constant):
+        if isinstance(hint.value, str):
+            return kinds_in(ast.parse(hint.value, mode="eval").body, names)
+        return {NoneType}
+    if isinstance(hint, ast.BinOp):
+        return kinds_in(hint.left, names) | kinds_in(hint.right, names)
+    if isinstance(hint, ast.Subscript):
+        parts = hint.slice.elts if isinstance(hint.slice, ast.Tuple) else [hint.slice]
+        match last_name(hint.value):
+            case "Literal":
+                return {kind for part in parts for kind in kinds_of_class(type(literal(part)))}
+            case "Annotated":
+                return kinds_in(parts[0], names)
+            case "Optional" | "Union" as form:
+                none = {NoneType} if form == "Optional" else set()
+                return none.union(*(kinds_in(part, names) for part in parts))
+        return kinds_in(hint.value, names)
+    known = PYTHONS.get(last_name(hint))
+    if known is None:
+        names.add(last_name(hint))
+    return set(ANYTHING) if known is Any else kinds_of_class(get_origin(known) or known)
+
+
+def kinds_of_class(kind: Any) -> set[type]:
+    if kind in ANYTHING:
+        return {kind}
+    is_class = isinstance(kind, type)
+    if is_class and issubclass(kind, Mapping):
+        return {dict}
+    return {list} if is_class and issubclass(kind, Sequence) else set()
 
 
 @lru_cache(maxsize=128)
 def enum_values(module: str, name: str) -> tuple[str, ...]:
-    """The words that an enum class lists; none for what is no enum."""
+    """The words that an enum class lists; empty for any other class."""
     found = find_class(module, name)
     if found is None or not any("Enum" in last_name(base) for base in found.node.bases):
         return ()
-    values: list[Any] = [
-        node.value.value
-        for node in found.node.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-    ]
-    return tuple(value for value in values if isinstance(value, str))
+    values = [node.value for node in found.node.body if isinstance(node, ast.Assign)]
+    return tuple(node.value for node in values if isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 @lru_cache(maxsize=128)
 def find_class(module: str, name: str) -> ClassSource | None:
-    """The class that `from module import name` would give, followed through imports; None when there is none.
-
-    Raises:
-        ResourceError: the package is not installed, or its source cannot be read.
-    """
+    """The class that `from module import name` would give, followed through imports; None when there is none."""
     source = parse_module(module)
     if source is None:
         return None
@@ -264,14 +227,15 @@ def imported_module(source: ModuleSource, node: ast.ImportFrom) -> str:
     """The full name of the module in `from ..module import name`."""
     if not node.level:
         return node.module or ""
-    parts = source.package.split(".")
-    above = ".".join(parts[: len(parts) - node.level + 1])
+    parts = source.module.split(".")
+    num_above = node.level - (source.path.name == "__init__.py")
+    above = ".".join(parts[: len(parts) - num_above])
     return f"{above}.{node.module}" if node.module else above
 
 
 @lru_cache(maxsize=128)
 def parse_module(name: str) -> ModuleSource | None:
-    """The module's source; None for what has no Python source file (built-in modules, compiled ones)."""
+    """The module's source; None where it is not in Python (built-in modules, compiled ones)."""
     path = find_source(name)
     if path is None:
         return None
@@ -297,7 +261,6 @@ def find_source(name: str) -> Path | None:
     return None
 
 
-NAME = "COLUMNS"
 PAIRS, CHAT, PROMPT = ("prompt", "chosen", "rejected"), ("messages",), ("prompt",)
 BUILT_IN_COLUMNS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("pretrain", "cpt", "distill_text"), ("text",)),
@@ -309,10 +272,7 @@ BUILT_IN_COLUMNS: dict[str, tuple[str, ...]] = {
 
 
 def columns_of_stage(stage: str) -> tuple[str, ...]:
-    """The columns of a stage's examples.
-
-    Args:
-        stage: a built-in's name, or the user's `package.module`.
+    """The columns of the examples of a built-in stage, or of the user's `package.module`.
 
     Raises:
         RecipeError: there is no such module, or its source does not give them literally.
@@ -324,7 +284,7 @@ def columns_of_stage(stage: str) -> tuple[str, ...]:
     except ResourceError as problem:
         raise RecipeError(f"`stage`: {problem}") from problem
     if columns is None:
-        example = f'{NAME} = ("prompt", "chosen", "rejected")'
+        example = 'COLUMNS = ("prompt", "chosen", "rejected")'
         raise RecipeError(f"`stage`: `{stage}` must say which columns its examples have, as in {example}.")
     return columns
 
@@ -338,6 +298,6 @@ def columns_in(module: str) -> tuple[str, ...] | None:
                 if all(isinstance(word, ast.Constant) for word in words):
                     return tuple(map(str, ast.literal_eval(node.value)))
             case ast.ImportFrom(names=names) if source is not None:
-                if any(alias.name == NAME and alias.asname in (None, NAME) for alias in names):
+                if any((alias.name, alias.asname or "COLUMNS") == ("COLUMNS", "COLUMNS") for alias in names):
                     return columns_in(imported_module(source, node))
     return None

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from types import NoneType
 from typing import Any
 
 from cpt.recipe.huggingface_keys import PEFT_METHODS, STAGE_CONFIGS, Key, keys_of_config
@@ -13,15 +14,8 @@ from cpt.recipe.values import UNITS
 
 YAML_FILE = {"type": "string", "pattern": r"\.ya?ml$", "description": "A file that holds this section."}
 GROUPED_DIGITS = r"[0-9]+(_[0-9]+)+"
-JSON_TYPES = {
-    "bool": "boolean",
-    "int": "integer",
-    "float": "number",
-    "str": "string",
-    "list": "array",
-    "dict": "object",
-    "null": "null",
-}
+JSON_TYPES: dict[type, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
+JSON_TYPES |= {list: "array", dict: "object", NoneType: "null"}
 
 
 def json_schema() -> dict[str, Any]:
@@ -29,11 +23,17 @@ def json_schema() -> dict[str, Any]:
     of all methods."""
     schema = Recipe.model_json_schema(by_alias=True)
     sections = {**schema["$defs"], "Recipe": schema}
+    on_base = {**YAML_FILE, "description": "A file to build on: the keys next to it replace its own."}
     for section in sections.values():
-        allow_base(section)
+        section["properties"]["base"] = on_base
+        if required := section.pop("required", None):  # a base may have them
+            section["anyOf"] = [{"required": required}, {"required": ["base"]}]
     for node in every_object(schema):
         allow_grouped_digits(node)
-        allow_files(node, schema["$defs"])
+        if "$ref" in node:  # a section may be the path of a file, and a component its name
+            reference = {"$ref": node.pop("$ref")}
+            takes_options = schema["$defs"][reference["$ref"].rpartition("/")[2]].get("additionalProperties") is True
+            node["anyOf"] = [reference, {"type": "string"} if takes_options else YAML_FILE]
     ours = {*MOVED, *NO_EFFECT, *NO_EFFECT_ON_EXAMPLES}
     training = properties_of(dict.fromkeys(STAGE_CONFIGS.values()), without=ours)
     presets = {"enum": list(LORA_PRESETS), "description": "Options by name."}
@@ -67,30 +67,12 @@ def command() -> None:
     sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
 
 
-def allow_base(section: dict[str, Any]) -> None:
-    """`base: file.yaml` stands for the required keys."""
-    section["properties"]["base"] = {
-        **YAML_FILE,
-        "description": "A file to build on: what stands beside it goes on top.",
-    }
-    if required := section.pop("required", None):
-        section["anyOf"] = [{"required": required}, {"required": ["base"]}]
-
-
 def every_object(node: Any) -> Iterator[dict[str, Any]]:
     children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
     for child in list(children):
         yield from every_object(child)
     if isinstance(node, dict):
         yield node
-
-
-def allow_files(node: dict[str, Any], sections: dict[str, Any]) -> None:
-    """Where a section is expected, the path of a file will do; of a component also its name."""
-    if "$ref" in node:
-        reference = {"$ref": node.pop("$ref")}
-        section = sections[reference["$ref"].rpartition("/")[2]]
-        node["anyOf"] = [reference, {"type": "string"} if section.get("additionalProperties") is True else YAML_FILE]
 
 
 def allow_grouped_digits(node: dict[str, Any]) -> None:
@@ -104,19 +86,16 @@ def allow_grouped_digits(node: dict[str, Any]) -> None:
 
 def properties_of(configs: Iterable[str], without: set[str]) -> dict[str, Any]:
     """The keys of several config classes; of a key in several, as the first has it."""
-    found: dict[str, Any] = {}
+    keys: dict[str, Key] = {}
     for config in configs:
-        for name, key in keys_of_config(config).items():
-            if name not in without:
-                found.setdefault(name, type_of(key, or_auto=name in AUTOMATIC))
-    return found
-
-
-def type_of(key: Key, *, or_auto: bool) -> dict[str, Any]:
-    types = sorted(JSON_TYPES[kind] for kind in key.kinds)
-    schema: dict[str, Any] = {"type": types if len(types) > 1 else types[0]}
-    if key.enums and set(key.kinds) <= {"str", "null"}:
-        schema = {"enum": [*key.choices(), *([None] if "null" in key.kinds else [])]}
-    if or_auto:
-        schema = {"anyOf": [schema, {"const": AUTO}]}
-    return {**schema, "description": key.description} if key.description else schema
+        keys |= {name: key for name, key in keys_of_config(config).items() if name not in {*keys, *without}}
+    properties = {}
+    for name, key in keys.items():
+        types = sorted(JSON_TYPES[kind] for kind in key.kinds)
+        schema: dict[str, Any] = {"type": types if len(types) > 1 else types[0]}
+        if key.enums and key.kinds <= {str, NoneType}:
+            schema = {"enum": [*key.choices(), *([None] if NoneType in key.kinds else [])]}
+        if name in AUTOMATIC:
+            schema = {"anyOf": [schema, {"const": AUTO}]}
+        properties[name] = {**schema, "description": key.description} if key.description else schema
+    return properties

@@ -33,7 +33,6 @@ def types_in(annotation: Any) -> list[Any]:
 
 
 def section_in(annotation: Any) -> type[BaseModel] | None:
-    """The section class that an annotation names, if it names one."""
     inner = without_none(annotation)
     return inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
 
@@ -221,7 +220,6 @@ def format_new_key(key: str) -> str:
 
 
 def place_of_key(key: str) -> Location:
-    """Where a recipe has a key of Hugging Face, or a word of another tool."""
     return MOVED.get(key) or OTHER_WORDS[key]
 
 
@@ -240,11 +238,7 @@ def automatic_keys(training: Mapping[str, Any]) -> list[str]:
 
 
 def refuse_automatic(recipe: Recipe) -> Recipe:
-    """The recipe, if no key of it says `auto`.
-
-    Raises:
-        RecipeError: a key does.
-    """
+    """The recipe; a RecipeError if a key of it still says `auto`."""
     if keys := automatic_keys(recipe.training):
         names = ", ".join(f"`training.{key}`" for key in keys)
         raise RecipeError(f"{names}: auto. Write a value, use `cpt train`, or call `resolve_recipe(recipe)` first.")
@@ -253,9 +247,7 @@ def refuse_automatic(recipe: Recipe) -> Recipe:
 
 def accumulation(recipe: Recipe) -> int:
     """Micro-batches in a step of one process; 1 where the recipe leaves that open."""
-    rows, steps = (
-        recipe.training.get(key, default) for key, default in ((MICRO_BATCH, DEFAULT_MICRO_BATCH), (ACCUMULATION, 1))
-    )
+    rows, steps = recipe.training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH), recipe.training.get(ACCUMULATION, 1)
     if not isinstance(rows, int) or not isinstance(steps, int):
         return 1
     if recipe.budget.global_batch_tokens is None:

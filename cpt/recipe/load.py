@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from pydantic import TypeAdapter
 from cpt.errors import RecipeError
 from cpt.installation import SHIPPED_FILES
 from cpt.recipe.keys import child_annotation, is_free_mapping, item_in, keys_of, presets_of, section_in
-from cpt.recipe.paths import with_results_of_runs
+from cpt.recipe.paths import result_of_run
 from cpt.recipe.rules import check_rules
 from cpt.recipe.schema import Component, Data, Recipe
 from cpt.recipe.shape import check_passed_on_keys, check_shape, read_option_numbers
@@ -21,13 +22,13 @@ from cpt.recipe.tree import (
     Node,
     Place,
     UnreadableError,
+    compose,
     dotted,
     holds_broken,
     merged,
     node_at,
     plain,
     read_text,
-    read_value,
     read_yaml,
     shown_path,
     steps_of,
@@ -50,10 +51,25 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, lora: bool =
 
 
 def load_with_places(path: str | Path, overrides: Sequence[str] = (), *, lora: bool = False) -> tuple[Recipe, Node]:
-    """As `load_recipe`, with the tree beside it: `tree.place_of(root, ("data", "sources", 0))` is where that was
-    written."""
-    mistakes = Mistakes()
-    root = read_recipe(Path(path), overrides, lora, mistakes)
+    """As `load_recipe`, and the tree: `tree.place_of(root, ("data", "sources", 0))` is where that was written."""
+    path, mistakes = Path(path), Mistakes()
+    root = read_or_raise(path, mistakes)
+    if not root.value.keys() & {"data", "budget", "base"}:  # another kind of file: one sentence, not one for each key
+        if "steps" in root.value:
+            raise RecipeError(f"{path} is a pipeline. Check it: cpt pipeline {path} --dry-run")
+        if names := {"base_model", "model_name_or_path"} & root.value.keys():
+            tool = "axolotl" if "base_model" in names else "LLaMA-Factory or TRL"
+            raise RecipeError(
+                f"{path} is a config of {tool}. Translate one of axolotl or LLaMA-Factory: cpt import {path} --output"
+                " my_recipe.yaml"
+            )
+    root = resolve_references(root, Recipe, mistakes, trail=(path.resolve(),))
+    root = apply_overrides(root, overrides, mistakes)
+    model = root.value.get("model")
+    if lora and model is not None and isinstance(model.value, dict):
+        options = model.value.get("lora")
+        if options is None or options.value is None:
+            model.value["lora"] = Node({}, Place("on the command line: `--lora`", 0))
     return check_tree(root, mistakes), root
 
 
@@ -82,66 +98,34 @@ def load_mixture(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Data,
 def check_tree(root: Node, mistakes: Mistakes) -> Recipe:
     """The recipe of a tree, or one error with all mistakes."""
     check_passed_on_keys(root, mistakes)
-    find_deepspeed_file(root, mistakes)
+    deepspeed = node_at(root, ("training", "deepspeed"))
+    if deepspeed is not None and isinstance(deepspeed.value, str) and not deepspeed.value.lstrip().startswith("{"):
+        path = find_file(deepspeed, mistakes)
+        deepspeed.value = deepspeed.value if path is None else shown_path(path)  # as seen from the current folder
     read_option_numbers(root, mistakes)
     values = plain(root)
     recipe, faulty = check_shape(root, values, mistakes)
     faulty |= {key for key, child in root.value.items() if holds_broken(child)}
-    if not root.broken:
-        check_rules(sound_sections(values, faulty), root, mistakes)
+    if not root.broken:  # the rules between sections without mistakes are checked along with the rest
+        sections = {}
+        for key, field in keys_of(Recipe).items():
+            if key not in faulty:
+                adapter: TypeAdapter[Any] = TypeAdapter(field.annotation or Any)
+                sections[key] = adapter.validate_python(values[key]) if key in values else field.get_default()
+        check_rules(sections, root, mistakes)
     mistakes.raise_if_any()
     assert recipe is not None, "a recipe without mistakes has a shape"
-    return with_results_of_runs(recipe)
-
-
-def read_recipe(path: Path, overrides: Sequence[str], lora: bool, mistakes: Mistakes) -> Node:
-    """The recipe's tree: its file, the files it refers to, and the command line on top."""
-    root = read_or_raise(path, mistakes)
-    refuse_other_files(path, root)
-    root = resolve_references(root, Recipe, mistakes, trail=(path.resolve(),))
-    root = apply_overrides(root, overrides, mistakes)
-    if lora:
-        turn_on_lora(root)
-    return root
-
-
-def refuse_other_files(path: Path, root: Node) -> None:
-    """Refuse a pipeline or a config of another tool in one sentence, instead of listing each of its keys.
-
-    Raises:
-        RecipeError: it is one.
-    """
-    if root.value.keys() & {"data", "budget", "base"}:
-        return
-    if "steps" in root.value:
-        raise RecipeError(f"{path} is a pipeline. Check it: cpt pipeline {path} --dry-run")
-    if names := {"base_model", "model_name_or_path"} & root.value.keys():
-        tool = "axolotl" if "base_model" in names else "LLaMA-Factory or TRL"
-        raise RecipeError(
-            f"{path} is a config of {tool}. Translate one of axolotl or LLaMA-Factory: cpt import {path} --output"
-            " my_recipe.yaml"
-        )
+    model = recipe.model.model_copy(update={"path": result_of_run(recipe.model.path)})
+    tokenizer = recipe.tokenizer.model_copy(update={"path": result_of_run(recipe.tokenizer.path)})
+    return recipe.model_copy(update={"model": model, "tokenizer": tokenizer})
 
 
 def read_or_raise(path: Path, mistakes: Mistakes) -> Node:
-    """The tree of one file; a file that cannot be read ends it here."""
     try:
         return read_yaml(path, mistakes)
     except UnreadableError:
         mistakes.raise_if_any()
         raise
-
-
-def sound_sections(values: dict[str, Any], faulty: set[str]) -> dict[str, Any]:
-    """The sections that nothing is wrong with, so that the rules between them are checked along with the rest."""
-    sections = {}
-    for key, field in keys_of(Recipe).items():
-        if key in values and key not in faulty:
-            adapter: TypeAdapter[Any] = TypeAdapter(field.annotation or Any)
-            sections[key] = adapter.validate_python(values[key])
-        elif key not in faulty:
-            sections[key] = field.get_default()
-    return sections
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -160,65 +144,48 @@ def resolve_references(node: Node, annotation: Any, mistakes: Mistakes, trail: t
         annotation: what the schema says of `node`.
         trail: the files that led here, to find those that refer to each other in a circle.
     """
-    section = section_in(annotation)
-    if section or is_free_mapping(annotation):
-        is_component = section is not None and issubclass(section, Component)  # its name alone will do
-        if isinstance(node.value, str) and node.value in presets_of(annotation):
-            return Node({"preset": Node(node.value, node.place)}, node.place, node.own_file)
-        if isinstance(node.value, str) and not node.value.endswith((".yaml", ".yml")) and is_component:
-            return Node({"name": Node(node.value, node.place)}, node.place, node.own_file)
-        if isinstance(node.value, str):
-            return section_in_file(node, annotation, mistakes, trail)
-        if isinstance(node.value, dict):
-            return section_on_base(node, annotation, mistakes, trail)
-    elif item_in(annotation) is not None and isinstance(node.value, list):
-        items = [resolve_references(item, item_in(annotation), mistakes, trail) for item in node.value]
+    section, value = section_in(annotation), node.value
+    if isinstance(value, list) and item_in(annotation) is not None:
+        items = [resolve_references(item, item_in(annotation), mistakes, trail) for item in value]
         return Node(items, node.place, node.own_file, node.broken)
-    return node
-
-
-def section_in_file(node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:
-    """The section that `node`, a path, stands for."""
-    if not node.value.endswith((".yaml", ".yml")):
-        mistakes.add(node.place, f'expected keys and values or the path of a .yaml file, got the text "{node.value}"')
+    if not (section or is_free_mapping(annotation)) or not isinstance(value, str | dict):
+        return node
+    if isinstance(value, str):
+        if value in presets_of(annotation):
+            return Node({"preset": Node(value, node.place)}, node.place, node.own_file)
+        if value.endswith((".yaml", ".yml")):
+            base = read_base(node, annotation, mistakes, trail)
+            return Node(base.value, node.place, own_file=True, broken=base.broken)
+        if section is not None and issubclass(section, Component):
+            return Node({"name": Node(value, node.place)}, node.place, node.own_file)
+        mistakes.add(node.place, f'expected keys and values or the path of a .yaml file, got the text "{value}"')
         return Node({}, node.place, own_file=True, broken=True)
-    base = read_base(node, annotation, mistakes, trail)
-    return Node(base.value, node.place, own_file=True, broken=base.broken)
-
-
-def section_on_base(node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:
-    """The section with its children resolved, on top of the file that its `base:` names."""
     entries = {
         key: resolve_references(child, child_annotation(annotation, key), mistakes, trail)
-        for key, child in node.value.items()
+        for key, child in value.items()
         if key != "base"
     }
     over = Node(entries, node.place, node.own_file, node.broken)
-    if "base" not in node.value:
+    if "base" not in value:
         return over
-    written = node.value["base"]
+    written = value["base"]
     if not isinstance(written.value, str) or not written.value.endswith((".yaml", ".yml")):
         mistakes.add(written.place, "`base` must be the path of a .yaml file")
         return Node(entries, node.place, own_file=True, broken=True)
-    base = read_base(written, annotation, mistakes, trail)
-    whole = merged(over, base)
+    whole = merged(over, read_base(written, annotation, mistakes, trail))
     return Node(whole.value, node.place, own_file=True, broken=whole.broken)
 
 
 def read_base(written: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:
     """The section in the file that `written` names, its own references resolved."""
     path = find_file(written, mistakes)
-    if path is None:
-        return Node({}, written.place, broken=True)
-    if path.resolve() in trail:
+    if path is not None and path.resolve() in trail:
         circle = " -> ".join(shown_path(file) for file in (*trail[trail.index(path.resolve()) :], path.resolve()))
         mistakes.add(written.place, f"files that refer to each other in a circle: {circle}")
-        return Node({}, written.place, broken=True)
-    try:
-        root = read_yaml(path, mistakes)
-    except UnreadableError:
-        return Node({}, written.place, broken=True)
-    return resolve_references(root, annotation, mistakes, (*trail, path.resolve()))
+    elif path is not None:
+        with suppress(UnreadableError):
+            return resolve_references(read_yaml(path, mistakes), annotation, mistakes, (*trail, path.resolve()))
+    return Node({}, written.place, broken=True)
 
 
 def find_file(written: Node, mistakes: Mistakes) -> Path | None:
@@ -247,22 +214,12 @@ def apply_overrides(root: Node, overrides: Sequence[str], mistakes: Mistakes) ->
         if not equals or not key.strip():
             mistakes.add(place, "write it as `key.path=value`")
             continue
-        try:
-            value = read_value(text, place, mistakes)
-        except UnreadableError:
-            continue
-        if problem := set_value(root, steps_of(key.strip()), value):
-            mistakes.add(place, problem)
-        root = resolve_references(root, Recipe, mistakes, trail=())
+        with suppress(UnreadableError):
+            value = compose(text, place, mistakes) or Node(None, place)
+            if problem := set_value(root, steps_of(key.strip()), value):
+                mistakes.add(place, problem)
+            root = resolve_references(root, Recipe, mistakes, trail=())
     return root
-
-
-def turn_on_lora(root: Node) -> None:
-    """`--lora`: our defaults, unless the recipe has options of its own."""
-    model = root.value.get("model")
-    options = model.value if model is not None and isinstance(model.value, dict) else None
-    if options is not None and ("lora" not in options or options["lora"].value is None):
-        options["lora"] = Node({}, Place("on the command line: `--lora`", 0))
 
 
 def set_value(root: Node, steps: Location, value: Node) -> str | None:
@@ -289,12 +246,3 @@ def set_value(root: Node, steps: Location, value: Node) -> str | None:
         else:
             here = here.value.setdefault(str(step), Node({}, value.place))
     return None
-
-
-def find_deepspeed_file(root: Node, mistakes: Mistakes) -> None:
-    """Replace the path under `training.deepspeed` by the file it means, as seen from the current folder."""
-    node = node_at(root, ("training", "deepspeed"))
-    if node is not None and isinstance(node.value, str) and not node.value.lstrip().startswith("{"):
-        path = find_file(node, mistakes)
-        if path is not None:
-            node.value = shown_path(path)

@@ -4,8 +4,6 @@ import json
 import re
 from pathlib import Path
 
-from cpt.recipe.schema import Recipe
-
 DOCUMENT_FILES = {".txt", ".md", ".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow"}
 COMPRESSED_FILES = {".gz", ".zst"}
 TEXT_FILES = {".txt", ".md"}
@@ -54,14 +52,6 @@ RECIPE, STATUS, EXPORT = "recipe.yaml", "status.json", "final"
 """Files of a run's folder, and the folder of the model that it came to."""
 
 
-def with_results_of_runs(recipe: Recipe) -> Recipe:
-    """The recipe with the export of each finished run in the place of the run's folder, for the model and for the
-    tokenizer."""
-    model = recipe.model.model_copy(update={"path": result_of_run(recipe.model.path)})
-    tokenizer = recipe.tokenizer.model_copy(update={"path": result_of_run(recipe.tokenizer.path)})
-    return recipe.model_copy(update={"model": model, "tokenizer": tokenizer})
-
-
 def result_of_run(path: str | None) -> str | None:
     """The exported model of a finished run; any other path as it is."""
     if path is None or not is_run(path) or unfinished_run(path):
@@ -70,7 +60,6 @@ def result_of_run(path: str | None) -> str | None:
 
 
 def is_run(path: str) -> bool:
-    """Whether it is the folder of a run."""
     folder = Path(path).expanduser()
     return (folder / RECIPE).is_file() and not (folder / "config.json").is_file()
 

@@ -14,15 +14,7 @@ from typing import Any
 from cpt.plugins import did_you_mean
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.keys import AUTO, DEFAULT_MICRO_BATCH, MOVED, OTHER_WORDS, format_new_key, place_of_key
-from cpt.recipe.paths import (
-    COMPRESSED_FILES,
-    DOCUMENT_FILES,
-    TEXT_FILES,
-    document_suffix,
-    is_document_file,
-    is_function,
-    is_local,
-)
+from cpt.recipe.paths import COMPRESSED_FILES, DOCUMENT_FILES, TEXT_FILES, document_suffix, is_function, is_local
 from cpt.recipe.schema import (
     Budget,
     Checkpoints,
@@ -60,26 +52,20 @@ Violations = Iterator[Violation]
 
 
 def check_rules(sections: Mapping[str, Any], root: Node, mistakes: Mistakes) -> None:
-    """Run every rule whose sections are all there.
-
-    Args:
-        sections: by their key, those of the right shape.
-    """
+    """Run every rule whose sections are all there; `sections` has those of the right shape by their key."""
     for rule in RULES:
         needed = inspect.signature(rule).parameters
-        if all(name in sections for name in needed):
-            for found in rule(*(sections[name] for name in needed)):
-                mistakes.add(place_of(root, found.location), found.text + format_other_line(found, root))
-
-
-def format_other_line(found: Violation, root: Node) -> str:
-    """` (`budget.tokens`: line 12)`: where the other side of a contradiction was written."""
-    other = node_at(root, found.other) if found.other else None
-    here = place_of(root, found.location)
-    if other is None or found.other is None or not other.place.line and other.place == here:
-        return ""
-    is_same_file = other.place.line and other.place.file == here.file
-    return f" (`{dotted(found.other)}`: {f'line {other.place.line}' if is_same_file else other.place})"
+        if not all(name in sections for name in needed):
+            continue
+        for found in rule(*(sections[name] for name in needed)):
+            here = place_of(root, found.location)
+            other = node_at(root, found.other) if found.other else None
+            where = ""
+            if other is not None and found.other is not None and (other.place.line or other.place != here):
+                is_same_file = other.place.line and other.place.file == here.file
+                line = f"line {other.place.line}" if is_same_file else other.place
+                where = f" (`{dotted(found.other)}`: {line})"
+            mistakes.add(here, found.text + where)
 
 
 def not_both(location: Location, other: Location) -> Violation:
@@ -87,7 +73,6 @@ def not_both(location: Location, other: Location) -> Violation:
 
 
 def no_effect(location: Location, why: str, other: Location | None = None) -> Violation:
-    """A key that would be ignored."""
     return Violation(location, f"`{dotted(location)}` has no effect{why}", other)
 
 
@@ -123,12 +108,6 @@ def check_accumulation(budget: Budget, training: dict[str, Any]) -> Violations:
             yield Violation(("training", key), text, ("budget",))
 
 
-def check_weight_sources(data: Data) -> Violations:
-    """Weights come from phases or from sizes; either takes the place of the sources' own."""
-    if data.phases and data.temperature is not None:
-        yield not_both(("data", "temperature"), ("data", "phases"))
-
-
 def check_phase_ends(budget: Budget, data: Data) -> Violations:
     """Each phase begins where the one before ends, and the run gets that far.
 
@@ -162,6 +141,8 @@ def check_phase_ends(budget: Budget, data: Data) -> Violations:
 
 def check_phases(data: Data) -> Violations:
     """Phases weigh sources that exist, cut documents no longer than rows, and change from a phase to a given end."""
+    if data.phases and data.temperature is not None:  # either takes the place of the sources' own weights
+        yield not_both(("data", "temperature"), ("data", "phases"))
     names = [reported_name(source) for source in data.sources]
     for index, phase in enumerate(data.phases):
         here: Location = ("data", "phases", index)
@@ -214,23 +195,27 @@ def check_token_budget(data: Data, training: dict[str, Any]) -> Violations:
 
 def check_names(data: Data, evaluation: Evaluation) -> Violations:
     """Reports can tell sources apart, and held-out sets, shares of sources included."""
-    sources = [(("data", "sources", index), source) for index, source in enumerate(data.sources)]
-    held_out = [(("evaluation", "perplexity", index), entry) for index, entry in enumerate(evaluation.perplexity)]
-    groups: list[list[Any]] = [[*sources, *held_out]] if evaluation.held_out_share is not None else [sources, held_out]
-    for group in groups:
-        first: dict[str, Location] = {}
-        for location, entry in group:
-            name = reported_name(entry)
-            if name in first:
-                yield Violation(location, f"a second `{name}`: give this one a `name` of its own", first[name])
-            first.setdefault(name, location)
+    first: dict[str, Location] = {}
+    for location, entry in all_sources(data, evaluation):
+        if location == ("evaluation", "perplexity", 0) and evaluation.held_out_share is None:
+            first = {}  # no source is reported next to the held-out sets
+        name = reported_name(entry)
+        if name in first:
+            yield Violation(location, f"a second `{name}`: give this one a `name` of its own", first[name])
+        first.setdefault(name, location)
+
+
+def all_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[Location, DocumentSource]]:
+    """Each source and held-out set with its place."""
+    yield from ((("data", "sources", index), source) for index, source in enumerate(data.sources))
+    yield from ((("evaluation", "perplexity", index), entry) for index, entry in enumerate(evaluation.perplexity))
 
 
 def reported_name(entry: DocumentSource) -> str:
     """Its name in reports: `name`, or the last part of its path that is no pattern, without a document's suffix."""
     parts = [part for part in Path(entry.path).parts if not set(part) & set("*?[")]
     last = Path(parts[-1]) if parts else Path(entry.path)
-    if last.suffix.lower() in COMPRESSED_FILES and is_document_file(last.stem):
+    if last.suffix.lower() in COMPRESSED_FILES and document_suffix(last.stem):
         last = last.with_suffix("")
     return entry.name or (last.stem if last.suffix.lower() in DOCUMENT_FILES else last.name) or entry.path
 
@@ -239,15 +224,11 @@ def check_source_options(data: Data, evaluation: Evaluation) -> Violations:
     """Every option of a source has an effect, and a document is made in one way: column, template or chat."""
     for location, entry in all_sources(data, evaluation):
         if is_local(entry.path) or ":" in entry.path:
-            given = {
-                "subset": entry.subset is not None,
-                "revision": entry.revision is not None,
-                "split": entry.split != "train",
-                "data_files": bool(entry.data_files),
-                "streaming": entry.streaming,
-            }
-            for key in [key for key, is_given in given.items() if is_given]:
-                yield no_effect((*location, key), f": `{entry.path}` is not a dataset on the Hub")
+            given: dict[str, Any] = {"subset": entry.subset, "revision": entry.revision}
+            given |= {"split": entry.split != "train", "data_files": entry.data_files, "streaming": entry.streaming}
+            for key, value in given.items():
+                if value not in (None, False, []):
+                    yield no_effect((*location, key), f": `{entry.path}` is not a dataset on the Hub")
         if entry.options and not is_function(entry.path):
             text = f"`options` are for your own `package.module:function`, not for `{entry.path}`"
             yield Violation((*location, "options"), text)
@@ -280,12 +261,6 @@ def options_without_effect(entry: DocumentSource, suffixes: Collection[str]) -> 
         given = {**ways_to_make_text(entry), "order_by": by_column}
         return [key for key, is_given in given.items() if is_given]
     return ["text_documents"] if entry.text_documents != "file" and TEXT_FILES.isdisjoint(suffixes) else []
-
-
-def all_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[Location, DocumentSource]]:
-    """Each source and held-out set with its place."""
-    yield from ((("data", "sources", index), source) for index, source in enumerate(data.sources))
-    yield from ((("evaluation", "perplexity", index), entry) for index, entry in enumerate(evaluation.perplexity))
 
 
 REWARDED = ("grpo", "rloo", "ppo", "spo")  # stages that learn from rewards
@@ -331,8 +306,8 @@ def check_stage_options(stage: str, training: dict[str, Any]) -> Violations:
 
 
 def check_weights(model: Model) -> Violations:
-    """A model is loaded from a path, or initialised from a config."""
-    from_scratch = ("model", "from_scratch")
+    """A model is loaded from a path, or initialised from a config; new rows are part of whole, trained tables."""
+    from_scratch, train_only = ("model", "from_scratch"), ("model", "train_only")
     if not model.from_scratch and model.path is None:
         text = "`model.path` is missing: the weights to start from. For new weights: `from_scratch: true` with a"
         yield Violation(("model",), f"{text} `config`")
@@ -345,24 +320,15 @@ def check_weights(model: Model) -> Violations:
     if model.lora is not None and model.from_scratch:
         text = "LoRA adapts trained weights: remove it, or start from a model"
         yield Violation(("model", "lora"), text, from_scratch)
-
-
-def check_remote_code(model: Model) -> Violations:
-    """Code from the Hub is the code that the user has read."""
     if model.trust_remote_code and re.fullmatch(r"[0-9a-f]{40}", model.revision or "") is None:
         text = "code that comes with the weights must be pinned: `model.revision` must be a full commit hash (40 hex"
         yield Violation(("model", "trust_remote_code"), f"{text} digits)", ("model", "revision"))
-
-
-def check_new_rows(model: Model) -> Violations:
-    """New rows are a part of whole, trained tables."""
-    here = ("model", "train_only")
     if model.train_only is not None and model.lora is not None:
         text = "LoRA freezes the embedding that `train_only: new_rows` trains: remove one of them"
-        yield Violation(here, text, ("model", "lora"))
+        yield Violation(train_only, text, ("model", "lora"))
     if model.train_only is not None and model.from_scratch:
         text = "`train_only: new_rows` keeps trained weights, and there are none: remove it"
-        yield Violation(here, text, ("model", "from_scratch"))
+        yield Violation(train_only, text, from_scratch)
 
 
 def check_sharded_rows(model: Model, training: dict[str, Any]) -> Violations:
@@ -460,30 +426,9 @@ def check_training(training: dict[str, Any]) -> Violations:
             yield not_both(("training", key), ("training", other))
 
 
-RULES: list[Callable[..., Violations]] = [
-    check_stage,
-    check_start,
-    check_rewards,
-    check_stage_options,
-    check_weights,
-    check_remote_code,
-    check_new_rows,
-    check_sharded_rows,
-    check_tokenizer,
-    check_saving,
-    check_average,
-    check_evaluation,
-    check_retained_sets,
-    check_option_names,
-    check_training,
-    check_budget,
-    check_global_batch,
-    check_accumulation,
-    check_weight_sources,
-    check_phase_ends,
-    check_phases,
-    check_stride,
-    check_token_budget,
-    check_names,
-    check_source_options,
-]
+RULES: tuple[Callable[..., Violations], ...] = (
+    *(check_stage, check_start, check_rewards, check_stage_options, check_weights, check_sharded_rows),
+    *(check_tokenizer, check_saving, check_average, check_evaluation, check_retained_sets, check_option_names),
+    *(check_training, check_budget, check_global_batch, check_accumulation, check_phase_ends, check_phases),
+    *(check_stride, check_token_budget, check_names, check_source_options),
+)

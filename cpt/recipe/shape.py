@@ -1,14 +1,14 @@
 """The first gate: does every key exist, and is every value of its type? Keys of Hugging Face's classes too."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from cpt.plugins import closest, did_you_mean, simplified
+from cpt.plugins import closest, did_you_mean, fits, simplified
 from cpt.recipe.huggingface_keys import LORA, PEFT_METHODS, STAGE_CONFIGS, TAKES_4_BIT, Key, keys_of_config, method_of
 from cpt.recipe.keys import (
     AUTO,
@@ -30,7 +30,7 @@ from cpt.recipe.keys import (
 )
 from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION, Component, Recipe, Schedule
 from cpt.recipe.tree import Location, Mistakes, Node, dotted, is_broken, node_at, place_of, plain
-from cpt.recipe.values import OF_ANY_FUNCTION, OPTIONS, expected, fits, in_words, in_yaml, kind_of
+from cpt.recipe.values import OF_ANY_FUNCTION, OPTIONS, StepsOrShare, expected, in_words, in_yaml
 
 COMPARISONS = {
     "greater_than": "more than {gt}",
@@ -73,12 +73,8 @@ def read_option_numbers(node: Node, mistakes: Mistakes, annotation: Any = Recipe
             read_option_numbers(child, mistakes, Schedule, here)
         elif child.value is not None and not child.broken:
             bounds = None if is_own or not location else OPTIONS.get(str(location[-1]), {}).get(key)
-            read_option(
-                child,
-                here,
-                bounds or next((kind for end, kind in OF_ANY_FUNCTION.items() if key.endswith(end)), Any),
-                mistakes,
-            )
+            by_ending = next((kind for end, kind in OF_ANY_FUNCTION.items() if key.endswith(end)), Any)
+            read_option(child, here, bounds or by_ending, mistakes)
 
 
 def read_option(node: Node, location: Location, annotation: Any, mistakes: Mistakes) -> None:
@@ -100,7 +96,13 @@ def sentences(problems: Iterable[ErrorDetails]) -> Iterator[tuple[Location, str]
     """What is wrong, and where; of a key that takes several types, pydantic reports a problem for each of them."""
     by_key: dict[Location, list[tuple[Location, ErrorDetails]]] = {}
     for problem in problems:
-        location, key_of_several = strip_type_labels(problem["loc"])
+        location: Location = ()
+        key_of_several: Location | None = None
+        for step in problem["loc"]:  # names of types, and "[key]" of a mapping's key, are not steps to a key
+            if key_of_several is None and len(types_in(annotation_at(location))) > 1:
+                key_of_several = location
+            elif step != "[key]":
+                location = (*location, step)
         if key_of_several is None:
             yield location, sentence(problem, location)
         else:
@@ -113,41 +115,25 @@ def sentences(problems: Iterable[ErrorDetails]) -> Iterator[tuple[Location, str]
             yield location, sentence(problem, location)
         if not inside:
             kinds, got = kinds_of(annotation_at(key)), found[0][1]["input"]
-            words = [word for _, problem in found for word in words_of(problem)] + ["true", "false"] * (
-                "bool" in kinds
-            )
-            yield key, f"`{dotted(key)}`: {expected(kinds, got) if words == [] else one_of(words, got)}"
-
-
-def strip_type_labels(steps: Location) -> tuple[Location, Location | None]:
-    """A location of pydantic's without its names for types, which are no keys; and the key of several types that it
-    goes through."""
-    location: Location = ()
-    key_of_several = None
-    for step in steps:
-        if key_of_several is None and len(types_in(annotation_at(location))) > 1:
-            key_of_several = location
-        elif step != "[key]":  # pydantic's word for a key of a mapping
-            location = (*location, step)
-    return location, key_of_several
+            words = [word for _, problem in found for word in words_of(problem)]
+            words += ["true", "false"] * (bool in kinds)
+            yield key, f"`{dotted(key)}`: {one_of(words, got) if words else expected(kinds, got)}"
 
 
 def sentence(problem: ErrorDetails, location: Location) -> str:
-    if problem["type"] == "extra_forbidden":
-        return unknown_key(location)
-    if problem["type"] == "missing":
-        return missing_key(location)
-    return f"`{dotted(location)}`: {wrong_value(problem, annotation_at(location))}"
-
-
-def unknown_key(location: Location) -> str:
-    """`modle` is not a recipe key. Did you mean `model`?"""
+    """What is wrong with one key: unknown, missing, or of a wrong value."""
     *above, key = location
-    name = str(key)
     section = section_in(annotation_at(tuple(above)))
-    beside = list(keys_of(section)) if section else []
-    where = f"a key of `{dotted(above)}`" if above else "a recipe key"
-    return f"`{dotted(location)}` is not {where}.{suggestion(name, beside, tuple(above))}"
+    fields = keys_of(section) if section else {}
+    if problem["type"] == "extra_forbidden":
+        where = f"a key of `{dotted(above)}`" if above else "a recipe key"
+        return f"`{dotted(location)}` is not {where}.{suggestion(str(key), list(fields), tuple(above))}"
+    if problem["type"] == "missing":
+        field = fields.get(str(key))
+        inner = section_in(field.annotation) if field else None
+        purpose = (field.description if field else None) or (inner.__doc__ if inner else None)
+        return f"`{dotted(location)}` is missing.{f' {purpose}' if purpose else ''}"
+    return f"`{dotted(location)}`: {wrong_value(problem, annotation_at(location))}"
 
 
 def suggestion(name: str, beside: list[str], above: Location) -> str:
@@ -169,15 +155,6 @@ def suggestion(name: str, beside: list[str], above: Location) -> str:
     return f" Did you mean `{near}`?" if near else f" There {'are' if len(beside) > 1 else 'is'}: {', '.join(beside)}."
 
 
-def missing_key(location: Location) -> str:
-    """`data.sources` is missing, and what it is for."""
-    section = section_in(annotation_at(location[:-1]))
-    field = keys_of(section).get(str(location[-1])) if section else None
-    inner = section_in(field.annotation) if field else None
-    purpose = (field.description if field else None) or (inner.__doc__ if inner else None)
-    return f"`{dotted(location)}` is missing.{f' {purpose}' if purpose else ''}"
-
-
 def wrong_value(problem: ErrorDetails, annotation: Any) -> str:
     kind, got, context = problem["type"], problem["input"], problem.get("ctx", {})
     if kind in COMPARISONS:
@@ -196,7 +173,7 @@ def wrong_value(problem: ErrorDetails, annotation: Any) -> str:
 
 
 def words_of(problem: ErrorDetails) -> list[str]:
-    """The words that the key takes; none where it takes something else."""
+    """The words that the key takes; empty where it takes other values."""
     listed = problem["ctx"]["expected"] if problem["type"] == "literal_error" else ""
     return listed.replace("'", "").replace(" or ", ", ").split(", ") if listed else []
 
@@ -208,16 +185,16 @@ def one_of(choices: Iterable[str], got: object) -> str:
     return f"expected one of {', '.join(choices)}; got {in_words(got)}.{hint}".removesuffix(".")
 
 
-def kinds_of(annotation: Any) -> list[str]:
-    """The kinds of `words.KINDS` that an annotation of the schema allows."""
+def kinds_of(annotation: Any) -> list[type]:
+    """The types of YAML values that an annotation of the schema allows."""
     if len(types := types_in(annotation)) > 1:
         return [kind for one in types for kind in kinds_of(one)]
     if section_in(annotation) or is_free_mapping(annotation):
-        return ["dict"]
+        return [dict]
     if item_in(annotation) is not None:
-        return ["list"]
+        return [list]
     inner = without_none(annotation)
-    return [inner.__name__] if inner in (bool, int, float, str) else ["str"]
+    return [inner] if inner in (bool, int, float, str) else [str]
 
 
 AT_LEAST_1 = (
@@ -232,16 +209,13 @@ AT_LEAST_0 = (
 )
 BELOW_1 = ("label_smoothing_factor", "label_smoothing", "lora_dropout")
 SHARES = ("top_p", "min_p", "gamma", "lam", "lmbda", "ref_model_mixup_alpha", "vllm_gpu_memory_utilization")
-BOUNDS: Mapping[str, tuple[str, Callable[[float], bool]]] = {
-    **dict.fromkeys(AT_LEAST_1, ("at least 1", lambda value: value >= 1)),
-    **dict.fromkeys(ABOVE_0, ("more than 0", lambda value: value > 0)),
-    **dict.fromkeys(AT_LEAST_0, ("at least 0", lambda value: value >= 0)),
-    **dict.fromkeys(BELOW_1, ("at least 0 and less than 1", lambda value: 0 <= value < 1)),
-    **dict.fromkeys(SHARES, ("from 0 to 1", lambda value: 0 <= value <= 1)),
-    "logging_steps": (
-        "a whole number of steps, or a share of all steps between 0 and 1",
-        lambda value: 0 < value < 1 or value >= 1 and value == int(value),
-    ),
+BOUNDS: Mapping[str, Any] = {
+    **dict.fromkeys(AT_LEAST_1, Annotated[float, Field(ge=1)]),
+    **dict.fromkeys(ABOVE_0, Annotated[float, Field(gt=0)]),
+    **dict.fromkeys(AT_LEAST_0, Annotated[float, Field(ge=0)]),
+    **dict.fromkeys(BELOW_1, Annotated[float, Field(ge=0, lt=1)]),
+    **dict.fromkeys(SHARES, Annotated[float, Field(ge=0, le=1)]),
+    "logging_steps": StepsOrShare,
 }
 """Numbers that Hugging Face's classes accept outside these bounds, and fail on later or use in an unexpected way."""
 LORA_IS_SET = {
@@ -253,11 +227,18 @@ LORA_IS_SET = {
 def check_passed_on_keys(root: Node, mistakes: Mistakes) -> None:
     """Check the keys of `training:` and `model.lora`, and give whole numbers and paths the form that Hugging Face
     wants."""
-    training, lora = node_at(root, ("training",)), node_at(root, ("model", "lora"))
+    training, lora, stage = (node_at(root, key) for key in (("training",), ("model", "lora"), ("stage",)))
     if training is not None and isinstance(training.value, dict):
-        config = config_of_stage(root)
+        name = str(stage.value) if stage else "cpt"
+        # The class of a user's stage checks its own keys.
+        config = None if "." in name else STAGE_CONFIGS.get(name, STAGE_CONFIGS["cpt"])
         for key, node in training.value.items():
-            check_training_key(key, node, root, config, mistakes)
+            if key in MOVED:
+                mistakes.add(node.place, explain_moved_key(key, node, root))
+            elif reason := NO_EFFECT.get(key) or (NO_EFFECT_ON_EXAMPLES.get(key) if config else None):
+                mistakes.add(node.place, f"`training.{key}` would have no effect: {reason}. Remove it")
+            elif config is not None and not (node.value == AUTO and key in AUTOMATIC):  # a number replaces auto later
+                check_key(("training", key), node, config, mistakes)
     if lora is not None and isinstance(lora.value, dict):
         check_lora_keys(lora, mistakes)
 
@@ -281,25 +262,6 @@ def check_lora_keys(lora: Node, mistakes: Mistakes) -> None:
             check_key(("model", "lora", key), node, PEFT_METHODS[method], mistakes)
 
 
-def config_of_stage(root: Node) -> str | None:
-    """The built-in config class that receives `training:`; None for a user's stage, whose class checks its keys."""
-    stage = node_at(root, ("stage",))
-    if stage is not None and isinstance(stage.value, str) and "." in stage.value:
-        return None
-    return STAGE_CONFIGS.get(str(stage.value) if stage else "cpt", STAGE_CONFIGS["cpt"])
-
-
-def check_training_key(key: str, node: Node, root: Node, config: str | None, mistakes: Mistakes) -> None:
-    """Ours, without effect, gone, unknown, or of the wrong type?"""
-    location = ("training", key)
-    if key in MOVED:
-        mistakes.add(node.place, explain_moved_key(key, node, root))
-    elif reason := NO_EFFECT.get(key) or (NO_EFFECT_ON_EXAMPLES.get(key) if config else None):
-        mistakes.add(node.place, f"`{dotted(location)}` would have no effect: {reason}. Remove it")
-    elif config is not None and not (node.value == AUTO and key in AUTOMATIC):  # a number takes the place of auto
-        check_key(location, node, config, mistakes)
-
-
 def explain_moved_key(key: str, node: Node, root: Node) -> str:
     """Where a key is written here, and that it is written there already, if so."""
     ours = node_at(root, MOVED[key])
@@ -307,44 +269,32 @@ def explain_moved_key(key: str, node: Node, root: Node) -> str:
         return f"`training.{key}` is not written here: write {format_new_key(key)}"
     there = f"line {ours.place.line}" if ours.place.file == node.place.file and ours.place.line else str(ours.place)
     here = f"line {node.place.line}" if node.place.line else "the command line"
-    return (
-        f"one knob is set twice: `{dotted(MOVED[key])}` ({there}) and `training.{key}` ({here}). Keep"
-        f" `{dotted(MOVED[key])}`"
-    )
+    name = dotted(MOVED[key])
+    return f"one knob is set twice: `{name}` ({there}) and `training.{key}` ({here}). Keep `{name}`"
 
 
 def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -> None:
-    """Does the class have the key, and is the value of its type?"""
-    keys, key = keys_of_config(config), str(location[-1])
-    if key not in keys:
+    """Does the class have the key, and is the value of its type and within its bounds?"""
+    keys, name, value = keys_of_config(config), str(location[-1]), plain(node)
+    if name not in keys:
         class_name = config.partition(":")[2]
-        mistakes.add(node.place, f"`{dotted(location)}` is not a key of {class_name}.{suggest_config_key(key, keys)}")
+        mistakes.add(node.place, f"`{dotted(location)}` is not a key of {class_name}.{suggest_config_key(name, keys)}")
         return
-    problem = wrong_config_value(node, keys[key])
-    if problem and location[0] == "training" and key in AUTOMATIC:
-        problem = problem.replace(", got ", f" or {AUTO}, got ", 1)
-    if (
-        problem is None
-        and key in BOUNDS
-        and kind_of(node.value) in ("int", "float")
-        and not BOUNDS[key][1](node.value)
-    ):
-        problem = f"expected {BOUNDS[key][0]}, got {in_yaml(node.value)}"
+    key, problem = keys[name], None
+    if isinstance(value, float) and not math.isfinite(value):
+        problem = f"must be a finite number, got {in_yaml(value)}"
+    elif not any(fits(value, kind) for kind in key.kinds):
+        problem = expected(key.kinds, value)
+        if location[0] == "training" and name in AUTOMATIC:
+            problem = problem.replace(", got ", f" or {AUTO}, got ", 1)
+    elif isinstance(value, str) and key.enums and value not in key.choices():
+        problem = one_of(key.choices(), value)
+    elif name in BOUNDS and type(value) in (int, float):
+        read_option(node, location, BOUNDS[name], mistakes)
     if problem:
         mistakes.add(node.place, f"`{dotted(location)}`: {problem}")
-    elif isinstance(node.value, float) and "float" not in keys[key].kinds and "int" in keys[key].kinds:
-        node.value = int(node.value)
-
-
-def wrong_config_value(node: Node, key: Key) -> str | None:
-    """Why the value cannot stand there, or None."""
-    if isinstance(node.value, float) and not math.isfinite(node.value):
-        return f"must be a finite number, got {in_yaml(node.value)}"
-    if not fits(plain(node), key.kinds):
-        return expected(key.kinds, plain(node))
-    if isinstance(node.value, str) and key.enums and node.value not in key.choices():
-        return one_of(key.choices(), node.value)
-    return None
+    elif isinstance(value, float) and float not in key.kinds and int in key.kinds:
+        node.value = int(value)
 
 
 def suggest_config_key(key: str, keys: Mapping[str, Key]) -> str:
@@ -360,8 +310,4 @@ def suggest_config_key(key: str, keys: Mapping[str, Key]) -> str:
     near = closest(key, [*usable, *MOVED])
     if near is None:
         return ""
-    return (
-        f" Did you mean `{near}`?"
-        if near in usable
-        else f" Did you mean `{near}`? It is written as {format_new_key(near)}."
-    )
+    return f" Did you mean `{near}`?{'' if near in usable else f' It is written as {format_new_key(near)}.'}"

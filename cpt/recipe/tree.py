@@ -40,6 +40,10 @@ class Node:
     """What stands here could not be read, which was already said: expect nothing of it."""
 
 
+class UnreadableError(Exception):
+    """The file cannot be read; `Mistakes` has the reason."""
+
+
 class Mistakes:
     """Collects what is wrong with a recipe, to say all of it at once."""
 
@@ -48,6 +52,11 @@ class Mistakes:
 
     def add(self, place: Place, text: str) -> None:
         self.found.add((place, text))
+
+    def unreadable(self, place: Place, text: str) -> UnreadableError:
+        """Add what makes the whole file unreadable; raise the result."""
+        self.add(place, text)
+        return UnreadableError()
 
     def raise_if_any(self) -> None:
         """Raise one RecipeError with a line `file:line: what is wrong` for each mistake; the command line's come
@@ -65,19 +74,10 @@ def plain(node: Node) -> Any:
     return node.value
 
 
-def children(node: Node) -> list[Node]:
-    return (
-        list(node.value.values())
-        if isinstance(node.value, dict)
-        else node.value
-        if isinstance(node.value, list)
-        else []
-    )
-
-
 def holds_broken(node: Node) -> bool:
     """True when the node or something below it could not be read."""
-    return node.broken or any(holds_broken(child) for child in children(node))
+    below = node.value.values() if isinstance(node.value, dict) else node.value
+    return node.broken or isinstance(node.value, dict | list) and any(holds_broken(child) for child in below)
 
 
 def nodes_along(root: Node, location: Location) -> list[Node]:
@@ -146,10 +146,6 @@ CONSTANTS = {
 }
 
 
-class UnreadableError(Exception):
-    """The file cannot be read; `Mistakes` has the reason."""
-
-
 class Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
     """Leaves the types of unquoted words to `resolve_scalar`."""
 
@@ -157,27 +153,21 @@ class Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  #
 
 
 def read_yaml(path: Path, mistakes: Mistakes) -> Node:
-    """Read a file.
-
-    Raises:
-        UnreadableError: it cannot be read; the reason is in `mistakes`.
-    """
+    """Read a file; an UnreadableError if that fails, with the reason in `mistakes`."""
     shown = shown_path(path)
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         there = closest(path.name, (file.name for file in path.parent.glob("*.y*ml")))
-        reason = f"no such file (looked from {Path.cwd()})." + (
-            f" Did you mean {path.parent / there}?" if there else ""
-        )
+        hint = f" Did you mean {path.parent / there}?" if there else ""
+        reason = f"no such file (looked from {Path.cwd()}).{hint}"
     except IsADirectoryError:
         reason = "is a folder. Give the .yaml file."
     except OSError as problem:
         reason = f"cannot be read: {problem.strerror}"
     else:
         return read_text(data, shown, mistakes)
-    mistakes.add(Place(shown, 1), reason)
-    raise UnreadableError
+    raise mistakes.unreadable(Place(shown, 1), reason)
 
 
 def read_text(data: bytes, shown: str, mistakes: Mistakes) -> Node:
@@ -186,27 +176,20 @@ def read_text(data: bytes, shown: str, mistakes: Mistakes) -> Node:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         line = data.count(b"\n", 0, problem.start) + 1
-        mistakes.add(Place(shown, line), f"not UTF-8 text: byte 0x{data[problem.start]:02x}. Save it as UTF-8.")
-        raise UnreadableError from None
+        text = f"not UTF-8 text: byte 0x{data[problem.start]:02x}. Save it as UTF-8."
+        raise mistakes.unreadable(Place(shown, line), text) from None
     root = compose(text, Place(shown, 1), mistakes)
     if root is None or root.value is None:
-        mistakes.add(Place(shown, 1), "the file is empty: it holds no keys")
-        raise UnreadableError
+        raise mistakes.unreadable(Place(shown, 1), "the file is empty: it holds no keys")
     if not isinstance(root.value, dict):
-        mistakes.add(root.place, "expected `key: value` lines, got a list or a single value")
-        raise UnreadableError
+        raise mistakes.unreadable(root.place, "expected `key: value` lines, got a list or a single value")
     return root
-
-
-def read_value(text: str, place: Place, mistakes: Mistakes) -> Node:
-    return compose(text, place, mistakes) or Node(None, place)
 
 
 def resolve_scalar(text: str) -> Any:
     """Read an unquoted word: only true and false are booleans, `1e-4` and `1_000` are numbers, dates stay text.
 
-    Raises:
-        ValueError: `010`, which is 8 to some readers and 10 to others.
+    `010` raises a ValueError: it is 8 to some readers and 10 to others.
     """
     if text in CONSTANTS:
         return CONSTANTS[text]
@@ -231,37 +214,35 @@ def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
     """The tree of the only document, None for empty text.
 
     Args:
-        start: of the text; line 0 on the command line, where lines do not count.
+        start: of the text; line 0 on the command line.
     """
-
-    def place(line: int) -> Place:
-        return Place(start.file, start.line and start.line + line)
-
+    builder = TreeBuilder(start, mistakes)
     try:
         depth = 0
         events: Any = yaml.parse(text, Loader=Loader)
         for event in events:  # the composer below is recursive: 100,000 brackets crash it
             if (tag := getattr(event, "tag", None)) not in (None, "!"):  # `!`: quoted
-                mistakes.add(
-                    place(event.start_mark.line),
-                    f"the tag `{tag}` is not allowed: a recipe holds plain values only",
-                )
+                text_of_tag = f"the tag `{tag}` is not allowed: a recipe holds plain values only"
+                mistakes.add(builder.place(event.start_mark.line), text_of_tag)
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
-                mistakes.add(place(event.start_mark.line), "nested too deeply")
-                raise UnreadableError
+                raise mistakes.unreadable(builder.place(event.start_mark.line), "nested too deeply")
         documents = list(yaml.compose_all(text, Loader=Loader))
     except yaml.MarkedYAMLError as problem:
-        line, reason = explain(problem, text.split("\n"))
-        mistakes.add(place(line), f"not YAML: {reason}")
-        raise UnreadableError from None
+        # What is never closed is reported where it was opened.
+        lines, marks = text.split("\n"), (problem.problem_mark, problem.context_mark)
+        line = next((mark.line for mark in marks if mark is not None and any(lines[mark.line :])), 0)
+        reason = ", ".join(part for part in (problem.context, problem.problem) if part)
+        if "\t" in lines[line]:
+            reason = f"there is a tab in this line; indent with spaces ({reason})"
+        raise mistakes.unreadable(builder.place(line), f"not YAML: {reason}") from None
     except yaml.reader.ReaderError as problem:  # its position counts neither lines nor characters
-        mistakes.add(place(NOT_TEXT.split(text, maxsplit=1)[0].count("\n")), f"not YAML: {problem.reason}")
-        raise UnreadableError from None
+        line = NOT_TEXT.split(text, maxsplit=1)[0].count("\n")
+        raise mistakes.unreadable(builder.place(line), f"not YAML: {problem.reason}") from None
     if len(documents) > 1:
-        mistakes.add(place(documents[1].start_mark.line), "a second document begins (`---`): one file is one recipe")
-        raise UnreadableError
-    return TreeBuilder(start, mistakes).node(documents[0]) if documents else None
+        line = documents[1].start_mark.line
+        raise mistakes.unreadable(builder.place(line), "a second document begins (`---`): one file is one recipe")
+    return builder.node(documents[0]) if documents else None
 
 
 class TreeBuilder:
@@ -274,11 +255,11 @@ class TreeBuilder:
 
     def node(self, found: yaml.Node, depth: int = 0) -> Node:
         """One node with all below it; each alias gets a copy."""
-        place = self.place(found)
+        place = self.place(found.start_mark.line)
         self.num_nodes += 1
         if depth > MAX_DEPTH or self.num_nodes > MAX_NODES:
-            self.mistakes.add(place, "nested too deeply" if depth > MAX_DEPTH else "too large for a recipe")
-            raise UnreadableError
+            reason = "nested too deeply" if depth > MAX_DEPTH else "too large for a recipe"
+            raise self.mistakes.unreadable(place, reason)
         if isinstance(found, yaml.MappingNode):
             return Node(self.mapping(found, depth), place)
         if isinstance(found, yaml.SequenceNode):
@@ -295,7 +276,7 @@ class TreeBuilder:
         """The entries, each with the place of its key; a key is its text, whatever it looks like."""
         entries: dict[str, Node] = {}
         for key, value in found.value:
-            place, node = self.place(key), self.node(value, depth + 1)
+            place, node = self.place(key.start_mark.line), self.node(value, depth + 1)
             if not isinstance(key, yaml.ScalarNode):
                 self.mistakes.add(place, "a key must be a single word")
             elif key.value == "<<" and not key.style:
@@ -307,15 +288,5 @@ class TreeBuilder:
                 entries[key.value] = Node(node.value, place)
         return entries
 
-    def place(self, found: yaml.Node) -> Place:
-        return Place(self.start.file, self.start.line and found.start_mark.line + 1)
-
-
-def explain(problem: yaml.MarkedYAMLError, lines: list[str]) -> tuple[int, str]:
-    """The line, from 0, and the parser's complaint with its usual cause. What is never closed is reported where it was
-    opened."""
-    marks = (problem.problem_mark, problem.context_mark)
-    number = next((mark.line for mark in marks if mark is not None and any(lines[mark.line :])), 0)
-    complaint = ", ".join(part for part in (problem.context, problem.problem) if part)
-    is_tab = "\t" in lines[number]
-    return number, f"there is a tab in this line; indent with spaces ({complaint})" if is_tab else complaint
+    def place(self, line: int) -> Place:
+        return Place(self.start.file, self.start.line and self.start.line + line)

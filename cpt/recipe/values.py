@@ -3,7 +3,8 @@
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
+from contextlib import suppress
 from decimal import Decimal
 from types import NoneType
 from typing import Annotated, Any
@@ -14,53 +15,21 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from cpt.plugins import IN_WORDS
 from cpt.recipe.tree import resolve_scalar
 
-KINDS = {"null" if kind is NoneType else kind.__name__: words for kind, words in IN_WORDS.items()}
 
-
-def kind_of(value: object) -> str:
-    """One of KINDS, for a value as YAML gives it."""
-    return "null" if value is None else type(value).__name__
-
-
-def fits(value: object, kinds: Iterable[str]) -> bool:
-    """True where a value is of one of these kinds, with no bending but 1e9 for a whole number and 1 for a number."""
-    kind = kind_of(value)
-    if kind == "float" and "int" in kinds and float(str(value)).is_integer():
-        return True
-    return kind in kinds or (kind == "int" and "float" in kinds)
-
-
-def expected(kinds: Iterable[str], got: object) -> str:
+def expected(kinds: Collection[type], got: object) -> str:
     """`expected a whole number, got the text "abc"`, with what to write instead where that is plain."""
-    wanted = [kind for kind in KINDS if kind in set(kinds)]
-    if "int" in wanted and "float" in wanted:
-        wanted.remove("int")
-    shown = [KINDS[kind] for kind in wanted if kind != "null" or len(wanted) == 1]
-    return f"expected {' or '.join(shown)}, got {in_words(got)}{remedy(wanted, got)}"
-
-
-def remedy(wanted: list[str], got: object) -> str:
-    """The usual correction, if there is one."""
-    if (
-        "bool" in wanted
-        and isinstance(got, str)
-        and got.lower() in {"yes", "no", "on", "off", "y", "n", "true", "false"}
-    ):
-        return ": write true or false"
-    if "str" in wanted and set(wanted) <= {"str", "null"} and isinstance(got, bool | int | float):
-        return ": put quotes around it"
-    if isinstance(got, str) and {"int", "float"} & set(wanted) and is_number(got):
-        return ": write it without quotes"
-    return ""
-
-
-def is_number(text: str) -> bool:
-    """True for what would be a number without its quotes."""
-    try:
-        value = resolve_scalar(text)
-    except ValueError:
-        return False
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    wanted = [kind for kind in IN_WORDS if kind in kinds and not (kind is int and float in kinds)]
+    shown = [IN_WORDS[kind] for kind in wanted if kind is not NoneType or len(wanted) == 1]
+    remedy = ""
+    if bool in wanted and str(got).lower() in {"yes", "no", "on", "off", "y", "n", "true", "false"}:
+        remedy = ": write true or false"
+    elif str in wanted and set(wanted) <= {str, NoneType} and isinstance(got, bool | int | float):
+        remedy = ": put quotes around it"
+    elif isinstance(got, str) and {int, float} & set(wanted):
+        with suppress(ValueError):
+            is_number = type(resolve_scalar(got)) in (int, float)
+            remedy = ": write it without quotes" if is_number else ""
+    return f"expected {' or '.join(shown)}, got {in_words(got)}{remedy}"
 
 
 def in_words(value: object) -> str:
@@ -95,17 +64,8 @@ def shortened(text: str) -> str:
 
 WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?) ?([a-zA-Z]+)")
 THOUSANDS = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-SIZES = {
-    "kB": 10**3,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-}
+SIZES = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+SIZES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 UNITS: dict[str, dict[str, int]] = {"tokens": THOUSANDS, "bytes": SIZES}
 """`unit` in a field's JSON schema -> what may follow the number."""
 LONGEST_ROW = 2**24
@@ -129,11 +89,6 @@ def number_of_bytes(value: object) -> object:
 
 
 def in_units(value: object, units: dict[str, int], expected: str) -> object:
-    """The number that a text with a unit means.
-
-    Raises:
-        ValueError: the unit is another, or the number is not whole.
-    """
     if isinstance(value, str) and (match := WITH_UNIT.fullmatch(value)):
         number = Decimal(match[1]) * units.get(match[2], 0)
         if number == 0 or number != int(number):
@@ -204,7 +159,6 @@ class Writer(yaml.SafeDumper):
         return True
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
-        """What an unquoted word would be read as."""
         tag: str = super().resolve(kind, value, implicit)
         if kind is yaml.ScalarNode and implicit[0] and tag == self.DEFAULT_SCALAR_TAG:
             try:
@@ -214,9 +168,6 @@ class Writer(yaml.SafeDumper):
         return tag
 
 
-def write_number(writer: Writer, number: float) -> yaml.ScalarNode:
-    """A float as people write it: 1e-5."""
-    return writer.represent_scalar("tag:yaml.org,2002:float", in_yaml(number))
-
-
-Writer.add_representer(float, write_number)
+Writer.add_representer(
+    float, lambda writer, number: writer.represent_scalar("tag:yaml.org,2002:float", in_yaml(number))
+)

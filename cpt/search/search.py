@@ -45,12 +45,8 @@ def options_of_train(processes: int, launcher: str | None) -> list[str]:
 
 @dataclass
 class Trial:
-    """A trial with its run, which trains in a child process."""
-
-    drawn: Any
-    """Optuna's trial."""
+    drawn: Any  # Optuna's trial
     run: Run
-    metric: str
     child: Child
     log: Path
     signalled_at: float | None = None
@@ -62,47 +58,23 @@ class Trial:
             self.signalled_at = time.monotonic()
             self.child.send_signal(number)
 
-    def points(self) -> list[tuple[int, float]]:
-        """(tokens, value) of each logged value so far; a resumed run may repeat some."""
-        lines = read_json_lines(self.run.folder / METRICS)
-        return [(int(line["tokens"]), float(line[self.metric])) for line in lines if self.metric in line]
-
-    def failure(self) -> str:
-        """Why the run failed, by its status or by its last printed line."""
-        status = self.run.status()
-        if status.get("state") == "failed":
-            return f"{status.get('error')}: {status.get('message')}"
-        printed = self.log.read_text(errors="replace").split("\n") if self.log.exists() else []
-        return next((line.strip() for line in reversed(printed) if line.strip()), f"exit code {self.child.returncode}")
-
 
 @dataclass
 class Search:
-    """Runs the trials of a study.
-
-    Args:
-        folder: of the search, with the recipe in SEARCHED and a run for each trial.
-        options: of `cpt train`.
-        environments: variables, one entry for each trial that runs at the same time.
-    """
+    """Runs the trials of a study."""
 
     folder: Path
     recipe: Recipe
     space: Space
     study: Any
-    options: Sequence[str] = ()
-    environments: Sequence[Mapping[str, str]] = ({},)
+    options: Sequence[str] = ()  # of `cpt train`
+    environments: Sequence[Mapping[str, str]] = ({},)  # variables, one entry for each trial that runs at the same time
     running: dict[int, Trial] = field(default_factory=dict)
     failures: int = 0
     preempted: str = ""
 
     def __call__(self) -> None:
-        """Run all trials that have not ended.
-
-        Raises:
-            Interrupted: by a signal; the trials have saved.
-            TrainingError: trials failed again and again.
-        """
+        """Run all trials that have not ended; after a signal they have saved."""
         waiting, received = deque(unfinished(self.study, self.space)), ReceivedSignals()
         with received.noted():
             try:
@@ -150,11 +122,13 @@ class Search:
         with log.open("ab") as output:
             words = [*TRAIN, str(self.folder / SEARCHED), *overrides, *own, *self.options]
             child = Child(words, environment=environment, output=output)
-        return Trial(drawn, run, self.space.settings.metric, child, log)
+        return Trial(drawn, run, child, log)
 
     def is_over(self, trial: Trial) -> bool:
         """Report a trial's new values to Optuna, prune it, or record how it ended."""
-        has_ended, points = trial.child.poll() is not None, trial.points()
+        has_ended, metric = trial.child.poll() is not None, self.space.settings.metric
+        lines = read_json_lines(trial.run.folder / METRICS)  # a resumed run may repeat some
+        points = [(int(line["tokens"]), float(line[metric])) for line in lines if metric in line]
         reported = self.study.get_trials(deepcopy=False)[trial.drawn.number].intermediate_values
         cell = max(1, (self.recipe.budget.tokens or 0) // CELLS)
         new = {tokens // cell * cell: value for tokens, value in reversed(points) if math.isfinite(value)}
@@ -171,11 +145,7 @@ class Search:
         return has_ended
 
     def end(self, trial: Trial, last: float | None) -> None:
-        """Record how a trial ended.
-
-        Raises:
-            TrainingError: it failed, as those before it.
-        """
+        """Record how a trial ended; TrainingError if it failed, like those before it."""
         states, status = import_optuna().trial.TrialState, trial.run.status()
         name, number, is_finished = trial.run.folder.name, trial.drawn.number, trial.run.is_finished
         self.failures, before = 0, self.failures
@@ -190,8 +160,15 @@ class Search:
                 self.preempted = f"{name} was stopped: {status.get('message')}"
             return  # it is continued later
         else:
-            unusable = f"no `{trial.metric}` in {METRICS}" if last is None else f"the last `{trial.metric}` is {last}"
-            reason = unusable if is_finished else trial.failure()
+            metric = self.space.settings.metric
+            if is_finished:
+                reason = f"no `{metric}` in {METRICS}" if last is None else f"the last `{metric}` is {last}"
+            elif status.get("state") == "failed":
+                reason = f"{status.get('error')}: {status.get('message')}"
+            else:
+                printed = trial.log.read_text(errors="replace").split("\n") if trial.log.exists() else []
+                code = f"exit code {trial.child.returncode}"
+                reason = next((line.strip() for line in reversed(printed) if line.strip()), code)
             trial.drawn.set_user_attr(REASON, reason)
             self.study.tell(number, state=states.FAIL)
             tell(f"{name} failed: {reason}")
@@ -279,14 +256,6 @@ def range_test(
     """Learning-rate range test (arXiv 1506.01186): one short run whose learning rate grows until the loss diverges.
 
     It prints a tenth of the rate at the lowest smoothed loss, the rule of fastai's lr_find (arXiv 2002.04688).
-
-    Args:
-        options: of `cpt train`.
-
-    Raises:
-        Interrupted: by a signal.
-        RecipeError: the bounds are wrong, or the recipe has mistakes.
-        TrainingError: the run ended after too few steps.
     """
     if not 0 < low < high < math.inf:
         raise RecipeError(f"--learning-rates {low:g} {high:g}: expected two numbers above 0, the lower one first.")

@@ -106,52 +106,42 @@ def load_space(path: Path) -> Space:
         raise
     entries: dict[str, Node] = root.value
     section = entries.get(SEARCH, Node({}, root.place))
-    settings = read_settings(section, mistakes)
-    found = [read_axis(key, node, mistakes) for key, node in entries.items() if key != SEARCH]
-    axes = tuple(axis for axis in found if axis is not None)
-    if not found:
+    settings: Settings | None = None
+    try:
+        settings = Settings.model_validate(plain(section))
+    except ValidationError as refused:
+        for problem in refused.errors(include_url=False):
+            name = ".".join(map(str, problem["loc"]))
+            hint = did_you_mean(name, Settings.model_fields) if problem["type"] == "extra_forbidden" else ""
+            mistakes.add(place_of(section, problem["loc"]), f"`search.{name}`: {problem['msg']}.{hint}")
+    axes = []
+    for key, node in entries.items():
+        if key != SEARCH:
+            try:
+                axes.append(Axis(key, node.place, distribution_of(key, plain(node))))
+            except (ValueError, TypeError) as reason:
+                mistakes.add(node.place, f"`{key}`: {reason}")
+    if entries.keys() <= {SEARCH}:
         mistakes.add(root.place, f"no key of the recipe to search, such as `optimizer.learning_rate: {EXAMPLE}`")
     for axis, above in permutations(axes, 2):
         if steps_of(axis.key)[: len(steps_of(above.key))] == steps_of(above.key):
             mistakes.add(axis.place, f"`{axis.key}` is part of `{above.key}` (line {above.place.line}): keep one")
-    for axis in axes if settings is not None and settings.sampler.name == GRID else ():
-        if not axis.is_list:
+    for axis in axes:
+        if settings is not None and settings.sampler.name == GRID and not axis.is_list:
             mistakes.add(axis.place, f"`{axis.key}`: `sampler: grid` needs a list of values")
     mistakes.raise_if_any()
     assert settings is not None, "settings without mistakes were read"
-    return Space(settings, section.place, axes)
+    return Space(settings, section.place, tuple(axes))
 
 
-def read_settings(node: Node, mistakes: Mistakes) -> Settings | None:
-    """The `search:` section; None after a mistake."""
-    try:
-        return Settings.model_validate(plain(node))
-    except ValidationError as found:
-        for problem in found.errors(include_url=False):
-            name = ".".join(map(str, problem["loc"]))
-            hint = did_you_mean(name, Settings.model_fields) if problem["type"] == "extra_forbidden" else ""
-            mistakes.add(place_of(node, problem["loc"]), f"`search.{name}`: {problem['msg']}.{hint}")
-        return None
-
-
-def read_axis(key: str, node: Node, mistakes: Mistakes) -> Axis | None:
-    """A range or a list of values; None after a mistake."""
-    distributions, value = import_optuna().distributions, plain(node)
-    try:
-        if steps_of(key)[0] in SET_BY_SEARCH:
-            raise ValueError("the search sets it for each trial")
-        if isinstance(value, list):
-            distribution = distributions.CategoricalDistribution([in_yaml(one) for one in value])
-        else:
-            distribution = range_of(key, value, distributions)
-    except (ValueError, TypeError) as problem:
-        mistakes.add(node.place, f"`{key}`: {problem}")
-        return None
-    return Axis(key, node.place, distribution)
-
-
-def range_of(key: str, value: Any, distributions: Any) -> Any:
-    """Optuna's distribution of a range, of whole numbers if the recipe's key or all numbers are; else ValueError."""
+def distribution_of(key: str, value: Any) -> Any:
+    """Optuna's distribution of a list or a range, of whole numbers if the recipe's key or all numbers are; ValueError
+    or TypeError if it is neither."""
+    distributions = import_optuna().distributions
+    if steps_of(key)[0] in SET_BY_SEARCH:
+        raise ValueError("the search sets it for each trial")
+    if isinstance(value, list):
+        return distributions.CategoricalDistribution([in_yaml(one) for one in value])
     if not isinstance(value, dict) or not {"low", "high"} <= value.keys():
         raise ValueError(f"expected a range such as {EXAMPLE}, or a list of values, got {in_words(value)}")
     for name in value.keys() - OF_A_RANGE:
@@ -159,7 +149,7 @@ def range_of(key: str, value: Any, distributions: Any) -> Any:
     numbers = {name: whole_number(number) for name, number in value.items() if name != "log"}
     kinds = kinds_of(annotation_at(steps_of(key)))
     # `{low: 0, high: 1}` of a key that takes any number, such as a weight, means the numbers between, too.
-    is_whole = kinds == ["int"] or kinds != ["float"] and all(isinstance(value[name], int) for name in numbers)
+    is_whole = kinds == [int] or kinds != [float] and all(isinstance(value[name], int) for name in numbers)
     kind = distributions.IntDistribution if is_whole else distributions.FloatDistribution
     return kind(**numbers, log=bool(value.get("log", False)))
 
@@ -188,19 +178,11 @@ HOST, REASON = "host", "reason"  # attributes of a trial: the machine that runs 
 
 
 def open_study(url: str, name: str, space: Space) -> Any:
-    """The study with its trials so far; a new grid's trials wait in it.
-
-    Raises:
-        RecipeError: an option that the sampler or pruner does not take.
-        ResourceError: the storage cannot be read or written.
-    """
+    """The study with its trials so far; a new grid's trials wait in it. ResourceError if the storage is unusable."""
     optuna, settings = import_optuna(), space.settings
     build_sampler(space, 0)
-    pruners = {
-        "median": optuna.pruners.MedianPruner,
-        "hyperband": optuna.pruners.HyperbandPruner,
-        "none": optuna.pruners.NopPruner,
-    }
+    kinds = optuna.pruners
+    pruners = {"median": kinds.MedianPruner, "hyperband": kinds.HyperbandPruner, "none": kinds.NopPruner}
     pruner = build("pruner", settings.pruner, pruners, space)
     with storage_errors(url, RuntimeError):  # of Optuna: another version has written it
         study = optuna.create_study(
@@ -223,7 +205,6 @@ def build_sampler(space: Space, number: int) -> Any:
 
 
 def build(kind: str, section: Component, known: Mapping[str, Callable[..., Any]], space: Space, **given: Any) -> Any:
-    """A sampler or a pruner by its name, with Optuna's own options."""
     try:
         return find(kind, section.name, known)(**given, **section.options)
     except (TypeError, ValueError, RecipeError) as problem:
@@ -231,11 +212,7 @@ def build(kind: str, section: Component, known: Mapping[str, Callable[..., Any]]
 
 
 def ask(study: Any, space: Space) -> Any:
-    """The next trial with its values drawn; None if all were started.
-
-    Raises:
-        RecipeError: a list of values changed since the search began.
-    """
+    """The next trial with its values drawn; None if all were started."""
     trials = study.get_trials(deepcopy=False)
     started = sum(trial.state.name != "WAITING" for trial in trials)
     if started >= (len(space.combinations()) or space.settings.trials):
@@ -243,26 +220,23 @@ def ask(study: Any, space: Space) -> Any:
     study.sampler = build_sampler(space, started)
     try:
         trial = study.ask(space.distributions)
-    except ValueError as problem:
-        raise RecipeError(
-            f"the space does not fit the trials so far: {problem} Start a new search: --new."
-        ) from problem
+    except ValueError as problem:  # a list of values has changed
+        message = f"the space does not fit the trials so far: {problem} Start a new search: --new."
+        raise RecipeError(message) from problem
     trial.set_user_attr(HOST, gethostname())
     return trial
 
 
 def unfinished(study: Any, space: Space) -> list[Any]:
     """The trials that an earlier search on this machine left, to continue with the same values."""
-    optuna = import_optuna()
-    running = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
-    found = []
-    for trial in running:
+    found, kinds = [], import_optuna().trial
+    for trial in study.get_trials(deepcopy=False, states=(kinds.TrialState.RUNNING,)):
         if trial.user_attrs.get(HOST) != gethostname():
             continue
         if trial.params.keys() == space.distributions.keys():
-            found.append(optuna.trial.Trial(study, trial_id(trial)))
+            found.append(kinds.Trial(study, trial_id(trial)))
         else:  # killed while the values were drawn
-            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+            study.tell(trial.number, state=kinds.TrialState.FAIL)
     return found
 
 
@@ -276,6 +250,5 @@ def storage_errors(url: str, *further: type[Exception]) -> Iterator[None]:
     except (import_optuna().exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError, *further) as problem:
         reason = str(problem.__cause__ or problem).partition("\n")[0]
         raise ResourceError(
-            f"the study {url} cannot be read or written: {reason}. Free disk space or repair it, then give the same"
-            " command again; or start a new search: --new."
+            f"the study {url} cannot be read or written: {reason}. Repair it, or start a new search: --new."
         ) from problem

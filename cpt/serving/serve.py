@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,9 +17,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import transformers
 import typer
-from fastapi import Body, HTTPException, Request, Response
-from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from jinja2 import TemplateError
@@ -55,7 +52,6 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
 }
 """Parameters that would change the answer and that Hugging Face's server ignores -> their values without effect."""
-Handler = Callable[[Request, dict[str, Any]], Awaitable[Response]]
 HOST, PORT = "127.0.0.1", 7860  # of the page in the browser
 MAX_TOKENS = 256  # of a text that a model without a chat template continues
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
@@ -68,23 +64,16 @@ ModelName = Annotated[
 
 
 @contextmanager
-def serving(
-    model: str, has_chat_template: bool, *, host: str, port: int, dtype: str, device: str, log_level: str = "error"
-) -> Iterator[str]:
-    """Load the model and serve it; yields the URL.
-
-    Raises:
-        LaunchError: the server did not start.
-    """
+def serving(model: str, has_chat_template: bool, *, host: str, port: int, dtype: str, device: str) -> Iterator[str]:
+    """Load the model and serve it; yields the URL. LaunchError if the server does not start."""
     from transformers.cli.serve import Serve
 
-    logging.getLogger("uvicorn.error").addFilter(is_warning)  # a filter, since uvicorn sets levels when it starts
+    # Without uvicorn's lines about starting and stopping: by a filter, since uvicorn sets levels when it starts.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: record.levelno >= logging.WARNING)
     try:
-        serve = Serve(model, dtype=dtype, device=device, host=host, port=port, log_level=log_level, non_blocking=True)
+        serve = Serve(model, dtype=dtype, device=device, host=host, port=port, log_level="error", non_blocking=True)
     except (ValueError, RuntimeError, OSError, TypeError, AssertionError) as problem:  # Assertion: torch without CUDA
-        raise LaunchError(
-            f"Hugging Face's server cannot load {model}: {' '.join(str(problem).split())[:400]}"
-        ) from problem
+        raise LaunchError(f"the server cannot load {model}: {' '.join(str(problem).split())[:400]}") from problem
     try:
         adapt_requests(serve.server.config.app, model, has_chat_template)
         logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
@@ -100,14 +89,13 @@ def serving(
         serve.kill_server()
 
 
-def is_warning(record: logging.LogRecord) -> bool:
-    """Without uvicorn's lines about starting and stopping."""
-    return record.levelno >= logging.WARNING
-
-
 def adapt_requests(app: Any, model: str, has_chat_template: bool) -> None:
     """Put routes before Hugging Face's own: requests as OpenAI means them, errors in OpenAI's form, one model."""
-    handlers: dict[str, Handler] = {
+    from fastapi import Body, HTTPException, Request, Response
+    from fastapi.responses import JSONResponse
+    from fastapi.routing import APIRoute
+
+    handlers: dict[str, Any] = {
         route.path: route.endpoint for route in app.router.routes if isinstance(route, APIRoute)
     }
 
@@ -115,56 +103,46 @@ def adapt_requests(app: Any, model: str, has_chat_template: bool) -> None:
         entry = {"id": model, "object": "model", "created": int(time.time()), "owned_by": "cpt"}
         return {"object": "list", "data": [entry]}
 
-    app.router.routes.insert(0, APIRoute("/v1/models", models, methods=["GET"]))
-    for path in (COMPLETIONS, *CHATS):
-        refused = ""
-        if path in CHATS and not has_chat_template:
-            refused = f"{model} has no chat template: it continues text. Send a `prompt` to {COMPLETIONS} instead."
-        route = APIRoute(path, adapted(handlers[path], refused), methods=["POST"], response_model=None)
-        app.router.routes.insert(0, route)
+    def error(message: str, code: int = 400) -> JSONResponse:
+        content = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+        return JSONResponse({"error": content}, status_code=code)
 
+    def adapted(path: str) -> Any:
+        async def answer(request: Request, body: Annotated[dict[str, Any], Body()]) -> Response:
+            if path in CHATS and not has_chat_template:
+                remedy = f"Send a `prompt` to {COMPLETIONS} instead."
+                return error(f"{model} has no chat template: it continues text. {remedy}")
+            try:
+                response: Response = await handlers[path](request, translated(body))
+                return response
+            except HTTPException as failed:
+                return error(str(failed.detail), failed.status_code)
+            except TemplateError as problem:
+                return error(f"The chat template does not take these messages: {problem}")
+            except (ValueError, TypeError) as problem:  # transformers reads some values only when it generates
+                return error(str(problem))
 
-def adapted(handler: Handler, refused: str) -> Handler:
-    """The handler with a request checked and translated for it."""
+        return answer
 
-    async def answer(request: Request, body: Annotated[dict[str, Any], Body()]) -> Response:
-        given = {key: value for key, value in body.items() if value is not None}
-        if problem := refused or unsupported(given):
-            return error(problem)
-        try:
-            return await handler(request, translated(given))
-        except HTTPException as failed:
-            return error(str(failed.detail), failed.status_code)
-        except TemplateError as problem:
-            return error(f"The chat template does not take these messages: {problem}")
-        except (ValueError, TypeError) as problem:  # transformers reads some values only when it generates
-            return error(str(problem))
-
-    return answer
-
-
-def error(message: str, code: int = 400) -> JSONResponse:
-    content = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
-    return JSONResponse({"error": content}, status_code=code)
-
-
-def unsupported(body: dict[str, Any]) -> str:
-    """A message about the first parameter that the server would ignore; empty if there is none."""
-    for name, same in WITHOUT_EFFECT.items():
-        if name in body and not any(body[name] == one and type(body[name]) is type(one) for one in same):
-            return f"This server does not support `{name}` (got {json.dumps(body[name])[:60]}). Leave it out."
-    if not isinstance(body.get("prompt", ""), str) and len(body["prompt"]) != 1:
-        return "`prompt`: expected one text. Send one request for each text."
-    return ""
+    routes = [APIRoute(path, adapted(path), methods=["POST"], response_model=None) for path in (COMPLETIONS, *CHATS)]
+    app.router.routes[:0] = [APIRoute("/v1/models", models, methods=["GET"]), *routes]
 
 
 def translated(body: dict[str, Any]) -> dict[str, Any]:
     """The request with what Hugging Face's server reads differently from OpenAI's: it samples only if
-    `generation_config` says so, takes biases as floats, and streams by default."""
-    body = {name: value for name, value in body.items() if name not in WITHOUT_EFFECT}
-    body["stream"] = body.get("stream", False)
-    if isinstance(body.get("prompt"), list):
+    `generation_config` says so, takes biases as floats, and streams by default. ValueError if it would ignore a
+    parameter."""
+    body = {name: value for name, value in body.items() if value is not None}
+    for name, same in WITHOUT_EFFECT.items():
+        if name in body and not any(body[name] == one and type(body[name]) is type(one) for one in same):
+            got = json.dumps(body[name])[:60]
+            raise ValueError(f"This server does not support `{name}` (got {got}). Leave it out.")
+        body.pop(name, None)
+    if not isinstance(body.get("prompt", ""), str):
+        if len(body["prompt"]) != 1:
+            raise ValueError("`prompt`: expected one text. Send one request for each text.")
         body["prompt"] = body["prompt"][0]
+    body["stream"] = body.get("stream", False)
     if "logit_bias" in body:
         body["logit_bias"] = {token: float(bias) for token, bias in body["logit_bias"].items()}
     if body.get("temperature", 1) > 0 and "generation_config" not in body and {"temperature", "top_p"} & body.keys():
@@ -173,19 +151,13 @@ def translated(body: dict[str, Any]) -> dict[str, Any]:
 
 
 class Servable(NamedTuple):
-    """A model as Hugging Face's server knows it."""
-
-    name: str
-    """Folder or Hub id; requests must say the same in `model`."""
+    name: str  # folder or Hub id, which requests repeat in `model`
     has_chat_template: bool
 
 
 def serve(
     model: ModelName,
-    host: Annotated[
-        str,
-        typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in, and nothing asks them for a key."),
-    ] = "localhost",
+    host: Annotated[str, typer.Option(help="Address; 0.0.0.0 is open to all, without a key.")] = "localhost",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     dtype: Annotated[Dtype, typer.Option(help="What the weights are held in; auto: as they are stored.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda:0.")] = "auto",
@@ -200,48 +172,32 @@ def serve(
     disable_progress_bar()
     servable = check_servable(model, module)
     check_port(host, port)
-    from cpt.serving.serve import serving  # fastapi, which check_servable has found
-
     received = ReceivedSignals()
     typer.echo(f"Loading {servable.name} ...")
-    with (
-        received.noted(),
-        serving(*servable, host=host, port=port, dtype=dtype, device=device) as url,
-    ):
-        wait_for_signal(received, ready_lines(servable, url))
+    with received.noted(), serving(*servable, host=host, port=port, dtype=dtype, device=device) as url:
+        body: dict[str, object] = {"model": servable.name, "max_tokens": 64}
+        if servable.has_chat_template:
+            path, offers = "chat/completions", "chat and completions"
+            body |= {"messages": [{"role": "user", "content": "Hello!"}]}
+        else:
+            path, offers = "completions", "completions only: the model has no chat template"
+            body |= {"prompt": "Once upon a time"}
+        request = f"{url}/v1/{path} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+        typer.echo(f"Ready: {url}/v1 ({offers}). Ctrl-C stops it. Try:\ncurl {request}")
+        wait_for_signal(received)
     typer.echo("Stopped.")
 
 
-def wait_for_signal(received: ReceivedSignals, ready: str) -> None:
-    typer.echo(ready)
+def wait_for_signal(received: ReceivedSignals) -> None:
     while not received.first:
         received.wait(3600)
 
 
-def ready_lines(model: Servable, url: str) -> str:
-    body: dict[str, object] = {"model": model.name, "max_tokens": 64}
-    if model.has_chat_template:
-        path, offers = "chat/completions", "chat and completions"
-        body |= {"messages": [{"role": "user", "content": "Hello!"}]}
-    else:
-        path, offers = "completions", "completions only: the model has no chat template"
-        body |= {"prompt": "Once upon a time"}
-    request = shlex.quote(json.dumps(body))
-    return (
-        f"Ready: {url}/v1 ({offers}). Ctrl-C stops it. Try:\ncurl {url}/v1/{path}"
-        f" -H 'Content-Type: application/json' -d {request}"
-    )
-
-
 def chat(
     model: ModelName,
-    flags: Annotated[
-        list[str] | None, typer.Argument(help="Of generate: max_new_tokens=200 do_sample=False temperature=0.7")
-    ] = None,
+    flags: Annotated[list[str] | None, typer.Argument(help="For generate: max_new_tokens=200 temperature=0.7")] = None,
     browser: Annotated[bool, typer.Option("--browser", help="On a page in the browser.")] = False,
-    host: Annotated[
-        str, typer.Option(help="Address of the page; 0.0.0.0 lets other machines in, without a password.")
-    ] = HOST,
+    host: Annotated[str, typer.Option(help="Address of the page; 0.0.0.0: open to all, no password.")] = HOST,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the page.")] = PORT,
     system_prompt: Annotated[str | None, typer.Option(help="In the terminal: what the model is told first.")] = None,
     dtype: Annotated[Dtype, typer.Option(help="What the weights are held in; auto: as they are stored.")] = "auto",
@@ -254,9 +210,7 @@ def chat(
     """
     disable_progress_bar()
     if browser and (flags or system_prompt is not None):  # Gradio 6.31 sends a system message in the first turn only
-        raise LaunchError(
-            "--system-prompt and options of generate are for the terminal. Leave them out, or --browser."
-        )
+        raise LaunchError("--system-prompt and generate's options are for the terminal. Leave them out, or --browser.")
     if not browser and (host, port) != (HOST, PORT):
         raise LaunchError("--host and --port are for the page in the browser. Add --browser.")
     if browser and find_spec("gradio") is None:
@@ -272,31 +226,21 @@ def chat(
             f" completions (cpt serve {servable.name}), give it a chat_template.jinja, or add a chat vector: cpt merge"
             " --method task_arithmetic"
         )
-    from cpt.serving.serve import serving  # fastapi, which check_servable has found
-
     typer.echo(f"Loading {servable.name} ...")
-    with serving(
-        servable.name, servable.has_chat_template, host=HOST, port=free_port(), dtype=dtype, device=device
-    ) as url:
+    with serving(*servable, host=HOST, port=free_port(), dtype=dtype, device=device) as url:
         if browser:
             show_page(servable, url, host, port)
             return
+        # In a process of its own: with HF_HUB_OFFLINE, `transformers chat` refuses to connect to this machine, too.
+        environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+        signal.signal(signal.SIGINT, lambda number, frame: None)  # Ctrl-C is for the chat, which ends by itself
         options = [] if system_prompt is None else ["--system-prompt", system_prompt]
-        code = run_chat([servable.name, url, *(flags or []), *options])
-    raise typer.Exit(code)
-
-
-def run_chat(words: list[str]) -> int:
-    """`transformers chat` in a process of its own: with HF_HUB_OFFLINE it refuses to connect to this machine, too."""
-    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-    signal.signal(signal.SIGINT, lambda number, frame: None)  # Ctrl-C is for the chat, which ends by itself
-    return subprocess.run(
-        [sys.executable, "-m", "transformers.cli.transformers", "chat", *words], env=environment
-    ).returncode
+        words = ["transformers.cli.transformers", "chat", servable.name, url, *(flags or []), *options]
+        ended = subprocess.run([sys.executable, "-m", *words], env=environment)
+    raise typer.Exit(ended.returncode)
 
 
 def show_page(model: Servable, url: str, host: str, port: int) -> None:
-    """Serve Gradio's page until a signal."""
     received, page = ReceivedSignals(), build_page(model, url)
     from gradio.themes import Default  # after build_page, which switches Gradio's telemetry off
 
@@ -304,7 +248,8 @@ def show_page(model: Servable, url: str, host: str, port: int) -> None:
     options = {"prevent_thread_lock": True, "quiet": True, "ssr_mode": False, "theme": theme}
     with received.noted():
         page.launch(server_name=host, server_port=port, **options)
-        wait_for_signal(received, f"Ready: http://{host}:{port}. Ctrl-C stops it.")
+        typer.echo(f"Ready: http://{host}:{port}. Ctrl-C stops it.")
+        wait_for_signal(received)
     page.close(verbose=False)
     typer.echo("Stopped.")
 
@@ -331,26 +276,32 @@ def build_page(model: Servable, url: str) -> Any:
 
 
 def check_servable(model: str, module: str | None = None) -> Servable:
-    """A folder's files, one by one, or that the Hub's cache has the id; of a finished run its exported model.
+    """Check a folder's files, one by one, or that the Hub's cache has the id; of a finished run its exported model.
 
     Args:
         module: the user's own `package.module` that registers the model's family; by default that of the run's recipe.
-
-    Raises:
-        CheckpointError: the folder is no complete model, or an adapter, or in a format that only this package reads.
-        ResourceError: the id cannot be found, or the packages for serving are missing.
     """
     if not is_serve_available():
         raise ResourceError("serving needs fastapi, uvicorn and openai. Install them: pip install 'cpt[serving]'")
     folder = Path(model).expanduser()
-    name = str(check_folder(folder, module)) if folder.is_dir() else check_hub_id(model)
+    if folder.is_dir():
+        name = str(check_folder(folder, module))
+    else:
+        name = model
+        if folder.exists():
+            raise CheckpointError(f"{model} is a file. Give the folder of an exported model.")
+        try:
+            validate_repo_id(model)
+            read_config(Model(path=model))
+        except HFValidationError as problem:
+            raise CheckpointError(f"{model} is neither a folder (looked in {Path.cwd()}) nor a Hub id.") from problem
+        except (RecipeError, ResourceError) as problem:
+            raise type(problem)(str(problem).replace("model.path: ", "")) from problem
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:  # damaged files
         reason = " ".join(str(problem).split())[:300]
-        raise CheckpointError(
-            f"{name}: cannot load its tokenizer: {reason} Copy the tokenizer's files again."
-        ) from problem
+        raise CheckpointError(f"{name}: cannot load its tokenizer: {reason} Copy its files again.") from problem
     return Servable(name, tokenizer.chat_template is not None)
 
 
@@ -359,32 +310,25 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
     if (folder / RECIPE).is_file() and kind_of(folder) == "nothing":
         if not Run(folder).is_finished:
             raise CheckpointError(
-                f"{folder} is a run without a finished model. Export a checkpoint of it: cpt export {folder} --output"
-                " FOLDER"
+                f"{folder} is a run without a finished model. Export a checkpoint: cpt export {folder} --output FOLDER"
             )
         folder = folder / EXPORT
     if "@" in str(folder) or str(folder).endswith(".gguf"):
-        raise CheckpointError(
-            f"{folder}: Hugging Face's server takes `@` for the beginning of a revision. Rename the folder."
-        )
+        raise CheckpointError(f"{folder}: the server takes `@` for a revision. Rename the folder.")
     kind = kind_of(folder)
     if kind == "adapter":
         raise CheckpointError(
-            f"{folder} is a LoRA adapter, which Hugging Face's server does not load. Merge it into its base first: "
-            f"cpt export {folder} --output FOLDER"
+            f"{folder} is a LoRA adapter. Merge it into its base first: cpt export {folder} --output FOLDER"
         )
     if kind != "model" or not (folder / "config.json").is_file():
-        raise CheckpointError(
-            f"{folder} is not a complete model. Export one: cpt export RUN_OR_CHECKPOINT --output FOLDER"
-        )
+        raise CheckpointError(f"{folder} is not a complete model. Export one: cpt export RUN --output FOLDER")
     Tensors(folder)  # opens each file, so that one that is missing or cut short is found now
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise CheckpointError(f"{folder} has no tokenizer: copy tokenizer.json and tokenizer_config.json into it.")
     model_type = config_json(folder).get("model_type")
     if model_type in FAMILIES:
         raise CheckpointError(
-            f"{folder} is a checkpoint of `{model_type}`, which only cpt reads. Export it as the architecture that it"
-            f" equals: cpt export {folder} --output FOLDER"
+            f"{folder} is of `{model_type}`, which only cpt reads. Export it: cpt export {folder} --output FOLDER"
         )
     check_architecture(folder, module)
     return folder
@@ -397,11 +341,7 @@ def check_architecture(folder: Path, module: str | None = None) -> None:
     if module is not None or not can_be_served(architecture, config.get("model_type", "")):
         import_own_code(folder, module)
     if not can_be_served(architecture, config.get("model_type", "")):
-        remedy = (
-            NAME_IT
-            if brings_its_code(folder)
-            else "Export the model with cpt export, or install the version of transformers that knows it."
-        )
+        remedy = NAME_IT if brings_its_code(folder) else "Export it with cpt export, or update transformers."
         raise CheckpointError(
             f"{folder}: config.json names {architecture}, no causal language model of transformers"
             f" {transformers.__version__}. {remedy}"
@@ -409,11 +349,8 @@ def check_architecture(folder: Path, module: str | None = None) -> None:
 
 
 def can_be_served(architecture: str, model_type: str) -> bool:
-    """Whether the server will find the class: transformers' own, or one that is registered with AutoModelForCausalLM.
-
-    The server of transformers 5.23 takes `getattr(transformers, architecture)` (cli/serving/model_manager.py), so a
-    registered one is put there.
-    """
+    """Whether the server will find the class: transformers' own, or one registered with AutoModelForCausalLM. The
+    server of transformers 5.23 takes `getattr(transformers, architecture)`, so a registered one is put there."""
     if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         return True
     if model_type not in CONFIG_MAPPING:
@@ -425,27 +362,9 @@ def can_be_served(architecture: str, model_type: str) -> bool:
     return True
 
 
-def check_hub_id(model: str) -> str:
-    if Path(model).expanduser().exists():
-        raise CheckpointError(f"{model} is a file. Give the folder of an exported model.")
-    try:
-        validate_repo_id(model)
-    except HFValidationError as problem:
-        raise CheckpointError(
-            f"{model} is neither a folder (looked in {Path.cwd()}) nor an id of the Hub. Give one of the two."
-        ) from problem
-    try:
-        read_config(Model(path=model))
-    except (RecipeError, ResourceError) as problem:
-        raise type(problem)(str(problem).replace("model.path: ", "")) from problem
-    return model
-
-
 def check_port(host: str, port: int) -> None:
-    """Refuse a port that is taken before a model is loaded for minutes."""
+    """Refuse a port that is taken, before a model is loaded for minutes."""
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as problem:
-        raise LaunchError(
-            f"cannot listen on {host}:{port}: {problem.strerror}. Choose another --host or --port."
-        ) from problem
+        raise LaunchError(f"cannot use {host}:{port}: {problem.strerror}. Try another --host or --port.") from problem

@@ -18,7 +18,7 @@ from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS, SAMPLES
 from cpt.runs.record import Run
 from cpt.stages.models import PACKED, REFERENCED, build_teacher, reference_model
-from cpt.training.arguments import RunLength, find_stage, length_of, load_class, training_arguments
+from cpt.training.arguments import RunLength, find_stage, load_class, run_length, training_arguments
 from cpt.training.callbacks import (
     ConsoleProgress,
     MetricsFile,
@@ -54,8 +54,8 @@ TRAINERS: dict[str, tuple[str, ...]] = {
 }
 """Our trainer; or what a trainer of TRL's needs to train on our rows, and that trainer: its loss, metrics and
 generation stay."""
+# Stages whose steps are a language model's own forward and backward pass of each token, and nothing besides.
 OWN_LOSS = ("pretrain", "cpt", "sft", "distill_text")
-"""Stages whose steps are a language model's own forward and backward pass of each token, and nothing besides."""
 
 
 def build_trainer(
@@ -71,22 +71,18 @@ def build_trainer(
 
     Args:
         arguments: Hugging Face's config; under ZeRO-3 it was made before the model, elsewhere it is optional.
-        watchers: further callbacks, of whoever runs it.
-
-    Raises:
-        RecipeError: no such stage, a value that Hugging Face refuses, or a stage of the user's own that builds on
-        another trainer.
+        watchers: further callbacks.
     """
     if arguments is None:
         arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
-    length = length_of(recipe, data, Path(str(arguments.output_dir)))
+    folder = Path(str(arguments.output_dir))
+    length = run_length(recipe, data.num_rows, folder)
     trainer = stage_trainer(recipe, model, tokenizer, data, arguments, length)
     if not isinstance(trainer, CPTTrainer):
         raise RecipeError(
             f"`stage`: {recipe.stage} builds a {type(trainer).__name__}, which does not save and resume as runs here"
             " do. Derive it from cpt.training.trainer.CPTTrainer."
         )
-    folder = Path(str(arguments.output_dir))
     trainer.remove_callback(PrinterCallback)
     for callback in (DataPosition(data, trainer.rows_of_steps), *watching_callbacks(recipe, trainer, data), *watchers):
         trainer.add_callback(callback)
@@ -125,40 +121,24 @@ def stage_trainer(
 
 @cache
 def trainer_class(stage: str) -> Callable[..., Trainer]:
-    """The trainer class of a built-in stage."""
     bases = tuple(load_class(path, stage) for path in TRAINERS[stage])
     return bases[0] if len(bases) == 1 else type(bases[1].__name__, bases, {})
 
 
 def watching_callbacks(recipe: Recipe, trainer: CPTTrainer, data: PreparedData) -> list[TrainerCallback]:
-    """Those that add metrics, those of the recipe, then those that write the metrics.
-
-    Raises:
-        RecipeError: the recipe's own, or what it profiles, cannot be had.
-    """
+    """Those that add metrics, those of the recipe, then those that write the metrics."""
     monitoring, folder, tokens = recipe.monitoring, trainer.run_folder, trainer.length.tokens_per_step
     check_profiled_steps(monitoring.profile, trainer.length.steps)
-    return [
-        TrainingClock(tokens),
-        SmoothedLoss(),
-        RealisedShares(data, trainer.rows_of_steps),
-        *callbacks_of_packed_rows(recipe, trainer, data),
-        MachineUse(folder),
-        *build_callbacks(monitoring.callbacks, folder, tokens),
-        MetricsFile(folder / METRICS, tokens),
-        StatusFile(Run(folder)),
-        ConsoleProgress(folder.name),
-        *(() if monitoring.profile is None else (StepProfile(folder, monitoring.profile),)),
-    ]
-
-
-def callbacks_of_packed_rows(recipe: Recipe, trainer: CPTTrainer, data: PreparedData) -> Sequence[TrainerCallback]:
-    """Callbacks for rows of tokens."""
-    callbacks: list[TrainerCallback] = []
+    rows = trainer.rows_of_steps
+    callbacks: list[TrainerCallback] = [TrainingClock(tokens), SmoothedLoss(), RealisedShares(data, rows)]
     if data.form in PACKED and len(data.sources) > 1:
-        callbacks.append(SourceLosses(data, trainer.rows_of_steps, sharing_rows=trainer.shared_rows.processes))
+        callbacks.append(SourceLosses(data, rows, sharing_rows=trainer.shared_rows.parts))
     if recipe.stage in OWN_LOSS:
         gpu = torch.cuda.get_device_name() if trainer.args.device.type == "cuda" else None
         trains_weights = recipe.model.lora is None and recipe.model.train_only is None
-        callbacks.append(ModelFlopsUtilization(data, trainer.rows_of_steps, gpu, trains_weights=trains_weights))
+        callbacks.append(ModelFlopsUtilization(data, rows, gpu, trains_weights=trains_weights))
+    callbacks += [MachineUse(folder), *build_callbacks(monitoring.callbacks, folder, tokens)]
+    callbacks += [MetricsFile(folder / METRICS, tokens), StatusFile(Run(folder)), ConsoleProgress(folder.name)]
+    if monitoring.profile is not None:
+        callbacks.append(StepProfile(folder, monitoring.profile))
     return callbacks

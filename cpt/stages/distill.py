@@ -44,13 +44,9 @@ class DistillConfig(TrainingArguments):
 
 
 class DistillTrainer(CPTTrainer):
-    """The loop of SFT, with the divergence from a teacher in the place of the cross entropy, on the same labelled
-    tokens.
+    """The loop of SFT, with the divergence from a teacher over the same vocabulary in place of the cross entropy.
 
     Held-out sets are measured in cross entropy, as everywhere.
-
-    Args:
-        teacher_model: over the same vocabulary.
     """
 
     trains_on_model_loss = False
@@ -64,12 +60,9 @@ class DistillTrainer(CPTTrainer):
         self.taught: torch.Tensor | None = None
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, torch.Tensor], *arguments: Any, **options: Any) -> Any:
-        """Ask the teacher, then the student."""
-        own = {
-            name: value for name, value in inputs.items() if name in ("input_ids", "position_ids", "attention_mask")
-        }
+        read = {name: inputs[name] for name in ("input_ids", "position_ids", "attention_mask") if name in inputs}
         with torch.no_grad():
-            self.taught = self.teacher(**own, use_cache=False).logits
+            self.taught = self.teacher(**read, use_cache=False).logits
         try:
             return super().compute_loss(model, dict(inputs), *arguments, **options)
         finally:
@@ -96,11 +89,9 @@ def summed_divergence(
     """The divergence summed over tokens, in fp32 for some of them at a time, which the backward pass computes again.
 
     Args:
-        student: logits [tokens, vocabulary].
-        teacher: logits of the same shape.
+        student, teacher: logits [tokens, vocabulary].
         beta: 0 is KL(teacher, student), 1 is KL(student, teacher); between them the generalised Jensen-Shannon
             divergence.
-        temperature: that both logits are divided by.
     """
     total = student.new_zeros((), dtype=torch.float32)
     for own, other in zip(student.split(TOKENS_AT_ONCE), teacher.split(TOKENS_AT_ONCE), strict=True):
@@ -151,9 +142,8 @@ class WholeConversations(ExampleTrainer):
             ids = torch.stack([row["input_ids"] for row in rows])
             width = int(first.max())
             prompts, mask = torch.full((len(rows), width), pad), torch.zeros((len(rows), width), dtype=torch.long)
-            for line, (row, end) in enumerate(
-                zip(ids, first.tolist(), strict=True)
-            ):  # generation continues on the right
+            # Padding is on the left: generation continues on the right.
+            for line, (row, end) in enumerate(zip(ids, first.tolist(), strict=True)):
                 prompts[line, width - end :] = row[:end]
                 mask[line, width - end :] = 1
             longest = int(lengths.max())

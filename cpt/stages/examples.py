@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,11 +46,9 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         tokenizer = options.get("tokenizer")
         if tokenizer is not None and tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
-        exact = {
-            name: parameter.detach().clone()
-            for name, parameter in model.named_parameters()
-            if is_adapter_of_quantized(model, parameter)
-        }
+        is_quantized = isinstance(model, PeftModel) and vars(model.get_base_model()).get("is_loaded_in_4bit")
+        trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+        exact = {name: weight.detach().clone() for name, weight in trained} if is_quantized else {}
         try:
             super().__init__(recipe, model, arguments, **options)
         except (ValueError, NotImplementedError) as problem:  # TRL's own, of keys that do not go together
@@ -63,24 +60,18 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
             if name in exact:  # TRL rounds adapters over 4-bit weights to bfloat16; here they stay in fp32
                 parameter.data = exact[name]
         if isinstance(model, PeftModel) and TRLS_REFERENCE in model.peft_config:
-            model.delete_adapter(
-                TRLS_REFERENCE
-            )  # a new adapter changes nothing: without it the model is the reference
+            # A new adapter changes nothing: without it the model is the reference.
+            model.delete_adapter(TRLS_REFERENCE)
 
     def shown_at_first(self, rows: Dataset[Any]) -> ShownRows:
         """TRL requires a `datasets.Dataset`, and reads its first row."""
         return ShownRows.from_list([rows[0]])
 
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:
-        collate: Callable[[list[Any]], Any] = self.data_collator
-        return collate
+        return self.data_collator
 
     def compute_loss(self, *arguments: Any, **options: Any) -> Any:
-        """TRL's own loss, its auxiliary loss included.
-
-        Raises:
-            RecipeError: TRL does not know this loss; it checks the name only here.
-        """
+        """TRL's own loss, its auxiliary loss included; a RecipeError where TRL does not know its name."""
         try:
             return super(CPTTrainer, self).compute_loss(*arguments, **options)
         except ValueError as problem:
@@ -96,7 +87,6 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
 
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
         """In evaluation mode, so that TRL's `log` does not mix its metrics with those of the training."""
-        assert self.model is not None, "the Trainer was built with a model"
         was_training = self.model.training
         self.model.eval()
         try:
@@ -126,7 +116,11 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
             own.clear()
             figures = self.metrics_of_batch([held_out.rows[number] for number in numbers])
             own.pop("num_tokens", None)  # of the training, so far
-            figures |= {name_of_metric(name): sum(values) / len(values) for name, values in own.items() if values}
+            for name, values in own.items():
+                # TRL's parts of the loss, as `nll_loss`, must not be taken for the loss of another set
+                is_part = name.endswith(LOSS)
+                if values:
+                    figures[f"loss/{name.removesuffix(LOSS)}" if is_part else name] = sum(values) / len(values)
             for name, value in figures.items():
                 sums[name], seen[name] = sums.get(name, 0.0) + count * value, seen.get(name, 0) + count
             self.call_prediction_step()
@@ -143,7 +137,6 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
 
     @property
     def metrics_of_evaluation(self) -> dict[str, list[float]]:
-        """The metrics that TRL's trainer stores in evaluation mode: means over all processes."""
         return self.trl_metrics["eval"]
 
     def batches_of(self, num_rows: int) -> Iterator[tuple[list[int], int]]:
@@ -159,20 +152,6 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         for first in range(whole * size * world, num_rows, size):
             rest = list(range(first, min(first + size, num_rows)))
             yield rest, len(rest)
-
-
-def name_of_metric(name: str) -> str:
-    """TRL's name of a part of the loss, `nll_loss`, such that it is not taken for the loss of another set."""
-    return f"loss/{name.removesuffix(LOSS)}" if name.endswith(LOSS) else name
-
-
-def is_adapter_of_quantized(model: nn.Module, parameter: nn.Parameter) -> bool:
-    """True for an adapter's parameter over weights in 4 bit."""
-    return (
-        parameter.requires_grad
-        and isinstance(model, PeftModel)
-        and bool(vars(model.get_base_model()).get("is_loaded_in_4bit"))
-    )
 
 
 class WholeDialogues(ExampleTrainer):
@@ -222,7 +201,7 @@ class WithoutReference(ExampleTrainer):
         return self.trl_metrics["train"]
 
     def measure(self, held_out: HeldOutSet) -> dict[str, float]:
-        """The metrics of one set; those of the training since the last log are restored after it."""
+        """The training's metrics since the last log are restored after it."""
         of_training = dict(self.metrics_of_evaluation)
         try:
             return super().measure(held_out)
@@ -242,61 +221,41 @@ def renamed(row: dict[str, Any], most: int) -> dict[str, list[int]]:
 
 
 def fit_fused_head(model: nn.Module) -> None:
-    """Let log-probabilities and the balance loss be the family's own; to be called after TRL's `add_fused_lm_head`.
-
-    Raises:
-        RecipeError: the head is divided over processes, and a part of its rows cannot be taken.
-    """
-    bare: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-    if "forward" not in vars(bare) or not isinstance(bare, CptGPT2ForCausalLM | BalancedForCausalLM):
+    """Let log-probabilities and the balance loss be the family's own; to be called after TRL's `add_fused_lm_head`."""
+    whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    bare: Any = whole
+    if "forward" not in vars(bare) or not isinstance(whole, CptGPT2ForCausalLM | BalancedForCausalLM):
         return  # TRL has not put its own in front, or knows all there is to know
-    if isinstance(bare, CptGPT2ForCausalLM) and is_deepspeed_zero3_enabled():
+    if isinstance(whole, CptGPT2ForCausalLM) and is_deepspeed_zero3_enabled():
         raise RecipeError(
             "`training.deepspeed`: ZeRO-3 divides the padded head of `cpt-gpt2`, which this stage reads whole. Take"
             " ZeRO-2."
         )
-    fused = bare.forward
+    fused: Any = bare.forward
 
     @functools.wraps(fused)
     def forward(*arguments: Any, fused_lm_head: bool = False, **options: Any) -> Any:
         if not fused_lm_head:
             return fused(*arguments, **options)
-        if isinstance(bare, CptGPT2ForCausalLM):
-            with only_tokens(bare):
+        if isinstance(whole, CptGPT2ForCausalLM):  # of the head only the rows of tokens, without padding
+            weight = bare.lm_head.weight[: bare.config.unpadded_vocab_size]
+            bare.get_output_embeddings = lambda: SimpleNamespace(weight=weight, bias=None)
+            try:
                 return fused(*arguments, fused_lm_head=True, **options)
-        with noted_routing(bare) as noted:
+            finally:
+                del bare.get_output_embeddings
+        noted: list[tuple[torch.Tensor, ...]] = []  # the router logits of all layers, [B x T, E] each, if requested
+        handle = bare.base_model.register_forward_hook(lambda _, __, heard: noted.append(heard.get("router_logits")))
+        try:
             output = fused(*arguments, fused_lm_head=True, **options)
+        finally:
+            handle.remove()
         if output.aux_loss is not None:
-            output.aux_loss = balance_of_tokens(
-                bare, noted[-1], options.get("attention_mask"), len(options["input_ids"])
-            )
+            mask, rows = options.get("attention_mask"), len(options["input_ids"])
+            output.aux_loss = balance_of_tokens(bare, noted[-1], mask, rows)
         return output
 
     bare.forward = forward
-
-
-@contextmanager
-def only_tokens(model: Any) -> Iterator[None]:
-    """While it is open, the head has only the rows of tokens, without padding."""
-    head = model.lm_head
-    model.get_output_embeddings = lambda: SimpleNamespace(
-        weight=head.weight[: model.config.unpadded_vocab_size], bias=None
-    )
-    try:
-        yield
-    finally:
-        del model.get_output_embeddings
-
-
-@contextmanager
-def noted_routing(model: Any) -> Iterator[list[tuple[torch.Tensor, ...]]]:
-    """The router logits of all layers, [B x T, E] each, if requested."""
-    noted: list[tuple[torch.Tensor, ...]] = []
-    handle = model.base_model.register_forward_hook(lambda _, __, output: noted.append(output.get("router_logits")))
-    try:
-        yield noted
-    finally:
-        handle.remove()
 
 
 def balance_of_tokens(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ from torch import nn
 from torch.utils.data import Dataset
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig, GRPOTrainer
-from trl.models import prepare_deepspeed
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model, split_tensor_dict
 
@@ -21,11 +21,13 @@ from cpt.errors import RecipeError, ResourceError
 from cpt.hf_internals import SamplingHooks
 from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer, fit_fused_head
+from cpt.stages.models import prepared
 from cpt.stages.rewards import build_rewards
 from cpt.training.arguments import RunLength
-from cpt.training.generations import Generations, Prompt, PromptRows, generations_of, only_item
+from cpt.training.generations import Generations, Prompt, PromptRows
 from cpt.training.restart import is_out_of_memory
 from cpt.training.resuming import written_for
+from cpt.training.trainer import to_device
 
 STAGE_FILE = "stage_state.pt"
 NO_GROUPS = ("scale_rewards", "multi_objective_aggregation")
@@ -33,6 +35,8 @@ NO_GROUPS = ("scale_rewards", "multi_objective_aggregation")
 
 class PromptTrainer(SamplingHooks, ExampleTrainer):
     """Rows are prompts: each micro-batch gets those of its generation, and TRL's trainer answers them."""
+
+    args: Any  # the stage's own config
 
     @property
     def generations(self) -> Generations:
@@ -54,13 +58,13 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
             num_workers=workers,
             persistent_workers=arguments.dataloader_persistent_workers,
             prefetch_factor=arguments.dataloader_prefetch_factor if workers else None,
-            collate_fn=only_item,
+            collate_fn=itemgetter(0),  # a micro-batch is one item
         )
 
-    def run_epoch(self, run: Callable[[], None]) -> None:
+    def run_epoch(self, checkpoint: str | None, run: Callable[[], None]) -> None:
         """The Trainer's loop, with TRL's count of micro-batches where the run resumes."""
         self.micro_batches_done = self.first_step * self.generations.accumulation
-        super().run_epoch(run)
+        super().run_epoch(checkpoint, run)
 
     def floating_point_ops(self, inputs: Any) -> int:
         """FLOPs of training on the completions, without sampling them."""
@@ -93,7 +97,7 @@ class StepsOfPrompts(PromptTrainer):
 
     def inputs_of_process(self, inputs: Any) -> Any:
         """The prompts of the whole step, of which each process answers its share at the first micro-batch."""
-        if isinstance(inputs, list) and self.model is not None and self.model.training:
+        if isinstance(inputs, list) and self.model.training:
             size = len(inputs) // self.args.world_size
             return inputs[self.args.process_index * size :][:size]
         return inputs
@@ -107,8 +111,8 @@ class GenerationBatches(PromptTrainer):
             without its adapter.
     """
 
-    prompts: Sequence[Prompt] = ()
-    """The prompts of the last generation, of all processes."""
+    prompts: Sequence[Prompt] = ()  # of the last generation, of all processes
+    last: dict[str, torch.Tensor] | None = None  # this process's last completions, for a stage that compares with them
 
     def __init__(
         self,
@@ -130,19 +134,24 @@ class GenerationBatches(PromptTrainer):
             )
         rewards = build_rewards(recipe.rewards, [name for name in rows[0] if name != "prompt"])
         arguments.reward_weights = [reward.weight for reward in recipe.rewards]
-        keep_generation_size(recipe, arguments)
+        # As many completions at once as the recipe says, where an earlier start learned a smaller micro-batch.
+        asked = int(recipe.training.get("per_device_train_batch_size", arguments.per_device_train_batch_size))
+        parts = asked // arguments.per_device_train_batch_size
+        if parts > 1 and recipe.training.get("steps_per_generation") is not None:
+            arguments.steps_per_generation *= parts
+            arguments.generation_batch_size *= parts
         # With `beta` TRL would load a reference by the model's name, which may not exist.
         beta, arguments.beta = arguments.beta, 0.0
         try:
             super().__init__(recipe, model, arguments, rows=rows, length=length, reward_funcs=rewards, **options)
         finally:
             self.beta = arguments.beta = beta
-        self.ref_model = None if reference is None else self.prepared(reference)
+        self.ref_model = None if reference is None else self.ready_reference(reference)
         self.generations.check()
 
-    def prepared(self, reference: Any) -> Any:
+    def ready_reference(self, reference: Any) -> Any:
         """The reference as TRL asks it for log-probabilities."""
-        arguments: Any = self.args
+        arguments = self.args
         if arguments.disable_dropout:
             disable_dropout_in_model(reference)
         add_fused_lm_head(
@@ -151,46 +160,58 @@ class GenerationBatches(PromptTrainer):
             cast_lm_head_to_fp32=vars(arguments).get("cast_lm_head_to_fp32", False),
         )
         fit_fused_head(reference)
-        if self.is_deepspeed_enabled:
-            return prepare_deepspeed(reference, self.accelerator)
-        return self.accelerator.prepare_model(reference, evaluation_mode=True)
+        return prepared(reference, self)
 
     # --- prompts -----------------------------------------------------------------------------------------------------
 
     @property
     def generations(self) -> Generations:
-        """How prompts are shared out, with the micro-batches of now."""
-        return generations_of(self.args)
+        config = self.args
+        prompts = config.generation_batch_size // config.num_generations
+        micro_batches = config.steps_per_generation * config.num_iterations
+        return Generations(prompts, micro_batches, config.gradient_accumulation_steps)
 
     def inputs_of_process(self, inputs: Any) -> Any:
-        """The prompts to answer, where the completions of the last generation are used up."""
+        """Where the last completions are used up: this process's prompts, each repeated once per answer."""
         if isinstance(inputs, list):
-            in_training = self.model is not None and self.model.training
             is_new = self.micro_batches_done % self.generations.micro_batches == 0 or self.sampled_batches is None
-            if in_training and is_new:
+            if self.model.training and is_new:
                 self.prompts = inputs
                 return self.share_of(inputs)
         return inputs
 
     def share_of(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """The prompts of this process, each repeated once per answer."""
-        arguments: Any = self.args
-        repeated = [prompt for prompt in prompts for _ in range(arguments.num_generations)]
-        size = len(repeated) // arguments.world_size
-        return [dict(prompt) for prompt in repeated[arguments.process_index * size :][:size]]
+        repeated = [prompt for prompt in prompts for _ in range(self.args.num_generations)]
+        size = len(repeated) // self.args.world_size
+        return [dict(prompt) for prompt in repeated[self.args.process_index * size :][:size]]
 
     # --- resuming ----------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
-        """A checkpoint in the middle of a generation has its completions."""
+        """A checkpoint within a generation has its completions, for micro-batches of its size or smaller ones.
+
+        Completions are sampled again if the number of processes differs or micro-batches were larger.
+        """
         if resume_from_checkpoint is not None:
-            self.restore_generation(Path(resume_from_checkpoint))
+            checkpoint, arguments = Path(resume_from_checkpoint), self.args
+            path = checkpoint / self.generation_file
+            same = path.exists() and written_for(checkpoint) in (None, arguments.world_size)
+            kept: dict[str, Any] = load_data(path) if same else {}
+            self.sampled_batches, buffered = None, kept.pop("buffered", None)
+            if buffered is not None and arguments.steps_per_generation % len(buffered) == 0:
+                parts = arguments.steps_per_generation // len(buffered)
+                batches = [to_device(batch, arguments.device) for batch in buffered]
+                self.sampled_batches = [part for batch in batches for part in split_tensor_dict(batch, parts)]
+            last = kept.get("last")
+            self.last = None if last is None else to_device(last, arguments.device)
+            if (checkpoint / STAGE_FILE).exists():  # not where another program wrote it
+                self.restore_own(load_data(checkpoint / STAGE_FILE))
         return super().train(resume_from_checkpoint, **options)
 
     def stage_states(self) -> dict[str, Any]:
         """The completions that later steps train on, and what the stage has learned."""
         is_within = self.state.global_step * self.generations.accumulation % self.generations.micro_batches != 0
-        of_process = {"buffered": self.sampled_batches if is_within else None, **self.state_of_process()}
+        of_process = {"buffered": self.sampled_batches if is_within else None, "last": self.last}
         states: dict[str, Any] = {}
         if any(value is not None for value in of_process.values()):
             states[self.generation_file] = of_process
@@ -200,37 +221,11 @@ class GenerationBatches(PromptTrainer):
 
     @property
     def generation_file(self) -> str:
-        """Its name in a checkpoint: each process has its own."""
         return "generation.pt" if self.args.world_size <= 1 else f"generation_{self.args.process_index}.pt"
-
-    def restore_generation(self, checkpoint: Path) -> None:
-        """Continue with what a checkpoint stored, and split completions where micro-batches are smaller now.
-
-        Completions are sampled again if the number of processes differs or micro-batches were larger.
-        """
-        path = checkpoint / self.generation_file
-        same = path.exists() and written_for(checkpoint) in (None, self.args.world_size)
-        kept: dict[str, Any] = load_data(path) if same else {}
-        self.sampled_batches = None
-        buffered, arguments = kept.pop("buffered", None), self.args
-        if buffered is not None and arguments.steps_per_generation % len(buffered) == 0:  # type: ignore[attr-defined]
-            parts = arguments.steps_per_generation // len(buffered)  # type: ignore[attr-defined]
-            batches = [on_device(batch, self.args.device) for batch in buffered]
-            self.sampled_batches = [part for batch in batches for part in split_tensor_dict(batch, parts)]
-        self.restore_process(kept)
-        if (checkpoint / STAGE_FILE).exists():  # not where another program wrote it
-            self.restore_own(load_data(checkpoint / STAGE_FILE))
 
     def on_rollback(self) -> None:
         """Sample again: stored completions may answer prompts that are now skipped."""
         self.sampled_batches = None
-
-    def state_of_process(self) -> dict[str, Any]:
-        """Further state of this process for a checkpoint."""
-        return {}
-
-    def restore_process(self, state: Mapping[str, Any]) -> None:
-        """Continue with it; empty if another number of processes wrote the checkpoint."""
 
     def own_state(self) -> dict[str, Any]:
         """The stage's state for a checkpoint, equal on all processes."""
@@ -254,27 +249,22 @@ class GenerationBatches(PromptTrainer):
         return torch.stack((loss * 0, clipped))
 
     def sample(self, generate: Callable[[], Any]) -> Any:
-        """Sample completions.
-
-        Raises:
-            ResourceError: out of memory; smaller micro-batches would not help.
-        """
+        """Sample completions; out of memory becomes a ResourceError, as smaller micro-batches would not help."""
         try:
             return generate()
         except RuntimeError as problem:
             if not is_out_of_memory(problem):
                 raise
-            config: Any = self.args
             raise ResourceError(
-                f"out of memory in step {self.state.global_step + 1}, sampling {config.generation_batch_size}"
-                f" completions of up to {config.max_completion_length} tokens. Set `training.generation_batch_size`,"
-                " `steps_per_generation` or `max_completion_length` lower; smaller micro-batches would not help."
+                f"out of memory in step {self.state.global_step + 1}, sampling {self.args.generation_batch_size}"
+                f" completions of up to {self.args.max_completion_length} tokens. Set"
+                " `training.generation_batch_size`, `steps_per_generation` or `max_completion_length` lower; smaller"
+                " micro-batches would not help."
             ) from problem
 
     def metrics_of_batch(self, rows: list[Any]) -> dict[str, float]:
         """TRL's metrics only; each prompt is answered `num_generations_eval` times."""
-        config: Any = self.args
-        answers = config.num_generations_eval or config.num_generations
+        answers = self.args.num_generations_eval or self.args.num_generations
         self.prepare_inputs([row for row in rows for _ in range(answers)])
         return {}
 
@@ -292,20 +282,6 @@ class Groups(GenerationBatches):
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
         self.entropy_coef, self._last_world_entropy = state["entropy"]
-
-
-def keep_generation_size(recipe: Recipe, arguments: Any) -> None:
-    """As many completions at once as the recipe says, where an earlier start learned that its micro-batch does not
-    fit."""
-    asked = int(recipe.training.get("per_device_train_batch_size", arguments.per_device_train_batch_size))
-    parts = asked // arguments.per_device_train_batch_size
-    if parts > 1 and recipe.training.get("steps_per_generation") is not None:
-        arguments.steps_per_generation *= parts
-        arguments.generation_batch_size *= parts
-
-
-def on_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
 @dataclass
@@ -344,22 +320,14 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
         self.rewards_of_all[rewards.isnan().all(dim=1)] = torch.nan
 
     def scored(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
-        """A generation, in training with the stage's own advantages."""
-        is_training = self.model is not None and self.model.training
-        return made | self.advantages_of(inputs, made) if is_training else made
+        return made | self.advantages_of(inputs, made) if self.model.training else made
 
     def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
         """`advantages` ([B], or [B, T] for each token), and what else the loss of a completion needs."""
         raise NotImplementedError
 
     @property
-    def generating(self) -> tuple[Any, Any]:
-        """The model, and how it recomputes activations, which is of no use without gradients."""
-        return self.model, self.args.gradient_checkpointing_kwargs
-
-    @property
     def own_rewards(self) -> torch.Tensor:
-        """Those of this process."""
         size = len(self.rewards_of_all) // self.args.world_size
         return self.rewards_of_all[self.args.process_index * size :][:size]
 
@@ -367,8 +335,9 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
         """Log-probabilities [B, T] of the completions' tokens under the current model."""
         ids = torch.cat((made["prompt_ids"], made["completion_ids"]), dim=1)
         mask = torch.cat((made["prompt_mask"], made["completion_mask"]), dim=1)
-        model, how = self.generating
-        with torch.no_grad(), disable_gradient_checkpointing(model, how):
+        model = self.model
+        # recomputing activations is of no use without gradients
+        with torch.no_grad(), disable_gradient_checkpointing(model, self.args.gradient_checkpointing_kwargs):
             size = self.args.per_device_train_batch_size
             return self.score_tokens(model, ids, mask, made["completion_ids"].size(1), batch_size=size)
 

@@ -21,19 +21,14 @@ from cpt.recipe.schema import Model, Recipe
 from cpt.tokenizer.load import from_folder_or_hub
 from cpt.training.arguments import find_stage, weights_dtype
 
-PACKED = ("document", "conversation")
-"""Forms of data whose rows hold several documents."""
+PACKED = ("document", "conversation")  # forms of data whose rows hold several documents
+# Stages that always need a reference; those with rewards have one where `training.beta` is not 0.
 REFERENCED = ("dpo", "kto")
-"""Stages that always need a reference; those with rewards have one where `training.beta` is not 0."""
 KEY = "training.teacher_model_name_or_path"
 
 
 def model_for(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments) -> nn.Module:
-    """The recipe's model as its stage trains it, in the types that the arguments ask for.
-
-    Raises:
-        CptError: one of its children; see `build_model`.
-    """
+    """The recipe's model as its stage trains it, in the types that the arguments ask for."""
     if recipe.stage == "reward":  # a new head for one score in place of the language model's
         return scoring_model(recipe.model, tokenizer, seed=recipe.seed, dtype=weights_dtype(recipe, arguments))
     return language_model(recipe, tokenizer, arguments)
@@ -62,9 +57,6 @@ def reference_model(
     """The model that the run starts from, frozen; None with an adapter, without which the trained model is that one.
 
     It is made from the recipe, and not from the trained model, so that a resumed run has the same reference.
-
-    Raises:
-        RecipeError: see `check_reference`.
     """
     if recipe.model.lora is not None:
         check_reference(recipe)
@@ -74,39 +66,24 @@ def reference_model(
 
 
 def check_reference(recipe: Recipe) -> None:
-    """Refuse adapters without which the model is not the one that the run starts from, where the stage compares the
-    two.
-
-    Raises:
-        RecipeError: the adapter's start is taken out of the weights under it.
-    """
+    """Refuse adapters that start in the base's weights, where the stage compares the model with its start."""
     start = str((recipe.model.lora or {}).get("init_lora_weights")).partition("_niter")[0]
-    if start in START_IN_THE_BASE and has_reference(recipe):
+    if start not in START_IN_THE_BASE or recipe.stage not in (*REFERENCED, *REWARDED):
+        return
+    defaults = {field.name: field.default for field in fields(find_stage(recipe.stage).CONFIG)}
+    if recipe.stage in REFERENCED or recipe.training.get("beta", defaults["beta"]):
         raise RecipeError(
             f"`model.lora.init_lora_weights: {start}` takes the adapter out of the base's weights: without it they are"
             f" no reference for stage `{recipe.stage}`. Remove it."
         )
 
 
-def has_reference(recipe: Recipe) -> bool:
-    """Whether the stage compares the model with the one that the run starts from."""
-    if recipe.stage not in (*REFERENCED, *REWARDED):
-        return False
-    defaults = {field.name: field.default for field in fields(find_stage(recipe.stage).CONFIG)}
-    return recipe.stage in REFERENCED or bool(recipe.training.get("beta", defaults["beta"]))
-
-
 def build_teacher(
     recipe: Recipe, student: nn.Module, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments
 ) -> PreTrainedModel:
-    """The model that `training.teacher_model_name_or_path` names, frozen: a Hub id, a folder, or the folder of a
-    finished run.
+    """The model that `training.teacher_model_name_or_path` names (a Hub id, a folder, or a finished run), frozen.
 
     Its weights are in bfloat16 where the run computes in that, else in fp32.
-
-    Raises:
-        RecipeError: none is named, or its vocabulary is another one.
-        CptError: see `build_model`.
     """
     values = vars(arguments)
     path, revision = result_of_run(values["teacher_model_name_or_path"]), values.get("teacher_model_revision")
@@ -131,15 +108,12 @@ def build_teacher(
 
 
 def check_vocabulary(student: Any, tokenizer: PreTrainedTokenizerBase, teacher: Model) -> None:
-    """Refuse a teacher whose probabilities are of other tokens.
-
-    Raises:
-        RecipeError: the number of rows, or a token's id, is another one.
-    """
+    """Refuse a teacher with other tokens: another number of rows, or another id of a token."""
     rows, others = vocabulary_size(student.config), vocabulary_size(load_config(teacher))
     if rows != others:
         raise RecipeError(f"{teacher.path} has {others} tokens and the model {rows}: the vocabularies must be equal.")
-    if not has_tokenizer(str(teacher.path)):
+    folder = Path(str(teacher.path)).expanduser()
+    if folder.exists() and not (folder / "tokenizer.json").is_file():  # a Hub repository always has a tokenizer
         return
     own, known = tokenizer.get_vocab(), from_folder_or_hub(str(teacher.path), teacher.revision, False).get_vocab()
     if differing := sorted(word for word, number in own.items() if known.get(word) != number):
@@ -150,16 +124,8 @@ def check_vocabulary(student: Any, tokenizer: PreTrainedTokenizerBase, teacher: 
         )
 
 
-def has_tokenizer(path: str) -> bool:
-    """True if the folder has a tokenizer; a Hub repository always does."""
-    folder = Path(path).expanduser()
-    return not folder.exists() or (folder / "tokenizer.json").is_file()
-
-
 def prepared(teacher: nn.Module, trainer: Any) -> nn.Module:
     """On the trainer's device, and divided over processes where ZeRO-3 divides the student."""
     if trainer.is_deepspeed_enabled:
-        engine: nn.Module = prepare_deepspeed(teacher, trainer.accelerator)
-        return engine
-    ready: nn.Module = trainer.accelerator.prepare_model(teacher, evaluation_mode=True)
-    return ready
+        return prepare_deepspeed(teacher, trainer.accelerator)
+    return trainer.accelerator.prepare_model(teacher, evaluation_mode=True)

@@ -58,7 +58,7 @@ class PPOTrainer(RewardedTrainer):
 
     def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
         """By the values before the first step on these completions; the reward comes with the last token."""
-        config: Any = self.args
+        config = self.args
         self.log_probabilities(made)
         values, mask = self.values.float(), made["completion_mask"].float()
         applies = ~self.own_rewards.isnan()
@@ -67,7 +67,13 @@ class PPOTrainer(RewardedTrainer):
         )
         advantages = advantages * applies[:, None]
         returns = values + advantages
-        self.note_explained(values, returns, mask)
+        # How much of the returns the values knew before: 1 is all, 0 nothing.
+        mean, _ = self.moments(values, mask)
+        _, missed = self.moments(returns - values, mask)
+        _, spread = self.moments(returns, mask)
+        self.add_metric("value/mean", mean.item())
+        if spread > 0:
+            self.add_metric("value/explained_variance", 1 - (missed / spread).square().item())
         if config.whiten_advantages:
             mean, deviation = self.moments(advantages, mask * applies[:, None])
             advantages = (advantages - mean) / deviation.clamp(min=config.least_deviation) * mask * applies[:, None]
@@ -80,22 +86,12 @@ class PPOTrainer(RewardedTrainer):
         mean = total / count.clamp(min=1)
         return mean, (squares / count.clamp(min=1) - mean.square()).clamp(min=0).sqrt()
 
-    def note_explained(self, values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor) -> None:
-        """How much of the returns the values knew before: 1 is all, 0 nothing."""
-        mean, _ = self.moments(values, mask)
-        _, missed = self.moments(returns - values, mask)
-        _, spread = self.moments(returns, mask)
-        self.add_metric("value/mean", mean.item())
-        if spread > 0:
-            self.add_metric("value/explained_variance", 1 - (missed / spread).square().item())
-
     def loss_of_completions(self, policy_loss: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
         """The policy's loss, and the values'."""
-        config: Any = self.args
+        config = self.args
         losses = clipped_value_loss(self.values.float(), inputs["values"], inputs["returns"], config.value_clip)
-        tokens = (
-            inputs["num_items_in_batch"].clamp(min=1) / config.world_size
-        )  # of the whole generation, which lasts for several steps
+        # Tokens of the whole generation, which lasts for several steps.
+        tokens = inputs["num_items_in_batch"].clamp(min=1) / config.world_size
         share = tokens * self.current_gradient_accumulation_steps / config.steps_per_generation
         value_loss = (losses * inputs["completion_mask"]).sum() / share
         in_log = value_loss.detach() * self.current_gradient_accumulation_steps

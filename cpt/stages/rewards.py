@@ -21,11 +21,10 @@ from cpt.plugins import check_options, find
 from cpt.recipe.schema import Reward
 from cpt.runs.record import Run
 
+# What TRL passes in addition to the columns of the data:
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-"""What TRL passes in addition to the columns of the data."""
 MOST_LETTERS = 300  # of a prompt or a completion, in a message
-Text = str | Sequence[Mapping[str, Any]]
-"""A prompt or a completion: a text, or messages."""
+Text = str | Sequence[Mapping[str, Any]]  # a prompt or a completion: a text, or messages
 NUMBERS = re.compile(
     r"[-+−]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?\s*\\?%?"
 )
@@ -47,36 +46,25 @@ class NamedReward:
         self.where = f"the reward {name} (`{key}`)"
         self.parameters = inspect.signature(function).parameters
 
-    @property
-    def columns(self) -> list[str]:
-        """Columns that it needs: its parameters, and what its option `column` names."""
+    def refuse_missing(self, columns: Sequence[str]) -> None:
+        """Raise a DataError where the rows lack a column that it reads: its parameters, and what its option `column`
+        names."""
         by_position = [p for p in self.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         needed = [p.name for p in by_position if p.default is p.empty and p.name not in GIVEN]
         default = self.parameters["column"].default if "column" in self.parameters else None
         named = self.options.get("column", default)
-        return [*needed, *([named] if isinstance(named, str) else [])]
-
-    def refuse_missing(self, columns: Sequence[str]) -> None:
-        """Raise where the rows lack a column that it reads."""
-        missing = [column for column in self.columns if column not in columns]
+        missing = [column for column in [*needed, named] if isinstance(column, str) and column not in columns]
         if missing:
             there = ", ".join(column for column in columns if column not in GIVEN) or "none"
             raise DataError(f"{self.where} reads the column `{missing[0]}`. Beside the prompt the rows have: {there}.")
 
     def __call__(self, **given: Any) -> list[float | None]:
-        """The rewards of some completions; None where it does not apply.
-
-        Raises:
-            TrainingError: it failed, or did not return one finite number or None for each completion.
-        """
+        """The rewards of some completions, one finite number or None each; else a TrainingError."""
         self.refuse_missing(list(given))
         takes_all = any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
         options = {name for name, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY}
-        taken = {
-            name: value
-            for name, value in given.items()
-            if name not in options and (takes_all or name in self.parameters)
-        }
+        known = (given.keys() if takes_all else self.parameters.keys() & given.keys()) - options
+        taken = {name: value for name, value in given.items() if name in known}
         try:
             found = self.function(**taken, **self.options)
         except CptError:
@@ -88,7 +76,8 @@ class NamedReward:
         if not isinstance(values, list | tuple) or len(values) != count:
             raise TrainingError(f"{self.where} returned {found!r}: expected a list of {count} numbers.")
         for row, value in enumerate(values):
-            if not (value is None or is_number(value)):
+            is_number = isinstance(value, bool | int | float | np.number | np.bool_) and math.isfinite(value)
+            if value is not None and not is_number:
                 prompt, said = (str(given[name][row])[:MOST_LETTERS] for name in ("prompts", "completions"))
                 raise TrainingError(
                     f"{self.where} returned {value!r}: expected a finite number, or None where it does not apply. The"
@@ -97,49 +86,27 @@ class NamedReward:
         return [None if value is None else float(value) for value in values]
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, bool | int | float | np.number | np.bool_) and math.isfinite(value)
-
-
 def build_rewards(rewards: Sequence[Reward], columns: Sequence[str]) -> list[NamedReward]:
-    """The rewards that the recipe names, in order, each with a unique name in the logs.
-
-    Args:
-        columns: that the data's rows have.
-
-    Raises:
-        RecipeError: an unknown name or option.
-        DataError: a column is missing.
-    """
-    built: list[NamedReward] = []
-    for number, (reward, function) in enumerate(zip(rewards, find_rewards(rewards), strict=True)):
-        name = reward.name.rpartition(":")[2]
-        same = sum(other.name.rpartition(":")[2] == name for other in rewards[:number])
-        named = NamedReward(f"{name}_{same + 1}" if same else name, f"rewards[{number}]", function, reward.options)
-        named.refuse_missing(columns)
-        if function is reward_model:
+    """The rewards that the recipe names, in order, ready to be called; `columns` are the data's."""
+    built = check_columns(rewards, columns)
+    for reward in built:
+        if reward.function is reward_model:
             load_reward_model(**{key: value for key, value in reward.options.items() if key != "batch_size"})
-        built.append(named)
     return built
 
 
-def check_columns(rewards: Sequence[Reward], columns: Sequence[str]) -> None:
-    """Refuse rewards that read what the data's rows do not have; nothing is loaded.
-
-    Raises:
-        DataError: with the columns that there are.
-    """
-    for number, (reward, function) in enumerate(zip(rewards, find_rewards(rewards), strict=True)):
-        NamedReward(reward.name, f"rewards[{number}]", function, reward.options).refuse_missing(columns)
+def check_columns(rewards: Sequence[Reward], columns: Sequence[str]) -> list[NamedReward]:
+    """Refuse rewards that read what the data's rows do not have; nothing is loaded."""
+    found = find_rewards(rewards)
+    for reward in found:
+        reward.refuse_missing(columns)
+    return found
 
 
-def find_rewards(rewards: Sequence[Reward]) -> list[Callable[..., Any]]:
-    """The functions that the recipe names, with their options checked against their signatures; nothing is loaded.
-
-    Raises:
-        RecipeError: an unknown name, or an unknown or invalid option.
-    """
-    functions = []
+def find_rewards(rewards: Sequence[Reward]) -> list[NamedReward]:
+    """The functions that the recipe names, each with a unique name in the logs, their options checked against their
+    signatures; nothing is loaded."""
+    found = []
     for number, reward in enumerate(rewards):
         key = f"rewards[{number}]"
         try:
@@ -152,8 +119,10 @@ def find_rewards(rewards: Sequence[Reward]) -> list[Callable[..., Any]]:
                 CHECKS[reward.name](**reward.options)
             except RecipeError as problem:
                 raise RecipeError(f"`{key}`: {problem}") from problem
-        functions.append(function)
-    return functions
+        name = reward.name.rpartition(":")[2]
+        same = sum(other.name.rpartition(":")[2] == name for other in rewards[:number])
+        found.append(NamedReward(f"{name}_{same + 1}" if same else name, key, function, reward.options))
+    return found
 
 
 def without_columns(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -210,7 +179,6 @@ def matches_format(prompts: Sequence[Text], completions: Sequence[Text], *, patt
 
 
 def check_pattern(*, pattern: str) -> None:
-    """Refuse an invalid regular expression."""
     try:
         re.compile(pattern)
     except re.error as problem:
@@ -235,15 +203,13 @@ def length(
         falloff: how far outside of the bounds it is worth 0.
         unit: what is counted; the token that ends a completion counts too.
     """
-    lengths = (
-        [len(ids) for ids in completion_ids] if unit == "tokens" else [len(text_of(said)) for said in completions]
-    )
+    counted = completion_ids if unit == "tokens" else [text_of(said) for said in completions]
+    lengths = [len(one) for one in counted]
     outside = [max(at_least - size, size - (size if at_most is None else at_most), 0) for size in lengths]
     return [1 - min(1.0, far / falloff) if falloff else float(far == 0) for far in outside]
 
 
 def check_bounds(*, at_least: int = 0, at_most: int | None = None, falloff: int = 0, unit: str = "tokens") -> None:
-    """Refuse bounds that nothing is within."""
     if falloff < 0 or at_least < 0 or (at_most is not None and at_most < at_least):
         raise RecipeError(
             f"`at_least` {at_least}, `at_most` {at_most}, `falloff` {falloff}: write 0 <= at_least <= at_most, falloff"
@@ -268,14 +234,9 @@ def maths_answer(
         column: the column of the data with the answers: numbers, or texts that are read in the same way.
         tolerance: how far a number may be off, relative to the right one where that is above 1.
     """
-    pairs = zip(completions, columns[column], strict=True)
-    return [float(is_same(found_in(text_of(said)), right(answer), tolerance)) for said, answer in pairs]
-
-
-def right(answer: Any) -> str:
-    """The answer of the data, which may be a whole solution."""
-    text = str(answer)
-    return marked(text) or text.strip()
+    answers = [marked(str(answer)) or str(answer).strip() for answer in columns[column]]  # may be whole solutions
+    pairs = zip(completions, answers, strict=True)
+    return [float(is_same(found_in(text_of(said)), answer, tolerance)) for said, answer in pairs]
 
 
 def found_in(text: str) -> str:
@@ -285,21 +246,17 @@ def found_in(text: str) -> str:
 
 
 def marked(text: str) -> str:
-    r"""The marked answer of a text, in `\boxed{}` or behind `####`."""
+    r"""The marked answer of a text, in `\boxed{}` (to its end where that is not closed) or behind `####`."""
     start = text.rfind("\\boxed{")
-    if start >= 0:
-        return braced(text[start + len("\\boxed") :])
-    return text.rpartition("####")[2].strip().split("\n")[0] if "####" in text else ""
-
-
-def braced(text: str) -> str:
-    """The content of the braces that a text begins with, to its end where they are not closed."""
-    depth = 0
-    for place, letter in enumerate(text):
+    if start < 0:
+        return text.rpartition("####")[2].strip().split("\n")[0] if "####" in text else ""
+    inside = text[start + len("\\boxed{") :]
+    depth = 1
+    for place, letter in enumerate(inside):
         depth += {"{": 1, "}": -1}.get(letter, 0)
         if depth == 0:
-            return text[1:place].strip()
-    return text[1:].strip()
+            return inside[:place].strip()
+    return inside.strip()
 
 
 def is_same(said: str, answer: str, tolerance: float) -> bool:
@@ -311,9 +268,8 @@ def is_same(said: str, answer: str, tolerance: float) -> bool:
     if abs(number - wanted) <= close:
         return True
     # `50%` is 0.5, but who is asked for a percentage may leave the sign away.
-    return ("%" in said) != ("%" in answer) and abs(
-        number * (100 if "%" in said else Fraction(1, 100)) - wanted
-    ) <= close
+    other = number * (100 if "%" in said else Fraction(1, 100))
+    return ("%" in said) != ("%" in answer) and abs(other - wanted) <= close
 
 
 def as_number(text: str) -> Fraction | None:
@@ -360,49 +316,35 @@ def reward_model(
         batch_size: completions that it reads at once.
     """
     model, tokenizer = load_reward_model(path, revision)
-    texts = [whole_text(tokenizer, prompt, said) for prompt, said in zip(prompts, completions, strict=True)]
+    texts = []  # as the reward model read them in its training
+    for prompt, said in zip(prompts, completions, strict=True):
+        if isinstance(prompt, str) and isinstance(said, str):
+            texts.append(prompt + said)
+        else:
+            messages: list[Any] = [*prompt, *said]
+            texts.append(str(tokenizer.apply_chat_template(messages, tokenize=False)))
     scores: list[float] = []
     for first in range(0, len(texts), batch_size):
         some = texts[first : first + batch_size]
-        batch = tokenizer(some, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False).to(
-            model.device
-        )
+        batch = tokenizer(some, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False)
+        ids, mask = batch["input_ids"].to(model.device), batch["attention_mask"].to(model.device)
         with torch.no_grad():
-            scores += (
-                model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-                .logits[:, 0]
-                .float()
-                .tolist()
-            )
+            scores += model(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()
     return scores
-
-
-def whole_text(tokenizer: PreTrainedTokenizerBase, prompt: Text, completion: Text) -> str:
-    """A prompt and its completion, as the reward model read them in its training."""
-    if isinstance(prompt, str) and isinstance(completion, str):
-        return prompt + completion
-    messages: list[Any] = [*prompt, *completion]
-    return str(tokenizer.apply_chat_template(messages, tokenize=False))
 
 
 @cache
 def load_reward_model(path: str, revision: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model on the run's device, whole on each process, and its tokenizer.
-
-    Raises:
-        RecipeError: the model does not exist, or has more than one output.
-    """
+    """The model on the run's device, whole on each process, and its tokenizer."""
     folder = str(Run(Path(path)).export_folder) if Run(Path(path)).export_folder.is_dir() else path
+    revision = revision or "main"
     try:
         with without_zero3():
-            model = AutoModelForSequenceClassification.from_pretrained(
-                folder, revision=revision or "main", dtype="auto"
-            )
-        tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision or "main")
+            model = AutoModelForSequenceClassification.from_pretrained(folder, revision=revision, dtype="auto")
+        tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision)
     except (OSError, ValueError, KeyError) as problem:
-        raise RecipeError(
-            f"the reward model {path} cannot be loaded: {' '.join(str(problem).split())[:400]}"
-        ) from problem
+        reason = " ".join(str(problem).split())[:400]
+        raise RecipeError(f"the reward model {path} cannot be loaded: {reason}") from problem
     if model.config.num_labels != 1:
         raise RecipeError(
             f"the reward model {path} gives {model.config.num_labels} numbers of a text. A reward is one: take"
@@ -410,9 +352,8 @@ def load_reward_model(path: str, revision: str | None = None) -> tuple[PreTraine
         )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    model.config.get_text_config().pad_token_id = (
-        tokenizer.pad_token_id
-    )  # the score is that of the last token before the padding
+    # The score is that of the last token before the padding.
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     return model.to(PartialState().device).eval().requires_grad_(False), tokenizer
 
 

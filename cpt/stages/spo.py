@@ -18,7 +18,7 @@ from torch import nn
 from xxhash import xxh3_64_intdigest
 
 from cpt.recipe.schema import Recipe
-from cpt.stages.generating import RewardedTrainer, SingleAnswers, on_device
+from cpt.stages.generating import RewardedTrainer, SingleAnswers
 
 SAMPLED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 NOTHING_KNOWN = 0.5
@@ -50,62 +50,41 @@ class SPOTrainer(RewardedTrainer):
         self.tracker = ValueTracker(
             half_life=arguments.half_life, rho_min=arguments.rho_min, rho_max=arguments.rho_max
         )
-        self.last: dict[str, torch.Tensor] | None = None
         super().__init__(recipe, model, arguments, **options)
 
     def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
         """Rewards less the tracked values from before them, normalised over all processes; then the tracker learns."""
-        self.follow_drift(made)
-        config: Any = self.args
+        if self.last is not None:  # without them, after a resume, the drift of one generation is not counted
+            # How far the policy moved since the last generation, by what it thinks now of that one's completions: the
+            # mean over tokens of exp(d) - d - 1, d being the change of a token's log-probability. It is never
+            # negative, and on average the KL divergence of the present policy from the one that sampled.
+            change = self.log_probabilities(self.last) - self.last["logps"]
+            mask = self.last["completion_mask"]
+            moved = ((change.exp() - change - 1) * mask).sum()
+            sums = torch.stack((moved, mask.sum().to(moved.dtype)))
+            total, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
+            self.tracker.drift += total / max(tokens, 1.0)
+        logps = made.get("old_per_token_logps")
+        logps = self.log_probabilities(made) if logps is None else logps
+        self.last = {**{name: made[name] for name in SAMPLED}, "logps": logps}
+        config = self.args
         rewards = self.rewards_of_all
         answered = [row["prompt"] for row in self.prompts for _ in range(config.num_generations)]
         before = torch.tensor(self.tracker.values(answered), device=rewards.device, dtype=rewards.dtype)
         rho = self.tracker.learn(answered, rewards.tolist())
         surprise = rewards - before
         known = surprise[~surprise.isnan()]
-        self.note_tracker(before, known, rho)
+        figures = {"value/mean": before.mean().item(), "value/drift": self.tracker.drift, "value/rho": rho}
+        if len(known):
+            figures["value/error"] = known.abs().mean().item()
+        for name, value in figures.items():
+            self.add_metric(name, value)
         if len(known) > 1:
             surprise = (surprise - known.mean()) / known.std(correction=0).clamp(min=config.least_deviation)
         size = len(surprise) // config.world_size
         return {"advantages": surprise.nan_to_num(0.0)[config.process_index * size :][:size]}
 
-    def follow_drift(self, made: dict[str, Any]) -> None:
-        """Add how far the policy moved since the last generation, by what it thinks now of that one's completions.
-
-        The mean over tokens of exp(d) - d - 1, d being the change of a token's log-probability: never negative, and on
-        average the KL divergence of the present policy from the one that sampled.
-        """
-        if self.last is not None:
-            change = self.log_probabilities(self.last) - self.last["logps"]
-            mask = self.last["completion_mask"]
-            moved = ((change.exp() - change - 1) * mask).sum()
-            total, tokens = self.accelerator.reduce(
-                torch.stack((moved, mask.sum().to(moved.dtype))), reduction="sum"
-            ).tolist()
-            self.tracker.drift += total / max(tokens, 1.0)
-        known = made.get("old_per_token_logps")
-        logps = self.log_probabilities(made) if known is None else known
-        self.last = {**{name: made[name] for name in SAMPLED}, "logps": logps}
-
-    def note_tracker(self, before: torch.Tensor, surprise: torch.Tensor, rho: float) -> None:
-        """For the log."""
-        figures = {"value/mean": before.mean().item(), "value/drift": self.tracker.drift, "value/rho": rho}
-        if len(surprise):
-            figures["value/error"] = surprise.abs().mean().item()
-        for name, value in figures.items():
-            self.add_metric(name, value)
-
-    def state_of_process(self) -> dict[str, Any]:
-        """The last completions, of which the drift is measured."""
-        return {"last": self.last}
-
-    def restore_process(self, state: Mapping[str, Any]) -> None:
-        """Without them the drift of one generation is not counted."""
-        last = state.get("last")
-        self.last = None if last is None else on_device(last, self.args.device)
-
     def own_state(self) -> dict[str, Any]:
-        """The tracker."""
         return self.tracker.state()
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
@@ -143,7 +122,6 @@ class ValueTracker:
         self.drift = 0.0
 
     def values(self, prompts: Sequence[Any]) -> list[float]:
-        """The present estimates."""
         prior = self.prior()
         return [self.prompts[key].value if key in self.prompts else prior for key in map(key_of, prompts)]
 
@@ -166,7 +144,6 @@ class ValueTracker:
         return float(np.mean(rhos)) if rhos else 1.0
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
         known = [(tracked.value, tracked.count, tracked.seen_at) for tracked in self.prompts.values()]
         figures = torch.tensor(known, dtype=torch.float64).reshape(-1, 3)
         return {
@@ -176,7 +153,6 @@ class ValueTracker:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a checkpoint's state."""
         self.prompts = {
             key: Tracked(*known)
             for key, known in zip(state["prompts"].tolist(), state["figures"].tolist(), strict=True)

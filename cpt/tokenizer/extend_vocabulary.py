@@ -1,16 +1,15 @@
-"""Extend a tokenizer for a domain: merges learned on its text rank behind the old ones, and nothing old changes.
+"""Extend a tokenizer for a domain: merges learned on its text rank after the old ones, which stay as they are.
 
-An old merge joins old tokens only, and a new merge leaves no new pair of old tokens behind, so a text is first encoded
-exactly as before and then merged further: no input gets longer. A token that was learned as the result of its merges
-in a word is also what these merges make of its own string, since none of them crossed its borders: all are reachable.
-"""
+An old merge joins old tokens only, and a new merge leaves no new pair of old tokens, so a text is first encoded as
+before and then merged further: no input gets longer. Every new token is reachable: it was learned as the result of its
+merges in a word, none of which crossed its borders, so they also make it of its own string."""
 
 import copy
 import heapq
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
@@ -45,64 +44,40 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class NewToken:
-    """A token that was added.
-
-    Attributes:
-        token: as tokenizer.json writes it.
-        text: bytes that are no whole character show as the replacement character.
-        pieces: the ids of the old tokens that it is made of.
-        count: how often it occurs in the text that it was learned from, under all new merges. 0: it is only a step to
-            longer ones.
-    """
-
     id: int
-    token: str
-    text: str
-    pieces: tuple[int, ...]
-    count: int
+    token: str  # as in tokenizer.json
+    text: str  # with U+FFFD for bytes that are no whole character
+    pieces: tuple[int, ...]  # ids of the old tokens that it is made of
+    count: int  # in the text, under all new merges; 0 for one that is only a step to longer tokens
 
 
 @dataclass(frozen=True)
 class Extension:
-    """An extended tokenizer, and what was added to it."""
-
     tokenizer: PreTrainedTokenizerBase
     tokens: list[NewToken]
 
 
 @dataclass(frozen=True)
 class Merge:
-    """A new token and the two that it joins.
-
-    Attributes:
-        count: how often the two were neighbours when it was learned.
-        pieces: the ids of the old tokens that it is made of.
-        word: index of a word that has it, among those that were learned from.
-    """
+    """A new token and the two that it joins."""
 
     id: int
     token: str
     left: int
     right: int
-    count: int
-    pieces: tuple[int, ...]
-    word: int
+    count: int  # how often the two were neighbours when it was learned
+    pieces: tuple[int, ...]  # ids of the old tokens that it is made of
+    word: int  # index of a word that has it, among those that were learned from
 
 
 @dataclass(frozen=True)
 class Bpe:
-    """A fast tokenizer's byte-pair encoding.
-
-    Attributes:
-        content: the tokenizer as in tokenizer.json.
-        vocabulary: token -> id, added tokens included.
-        is_byte_level: tokens are written in the 256 characters that stand for bytes; else as text (SentencePiece).
-    """
+    """A fast tokenizer's byte-pair encoding."""
 
     backend: Tokenizer
-    content: Mapping[str, Any]
-    vocabulary: Mapping[str, int]
-    is_byte_level: bool
+    content: Mapping[str, Any]  # of tokenizer.json
+    vocabulary: Mapping[str, int]  # token -> id, added tokens included
+    is_byte_level: bool  # tokens are written in the 256 characters that stand for bytes; else as text (SentencePiece)
 
     def split(self, text: str) -> list[str]:
         """The words of a text, which merges never cross, in the characters that tokens are written in."""
@@ -116,12 +91,9 @@ class Bpe:
         return [part for word in words for part, _ in SENTENCEPIECE_WORDS.pre_tokenize_str(word)]
 
     def may_be_token(self, token: str) -> bool:
-        """Whether a new token may read so: any part of a word of a tokenizer that splits texts into words itself."""
-        return (
-            self.is_byte_level
-            or token.count("▁") == len(token)
-            or len(SENTENCEPIECE_TOKEN.pre_tokenize_str(token)) == 1
-        )
+        """Whether a new token may be this string: a part of a word of a tokenizer that splits texts into words."""
+        is_blank = token.count("▁") == len(token)
+        return self.is_byte_level or is_blank or len(SENTENCEPIECE_TOKEN.pre_tokenize_str(token)) == 1
 
     def pieces(self, word: str) -> list[int]:
         return [token.id for token in self.backend.model.tokenize(word)]
@@ -130,8 +102,7 @@ class Bpe:
 def extend_vocabulary(tokenizer: PreTrainedTokenizerBase, documents: Iterable[str], num_tokens: int) -> Extension:
     """Continue the tokenizer's byte-pair encoding on `documents` by `num_tokens` merges.
 
-    Old tokens keep their ids; the new ones follow the largest. Each new token is encoded once to prove that it is
-    reached.
+    Old tokens keep their ids; the new ones follow the largest. Each new token is encoded to prove that it is reached.
 
     Raises:
         RecipeError: the tokenizer is of a kind that cannot be extended, or `num_tokens` is not at least 1.
@@ -143,32 +114,23 @@ def extend_vocabulary(tokenizer: PreTrainedTokenizerBase, documents: Iterable[st
     words = Counter(word for document in non_empty(documents) for word in bpe.split(document))
     merges, backend = learn_reachable(bpe, words, num_tokens)
     if len(merges) < num_tokens:
-        raise DataError(
-            f"the text is too little for {num_tokens:,} new tokens: it has only {len(merges):,} pairs that occur"
-            " twice. Give more text, or ask for fewer."
-        )
+        found = f"it has only {len(merges):,} pairs that occur twice"
+        raise DataError(f"the text is too little for {num_tokens:,} new tokens: {found}. Give more, or ask for fewer.")
     counts = Counter[int]()
     for word, count in words.items():
         for token in backend.model.tokenize(word):
             counts[token.id] += count
     extended = copy.deepcopy(tokenizer)
     extended.backend_tokenizer.model = backend.model
-    return Extension(
-        extended, [NewToken(one.id, one.token, backend.decode([one.id]), one.pieces, counts[one.id]) for one in merges]
-    )
+    added = [NewToken(one.id, one.token, backend.decode([one.id]), one.pieces, counts[one.id]) for one in merges]
+    return Extension(extended, added)
 
 
 def read_bpe(tokenizer: PreTrainedTokenizerBase) -> Bpe:
-    """Read a tokenizer whose merges can be continued.
-
-    Raises:
-        RecipeError: it is no byte-pair encoding, or one of a kind whose merges cannot be continued, with the reason.
-    """
+    """Raises RecipeError if it is no byte-pair encoding, or one whose merges cannot be continued."""
     whose = f"the tokenizer of `{tokenizer.name_or_path}`"
     if not tokenizer.is_fast:
-        raise RecipeError(
-            f"{whose} is not a fast one ({type(tokenizer).__name__}), which gives no merges to continue."
-        )
+        raise RecipeError(f"{whose} is not a fast one ({type(tokenizer).__name__}): it has no merges to continue.")
     backend = tokenizer.backend_tokenizer
     content = json.loads(backend.to_str())
     model = content["model"]
@@ -176,10 +138,8 @@ def read_bpe(tokenizer: PreTrainedTokenizerBase) -> Bpe:
         why = WHY_NOT.get(model["type"], "it has no merges to continue")
         only = "Only byte-pair encodings (GPT-2, Llama, Qwen, Mistral, ...) can be extended."
         raise RecipeError(f"{whose} is {model['type']}: {why}. {only}")
-    if model.get("dropout"):
-        raise RecipeError(
-            f"{whose} drops merges at random (dropout {model['dropout']}). Set it to null in tokenizer.json."
-        )
+    if dropout := model.get("dropout"):
+        raise RecipeError(f"{whose} drops merges at random (dropout {dropout}). Set it to null in tokenizer.json.")
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
             raise RecipeError(f"{whose} marks the parts of words (`{key}`: {model[key]!r}). Choose another model.")
@@ -188,50 +148,38 @@ def read_bpe(tokenizer: PreTrainedTokenizerBase) -> Bpe:
 
 
 def learn_reachable(bpe: Bpe, words: Mapping[str, int], num_tokens: int) -> tuple[list[Merge], Tokenizer]:
-    """Learn merges, and return them with the tokenizer that has them.
-
-    The merges alone make every token reachable; only encoding a text shows that the words of some text lead there. A
-    token that is not reached is forbidden, and the merges are learned again.
-    """
+    """Learn merges, and return them with the tokenizer that has them. The merges make every token reachable; only
+    encoding shows that the words of some text lead there. A token that is not reached is forbidden, and the merges are
+    learned again."""
     tokens = {number: token for token, number in bpe.vocabulary.items()}
     unknown = bpe.content["model"]["unk_token"]
     whole = {number for number, token in tokens.items() if not BYTE.fullmatch(token) and token != unknown}
     encoded, counts, origins = [], [], []
     for word in sorted(word for word in words if len(word) <= MAX_WORD_CHARACTERS):
-        for ids in parts_to_merge(bpe.pieces(word), whole):
-            encoded.append(ids)
-            counts.append(words[word])
-            origins.append(word)
+        # SentencePiece's bytes, and its unknown token, are not merged.
+        for is_whole, group in groupby(bpe.pieces(word), whole.__contains__):
+            ids = list(group)
+            if is_whole and len(ids) > 1:
+                encoded.append(ids)
+                counts.append(words[word])
+                origins.append(word)
     forbidden = set(bpe.vocabulary)
     while True:
         merges = learn_merges(encoded, counts, tokens, num_tokens, max(tokens) + 1, forbidden, bpe.may_be_token)
         backend = with_merges(bpe, merges, tokens)
-        unreached = {
-            one.token
-            for one in merges
-            if not is_reached(backend, one.id, text_up_to(backend, origins[one.word], one.token))
-        }
+        unreached = set()
+        for one in merges:
+            word = origins[one.word]
+            begun = word[: word.find(one.token) + len(one.token)]  # as when it was learned, without what follows
+            text = begun if backend.decoder is None else str(backend.decoder.decode([begun]))
+            if not is_reached(backend, one.id, text):
+                unreached.add(one.token)
         if not unreached:
             return merges, backend
         forbidden |= unreached
 
 
-def parts_to_merge(ids: Sequence[int], whole: Set[int]) -> Iterator[list[int]]:
-    """The longest parts of a word that hold only whole characters: SentencePiece's bytes, and its unknown token, are
-    not merged."""
-    for is_whole, group in groupby(ids, whole.__contains__):
-        if is_whole and len(part := list(group)) > 1:
-            yield part
-
-
-def text_up_to(backend: Tokenizer, word: str, token: str) -> str:
-    """The text of a word up to the end of a token in it, as when the token was learned, with nothing behind it."""
-    end = word.find(token) + len(token)
-    return str(backend.decoder.decode([word[:end]])) if backend.decoder is not None else word[:end]
-
-
 def with_merges(bpe: Bpe, merges: Iterable[Merge], tokens: Mapping[int, str]) -> Tokenizer:
-    """The tokenizer with further merges at the end of its list."""
     content: dict[str, Any] = json.loads(json.dumps(bpe.content))
     vocabulary: dict[str, int] = content["model"]["vocab"]
     # An added token that is not in the model's own vocabulary gets the next free id when the file is read, which now
@@ -248,10 +196,8 @@ def with_merges(bpe: Bpe, merges: Iterable[Merge], tokens: Mapping[int, str]) ->
 
 
 def is_reached(backend: Tokenizer, number: int, *examples: str) -> bool:
-    """True if encoding gives the token for its own text, for that text in a context, or for one of the examples.
-
-    A part of a character has no text of its own: there only the merges are checked.
-    """
+    """True if encoding gives the token for its own text, for that text in a context, or for one of the examples. For
+    a part of a character, which has no text of its own, only the merges are checked."""
     text = backend.decode([number], skip_special_tokens=False)
     if REPLACEMENT in text:
         return [one.id for one in backend.model.tokenize(backend.id_to_token(number) or "")] == [number]
@@ -271,14 +217,13 @@ def learn_merges(
     forbidden: Iterable[str],
     may_be_token: Callable[[str], bool],
 ) -> list[Merge]:
-    """The `num_merges` next merges, or fewer where the words run out of pairs: always the most frequent pair.
+    """The next merges, always of the most frequent pair; fewer where the words run out of pairs.
 
     Args:
-        words: ids that the tokenizer makes of each different word.
-        counts: how often each word occurs in the text.
-        tokens: id -> token, as the tokenizer writes it.
-        first_id: of the first new token; the others follow.
-        forbidden: strings that no new token may be, such as those that are tokens already.
+        words: ids of each different word.
+        counts: of each word in the text.
+        tokens: id -> token, as in tokenizer.json.
+        forbidden: strings that no new token may be, such as existing tokens.
         may_be_token: further conditions on the string of a new token.
     """
     pairs = Pairs(words, counts)
@@ -318,7 +263,7 @@ class Pairs:
         heapq.heapify(self.heap)
 
     def most_frequent(self) -> tuple[Pair, int] | None:
-        """The pair that occurs most often in the text, of equal ones that of the smallest ids; None at the end."""
+        """The most frequent pair, of equal ones that of the smallest ids; None at the end."""
         while self.heap:
             count, pair = self.heap[0]
             now = self.num.get(pair, 0)
@@ -351,7 +296,6 @@ class Pairs:
 
 
 def join_in(word: Sequence[int], pair: Pair, number: int) -> list[int]:
-    """A word with one token for the pair."""
     joined: list[int] = []
     i = 0
     while i < len(word):

@@ -1,4 +1,4 @@
-"""Load the tokenizer that a recipe names: the model's own unless it says otherwise."""
+"""Load the tokenizer of a recipe: `tokenizer.path`, or the model's own."""
 
 import json
 import logging
@@ -33,15 +33,11 @@ def load_tokenizer(tokenizer: Tokenizer, model: Model) -> PreTrainedTokenizerBas
     revision = tokenizer.revision or (model.revision if path == model.path else None)
     loaded = from_folder_or_hub(path, revision, model.trust_remote_code)
     if not loaded.is_fast:
-        raise RecipeError(
-            f"`{path}` has no fast tokenizer ({type(loaded).__name__} is written in Python), and training would wait"
-            " for it. Set `tokenizer.path` to one with a tokenizer.json."
-        )
+        what = f"`{path}` has no fast tokenizer ({type(loaded).__name__} is written in Python)"
+        raise RecipeError(f"{what}. Training would wait for it: set `tokenizer.path` to one with a tokenizer.json.")
     if loaded.eos_token_id is None:
-        raise RecipeError(
-            f"the tokenizer of `{path}` has no eos token to end documents with. Set `eos_token` in its"
-            " tokenizer_config.json."
-        )
+        what = f"the tokenizer of `{path}` has no eos token to end documents with"
+        raise RecipeError(f"{what}. Set `eos_token` in its tokenizer_config.json.")
     if loaded.pad_token_id is None:
         loaded.pad_token = loaded.eos_token
         logger.info(f"the tokenizer of {path} has no pad token: {loaded.eos_token} is used (padding is never learned)")
@@ -57,31 +53,24 @@ def from_folder_or_hub(path: str, revision: str | None, trust_remote_code: bool)
         check_folder(local)
         where, path = "local folder", str(local)
     elif is_local(path):
-        raise RecipeError(
-            f"there is no folder `{path}` to load the tokenizer from (looked in {Path.cwd()}). Check `tokenizer.path`."
-        )
+        raise RecipeError(f"no tokenizer's folder `{path}` (looked in {Path.cwd()}). Check `tokenizer.path`.")
     else:
         refuse_unreachable("`tokenizer.path`", path, revision, TOKENIZER)
         where = f"Hub id (and there is no such folder in {Path.cwd()})"
     try:
         return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError, KeyError) as problem:
-        reason = str(problem).strip().split("\n", 1)[0]
-        raise RecipeError(
-            f"cannot load a tokenizer from `{path}`, taken as a {where}: {reason} Check `tokenizer.path`."
-        ) from problem
+        reason = str(problem).strip().split("\n")[0] + " Check `tokenizer.path`."
+        raise RecipeError(f"cannot load a tokenizer from `{path}`, taken as a {where}: {reason}") from problem
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a file, a folder without a tokenizer, and a damaged tokenizer.json: transformers' errors do not name the
-    file."""
+    # transformers' own errors do not name the file.
     if not folder.is_dir():
         raise RecipeError(f"`{folder}` is a file. `tokenizer.path` takes the folder that holds tokenizer.json.")
     names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "config.json")
     if not any((folder / name).exists() for name in names):
-        raise RecipeError(
-            f"`{folder}` holds no tokenizer: none of {', '.join(names)} is there. Check `tokenizer.path`."
-        )
+        raise RecipeError(f"`{folder}` holds no tokenizer, none of {', '.join(names)}. Check `tokenizer.path`.")
     for whole in (folder / "tokenizer.json", folder / "tokenizer_config.json"):
         if whole.exists():
             try:

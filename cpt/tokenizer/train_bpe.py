@@ -28,8 +28,7 @@ def train_bpe(
 ) -> PreTrainedTokenizerFast:
     """Train on `documents` and save into `folder`, from where `AutoTokenizer.from_pretrained` loads it.
 
-    The same documents give the same files. The vocabulary has exactly this size: special tokens first, then bytes,
-    then merges.
+    The same documents give the same files. The vocabulary has exactly this size: special tokens, bytes, merges.
 
     Args:
         special_tokens: padding, begin of document, end of document, then any others.
@@ -41,8 +40,8 @@ def train_bpe(
     smallest = BYTES + len(special_tokens)
     if vocabulary_size < smallest:
         raise RecipeError(
-            f"a vocabulary of {vocabulary_size:,} tokens is too small: the bytes and {len(special_tokens)} special"
-            f" tokens already take {smallest}. Ask for more; 4,000 suits a small model, 32,000 and up a large one."
+            f"{vocabulary_size:,} tokens are too few: the bytes and {len(special_tokens)} special tokens already take"
+            f" {smallest}. 4,000 suit a small model, 32,000 and up a large one."
         )
     tokenizer = untrained_tokenizer()
     trainer = trainers.BpeTrainer(
@@ -52,12 +51,9 @@ def train_bpe(
         show_progress=False,
     )
     tokenizer.train_from_iterator(non_empty(documents), trainer)
-    reached = tokenizer.get_vocab_size()
-    if reached < vocabulary_size:
-        raise DataError(
-            f"the text is too little for a vocabulary of {vocabulary_size:,} tokens: it ran out of pairs to merge at"
-            f" {reached:,}. Give more text, or ask for at most {reached:,}."
-        )
+    if (reached := tokenizer.get_vocab_size()) < vocabulary_size:
+        what = f"too little text for {vocabulary_size:,} tokens: there are no more pairs to merge at {reached:,}"
+        raise DataError(f"{what}. Give more text, or ask for at most {reached:,}.")
     pad, begin, end = special_tokens[:3]
     # With a begin token in front, the first word of a document is learned and evaluated like any other.
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -74,22 +70,14 @@ def train_bpe(
 def untrained_tokenizer() -> Tokenizer:
     """BPE over the UTF-8 bytes of words; nothing is normalised, so nothing is lost."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(WORDS, behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(WORDS, behavior="isolated"), letters])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
 def non_empty(documents: Iterable[str]) -> Iterator[str]:
-    """The documents that have text.
-
-    Raises:
-        DataError: none has.
-    """
+    """The documents that have text. Raises DataError if none has."""
     is_empty = True
     for document in documents:
         if document.strip():

@@ -55,8 +55,7 @@ UNPROVEN = {
         ' "zero_hpz_partition_size".',
     ),
 }
-OWN_LOSS = ("pretrain", "cpt", "sft")
-"""Stages whose loss is that of the next token, in rows of tokens."""
+OWN_LOSS = ("pretrain", "cpt", "sft")  # stages whose loss is that of the next token, in rows of tokens
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,7 @@ class Stage:
 
     CONFIG: Any
     COLUMNS: tuple[str, ...]
-    build_trainer: Callable[..., Trainer] | None = None
-    """Of a user's stage."""
+    build_trainer: Callable[..., Trainer] | None = None  # of a user's stage
 
 
 def find_stage(name: str) -> Stage:
@@ -93,11 +91,7 @@ def find_stage(name: str) -> Stage:
 
 
 def load_class(path: str, stage: str) -> Any:
-    """The class `package.module:Class` of a built-in stage.
-
-    Raises:
-        ResourceError: TRL has no such class in the installed version.
-    """
+    """The class `package.module:Class` of a built-in stage; a ResourceError where the installed TRL lacks it."""
     module, _, name = path.partition(":")
     try:
         return getattr(import_module(module), name)
@@ -118,12 +112,10 @@ class RunLength:
     rows_per_step: int
     gradient_accumulation_steps: int
     tokens_per_step: int
-    micro_batch: int
-    """Rows that one process takes at once: the recipe's, or what an earlier start learned to fit."""
+    micro_batch: int  # rows that one process takes at once: the recipe's, or what an earlier start learned to fit
 
     @property
     def rows(self) -> int:
-        """Rows of the whole run."""
         return self.steps * self.rows_per_step
 
     @property
@@ -135,21 +127,13 @@ class RunLength:
         """The interval in optimizer steps; None if the recipe gives none."""
         if every_tokens is not None:
             return max(1, round(every_tokens / self.tokens_per_step))
-        return (
-            None
-            if every_steps is None
-            else int(every_steps)
-            if every_steps >= 1
-            else math.ceil(every_steps * self.steps)
-        )
+        if every_steps is None or every_steps >= 1:
+            return None if every_steps is None else int(every_steps)
+        return math.ceil(every_steps * self.steps)
 
 
 def training_arguments(
-    recipe: Recipe,
-    folder: Path,
-    data: PreparedData,
-    *,
-    deepspeed: str | Path | dict[str, Any] | None = None,
+    recipe: Recipe, folder: Path, data: PreparedData, *, deepspeed: str | Path | dict[str, Any] | None = None
 ) -> TrainingArguments:
     """Build the stage's config. Under ZeRO-3 this must come before the model, which then builds itself in parts.
 
@@ -160,9 +144,9 @@ def training_arguments(
     Raises:
         RecipeError: Hugging Face refuses a value under `training:`.
     """
-    length = length_of(recipe, data, folder)
+    length = run_length(recipe, data.num_rows, folder)
     warn_of_rounding(recipe, length)
-    config_class = find_stage(recipe.stage).CONFIG
+    config_class, checkpoints, evaluation = find_stage(recipe.stage).CONFIG, recipe.checkpoints, recipe.evaluation
     ours = {
         "output_dir": str(folder),
         "run_name": folder.name,
@@ -178,9 +162,15 @@ def training_arguments(
         "remove_unused_columns": False,
         "use_cpu": bool(recipe.training.get("use_cpu")) or not torch.accelerator.is_available(),
         "parallelism_config": parallelism_config(recipe.training),
-        **saving_arguments(recipe, length),
-        **evaluation_arguments(recipe, length, evaluates=bool(data.held_out)),
+        # Without an interval only the end is saved.
+        "save_strategy": "steps",
+        "save_steps": length.steps_between(checkpoints.every_tokens, checkpoints.every_steps) or length.steps,
+        "save_total_limit": None,  # we remove old checkpoints ourselves: the Trainer sorts them by file time
+        "eval_strategy": "no",
     }
+    if data.held_out:  # without an interval the first and the last step are evaluated; the Trainer adds the last one
+        every = length.steps_between(evaluation.every_tokens, evaluation.every_steps)
+        ours |= {"eval_strategy": "steps", "eval_steps": every or length.steps, "eval_on_start": True}
     if "project" in recipe.training:  # transformers passes it to Trackio alone
         os.environ.setdefault("WANDB_PROJECT", recipe.training["project"])
     defaults = {
@@ -189,8 +179,7 @@ def training_arguments(
         # Hugging Face's default of 8 rows would run out of memory where the training's batch just fits.
         "per_device_eval_batch_size": recipe.training.get("per_device_train_batch_size", 8),
     }
-    fields = config_class.__dataclass_fields__
-    if "max_length" in fields:
+    if "max_length" in config_class.__dataclass_fields__:
         ours["max_length"] = recipe.data.sequence_length
     if config_class is not TrainingArguments:  # TRL has other defaults; here all stages have the same
         defaults |= {"gradient_checkpointing": False, "bf16": False}
@@ -203,37 +192,12 @@ def training_arguments(
         raise RecipeError(f"`training`: {config_class.__name__} says: {problem}") from problem
 
 
-def saving_arguments(recipe: Recipe, length: RunLength) -> dict[str, Any]:
-    """Without an interval only the end is saved. We remove old checkpoints ourselves: the Trainer sorts them by file
-    time."""
-    every = length.steps_between(recipe.checkpoints.every_tokens, recipe.checkpoints.every_steps)
-    return {"save_strategy": "steps", "save_steps": every or length.steps, "save_total_limit": None}
-
-
-def evaluation_arguments(recipe: Recipe, length: RunLength, *, evaluates: bool) -> dict[str, Any]:
-    """Without an interval the first and the last step are evaluated; the Trainer adds the last one."""
-    if not evaluates:
-        return {"eval_strategy": "no"}
-    every = length.steps_between(recipe.evaluation.every_tokens, recipe.evaluation.every_steps)
-    return {"eval_strategy": "steps", "eval_steps": every or length.steps, "eval_on_start": True}
-
-
 def weights_dtype(recipe: Recipe, arguments: TrainingArguments) -> torch.dtype:
     """The dtype that `model.dtype: auto` chooses in this process."""
     return automatic_dtype(recipe, deepspeed=arguments.deepspeed is not None, on_gpu=arguments.device.type == "cuda")
 
 
-def length_of(recipe: Recipe, data: PreparedData, folder: Path) -> RunLength:
-    """The run's length on its data.
-
-    Raises:
-        RecipeError: see `run_length`.
-    """
-    return run_length(recipe, data.num_rows, folder)
-
-
 def warn_of_rounding(recipe: Recipe, length: RunLength) -> None:
-    """Warn once if whole steps go far beyond the budget."""
     budget = recipe.budget.tokens
     if budget is not None and length.tokens > MUCH_MORE * budget and is_main_process():
         log.warning(
@@ -249,9 +213,6 @@ def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None)
     Args:
         rows_of_sources: rows of one epoch. Padding counts, so that an epoch reads each row once.
         folder: of the run, which may have learned that the recipe's micro-batch does not fit.
-
-    Raises:
-        RecipeError: the global batch does not divide into micro-batches over the processes.
     """
     micro_batch = int(recipe.training.get("per_device_train_batch_size", 8))
     readers = groups_of_rows(recipe.training, world_size())  # processes, where none share rows
@@ -283,11 +244,7 @@ def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None)
 
 
 def parallelism_config(training: Mapping[str, Any]) -> ParallelismConfig | None:
-    """accelerate's parallelism config; None if processes share nothing.
-
-    Raises:
-        RecipeError: see `groups_of_rows`.
-    """
+    """accelerate's parallelism config; None if processes share nothing."""
     parts = read_parallelism(training).sp_size
     if parts == 1:
         return None
@@ -306,9 +263,6 @@ def check_parallelism(
         model: without memory, where it could be built.
         processes: that the run has; 1 before it is started.
         elsewhere: the run is for another machine, which decides what `model.attention: auto` is.
-
-    Raises:
-        RecipeError: and what to write instead.
     """
     sizes = read_parallelism(recipe.training)
     for key, reason in UNPROVEN.items():
@@ -319,7 +273,18 @@ def check_parallelism(
     if processes > 1:
         groups_of_rows(recipe.training, processes)
     key = f"`training.{KEY}.sp_size`"
-    if problem := wrong_company(recipe, profile, sizes.sp_size):
+    data, problem = recipe.data, ""
+    if profile is None or not zero_section(profile).get("stage"):
+        problem = "rows are shared by DeepSpeed. Write `training.deepspeed` with a profile of ZeRO-1, 2 or 3."
+    elif recipe.stage not in OWN_LOSS:
+        problem = f"the loss of stage `{recipe.stage}` needs whole rows. It is for {', '.join(OWN_LOSS)}. Remove it."
+    elif data.sequence_length % sizes.sp_size:
+        problem = f"{sizes.sp_size} does not divide `data.sequence_length` {data.sequence_length:,}. Take a multiple."
+    elif data.packing == "token_budget":
+        problem = "with `data.packing: token_budget` each batch has another length. Take `best_fit` or `none`."
+    elif wanted_compiling(recipe.training) is not None:
+        problem = "compiled layers are not tested with rows in parts. Remove `training.torch_compile`."
+    if problem:
         raise RecipeError(f"{key}: {problem}")
     if model is not None and not (elsewhere and recipe.model.attention == "auto"):
         half = bool(recipe.training.get("bf16") or recipe.training.get("fp16"))
@@ -329,28 +294,8 @@ def check_parallelism(
         check_shared_rows(model.config, sizes.sp_size, attention)
 
 
-def wrong_company(recipe: Recipe, profile: Profile | None, parts: int) -> str | None:
-    """Why rows cannot be split into this many parts, or None."""
-    data = recipe.data
-    if profile is None or not zero_section(profile).get("stage"):
-        return "rows are shared by DeepSpeed. Write `training.deepspeed` with a profile of ZeRO-1, 2 or 3."
-    if recipe.stage not in OWN_LOSS:
-        return f"the loss of stage `{recipe.stage}` needs whole rows. It is for {', '.join(OWN_LOSS)}. Remove it."
-    if data.sequence_length % parts:
-        return f"{parts} does not divide `data.sequence_length` {data.sequence_length:,}. Take a multiple."
-    if data.packing == "token_budget":
-        return "with `data.packing: token_budget` each batch has another length. Take `best_fit` or `none`."
-    if wanted_compiling(recipe.training) is not None:
-        return "compiled layers are not tested with rows in parts. Remove `training.torch_compile`."
-    return None
-
-
 def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedData:
-    """All that the recipe's run reads.
-
-    Raises:
-        CptError: see `build_data`.
-    """
+    """All that the recipe's run reads."""
     return build_data(
         phases_in_tokens(recipe),
         tokenizer,
@@ -364,22 +309,11 @@ def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedData:
 def describe_inputs(
     recipe: Recipe, data: PreparedData, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments
 ) -> dict[str, Any]:
-    """Hashes of all inputs except the recipe and the code, and the values chosen where the recipe left it
-    open."""
-    sources = {
-        source.name: {
-            "documents": source.documents,
-            "held_out": source.held_out,
-            "tokens": source.tokens,
-            "share": source.share,
-            "licence": source.licence,
-            "is_estimate": source.is_estimate,
-            "dropped": source.dropped,
-            "files": source.files,
-        }
-        for source in data.sources
-    }
+    """Hashes of all inputs except the recipe and the code, and the values chosen where the recipe left it open."""
+    fields = ("documents", "held_out", "tokens", "share", "licence", "is_estimate", "dropped", "files")
+    sources = {source.name: {field: getattr(source, field) for field in fields} for source in data.sources}
     model = recipe.model
+    is_loaded = model.path is not None and not model.from_scratch
     return {
         "data": {
             "fingerprint": data.fingerprint,
@@ -391,30 +325,21 @@ def describe_inputs(
         "weights": {
             "path": model.path,
             "revision": model.revision,
-            "sha256": hash_weights(model.path, model.revision)
-            if model.path is not None and not model.from_scratch
-            else {},
+            "sha256": hash_weights(str(model.path), model.revision) if is_loaded else {},
             "dtype": str(DTYPES.get(model.dtype, weights_dtype(recipe, arguments))).removeprefix("torch."),
         },
-        "training": chosen_values(recipe, arguments),
+        "training": {
+            **{key: recipe.training[key] for key in AUTOMATIC if key in recipe.training},
+            "per_device_train_batch_size": arguments.per_device_train_batch_size,
+            "gradient_accumulation_steps": arguments.gradient_accumulation_steps,
+            "deepspeed": read_profile(arguments.deepspeed) if arguments.deepspeed else None,
+        },
         **describe_teacher(recipe),
     }
 
 
 def hash_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    """xxh3-128 of all that decides ids."""
     return xxhash.xxh3_128_hexdigest(tokenizer.backend_tokenizer.to_str().encode())
-
-
-def chosen_values(recipe: Recipe, arguments: TrainingArguments) -> dict[str, Any]:
-    """What this start put in the place of `auto`, and what a step consists of; of a DeepSpeed profile its content."""
-    profile = arguments.deepspeed
-    return {
-        **{key: recipe.training[key] for key in AUTOMATIC if key in recipe.training},
-        "per_device_train_batch_size": arguments.per_device_train_batch_size,
-        "gradient_accumulation_steps": arguments.gradient_accumulation_steps,
-        "deepspeed": read_profile(profile) if profile else None,
-    }
 
 
 def describe_teacher(recipe: Recipe) -> dict[str, Any]:

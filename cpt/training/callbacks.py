@@ -75,7 +75,11 @@ class Alert(TrainerCallback):
         value = kwargs["logs"].get(self.figure)
         if not state.is_world_process_zero or not isinstance(value, int | float):
             return
-        bound = self.crossed(value)
+        bound = ""
+        if self.above is not None and not value <= self.above:
+            bound = f"above {self.above:g}"
+        elif self.below is not None and not value >= self.below:
+            bound = f"below {self.below:g}"
         if bound and not self.was_beyond:
             message = f"Step {state.global_step}: {self.figure} is {value:.6g}, {bound}."
             record_event(self.run, "alert", message, step=state.global_step, figure=self.figure, value=str(value))
@@ -86,24 +90,12 @@ class Alert(TrainerCallback):
             message = f"The alert's metric {self.figure} was never logged. Logged: {', '.join(sorted(self.known))}."
             record_event(self.run, "alert_without_figure", message, step=state.global_step, figure=self.figure)
 
-    def crossed(self, value: float) -> str:
-        """The bound that was crossed, for the message; empty within the bounds."""
-        if self.above is not None and not value <= self.above:
-            return f"above {self.above:g}"
-        if self.below is not None and not value >= self.below:
-            return f"below {self.below:g}"
-        return ""
-
 
 CALLBACKS: dict[str, type[Alert] | type[Cost]] = {"alert": Alert, "cost": Cost}
 
 
 def check_callbacks(sections: list[Component]) -> None:
-    """Check that the callbacks of `monitoring.callbacks` exist and take their options.
-
-    Raises:
-        RecipeError: with the key.
-    """
+    """Refuse callbacks of `monitoring.callbacks` that do not exist, or do not take their options."""
     for number, section in enumerate(sections):
         key = f"monitoring.callbacks[{number}]"
         try:
@@ -135,37 +127,26 @@ def constructor_of(kind: type) -> Callable[..., None]:
 
 
 def build_callbacks(sections: list[Component], run: Path, tokens_per_step: int) -> list[TrainerCallback]:
-    """The callbacks that the recipe names, in its order.
-
-    Args:
-        run: the run's folder.
-    """
+    """The callbacks that the recipe names, in its order; a RecipeError where one cannot be constructed."""
     built: list[TrainerCallback] = []
     for section in sections:
         found: Any = find("callback", section.name, CALLBACKS)
         if section.name in CALLBACKS:
             built.append(found(run, **section.options))
-        elif isinstance(found, type):
-            built.append(guarded(make(found, section), section.name, run))
-        else:
-            built.append(guarded(Watch(found, section.options, run, tokens_per_step), section.name, run))
+            continue
+        try:
+            is_class = isinstance(found, type)
+            callback = found(**section.options) if is_class else Watch(found, section.options, run, tokens_per_step)
+        except CptError:
+            raise
+        except Exception as problem:
+            raise RecipeError(
+                f"`monitoring.callbacks`: {section.name} cannot be constructed: {type(problem).__name__}: {problem}"
+            ) from problem
+        # A class of its own: transformers warns about two callbacks of one class.
+        kind: type[GuardedCallback] = type(section.name, (GuardedCallback,), {})
+        built.append(kind(callback, section.name, run))
     return built
-
-
-def make(kind: type[TrainerCallback], section: Component) -> TrainerCallback:
-    """The user's callback.
-
-    Raises:
-        RecipeError: its constructor fails.
-    """
-    try:
-        return kind(**section.options)
-    except CptError:
-        raise
-    except Exception as problem:
-        raise RecipeError(
-            f"`monitoring.callbacks`: {section.name} cannot be constructed: {type(problem).__name__}: {problem}"
-        ) from problem
 
 
 class Watch(TrainerCallback):
@@ -201,35 +182,30 @@ class GuardedCallback(TrainerCallback):
         self.has_failed, self.paused_until = False, -math.inf
         for event in EVENTS:
             if getattr(type(callback), event) is not getattr(TrainerCallback, event):
-                setattr(self, event, self.passed_on(event))
+                setattr(self, event, partial(self.pass_on, event))
 
-    def passed_on(self, event: str) -> Callable[..., TrainerControl | None]:
-        """The guarded call of one event."""
-
-        def call(
-            args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-        ) -> TrainerControl | None:
-            is_last_chance = event == "on_train_end" and self.pause_seconds < math.inf
-            if time.monotonic() < self.paused_until and not is_last_chance:
-                return None
-            logs: dict[str, Any] = kwargs.get("logs") or {}
-            before = dict(logs)
-            try:
-                answer: TrainerControl | None = getattr(self.callback, event)(args, state, control, **kwargs)
-                for name, value in logs.items():
-                    if not isinstance(value, LOGGED):
-                        raise TypeError(f"the metric `{name}` is a {type(value).__name__}, not a number or text")
-            except CptError:
-                raise
-            except self.errors as problem:
-                logs.clear()
-                logs.update(before)
-                self.pause(event, problem, state.global_step)
-                return None
-            self.has_failed = self.has_failed and event != "on_log"
-            return answer
-
-        return call
+    def pass_on(
+        self, event: str, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl | None:
+        is_last_chance = event == "on_train_end" and self.pause_seconds < math.inf
+        if time.monotonic() < self.paused_until and not is_last_chance:
+            return None
+        logs: dict[str, Any] = kwargs.get("logs") or {}
+        before = dict(logs)
+        try:
+            answer: TrainerControl | None = getattr(self.callback, event)(args, state, control, **kwargs)
+            for name, value in logs.items():
+                if not isinstance(value, LOGGED):
+                    raise TypeError(f"the metric `{name}` is a {type(value).__name__}, not a number or text")
+        except CptError:
+            raise
+        except self.errors as problem:
+            logs.clear()
+            logs.update(before)
+            self.pause(event, problem, state.global_step)
+            return None
+        self.has_failed = self.has_failed and event != "on_log"
+        return answer
 
     def pause(self, event: str, problem: Exception, step: int) -> None:
         self.paused_until = time.monotonic() + self.pause_seconds
@@ -239,24 +215,16 @@ class GuardedCallback(TrainerCallback):
         self.has_failed = True
 
 
-def guarded(callback: TrainerCallback, name: str, run: Path) -> GuardedCallback:
-    """The guarded callback, in a new class: transformers warns about two callbacks of one class."""
-    kind: type[GuardedCallback] = type(name, (GuardedCallback,), {})
-    return kind(callback, name, run)
-
-
 def put_trackers_last(trainer: Trainer, run: Path) -> None:
-    """Let the trackers see what other callbacks add to the logs; call it after those were added.
+    """Let the trackers see what other callbacks add to the logs.
 
     Hugging Face calls callbacks in the order in which they were added, and its trackers come first.
     """
     handler = trainer.callback_handler
     kinds: tuple[type[TrainerCallback], ...] = tuple(INTEGRATION_TO_CALLBACK.values())
+    others = [callback for callback in handler.callbacks if not isinstance(callback, kinds)]
     trackers = [callback for callback in handler.callbacks if isinstance(callback, kinds)]
-    if trackers:
-        others = [callback for callback in handler.callbacks if callback not in trackers]
-        guarded = [Tracker(tracker, type(tracker).__name__, run) for tracker in trackers]
-        handler.callbacks = [*others, *guarded]
+    handler.callbacks = [*others, *(Tracker(tracker, type(tracker).__name__, run) for tracker in trackers)]
 
 
 class Tracker(GuardedCallback):
@@ -283,8 +251,7 @@ class MetricsFile(TrainerCallback):
         self.path = path
         self.tokens_per_step = tokens_per_step
         self.lines = LinesFile(path)
-        self.cut_at: int | None = None
-        """The step after which lines must be removed before others are written, until the disk allows it."""
+        self.cut_at: int | None = None  # remove lines after this step before others are written, once the disk allows
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Remove lines that the checkpoint does not know; a fresh start keeps none."""
@@ -308,8 +275,7 @@ class MetricsFile(TrainerCallback):
         if self.cut():
             self.lines.write_waiting()
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.on_step_end(args, state, control)
+    on_train_end = on_step_end
 
     def cut(self) -> bool:
         """Remove the lines, if any must go; whether others can be written now."""
@@ -368,7 +334,11 @@ class ConsoleProgress(TrainerCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         line = describe_logs(kwargs["logs"])
         if state.is_world_process_zero and line:
-            step = f"step {state.global_step}/{state.max_steps}{time_to_go(kwargs['logs'])}"
+            step = f"step {state.global_step}/{state.max_steps}"
+            if seconds := round(kwargs["logs"].get("seconds_to_go", 0)):
+                hours, minutes = divmod(seconds // 60, 60)
+                time_to_go = f"{hours}:{minutes:02d}" if hours else str(minutes)
+                step += f"  {time_to_go}:{seconds % 60:02d} to go"
             with suppress(OSError):  # a full disk behind the output, or a closed terminal
                 self.console.print(f"{self.name}  {step}  {line}", highlight=False, soft_wrap=True)
 
@@ -377,40 +347,27 @@ class ConsoleProgress(TrainerCallback):
             self.progress.stop()
 
 
-def time_to_go(logs: dict[str, Any]) -> str:
-    """`  12:34 to go`; empty if unknown."""
-    seconds = round(logs.get("seconds_to_go", 0))
-    if not seconds:
-        return ""
-    hours, minutes = divmod(seconds // 60, 60)
-    return f"  {hours}:{minutes:02d}:{seconds % 60:02d} to go" if hours else f"  {minutes}:{seconds % 60:02d} to go"
-
-
 def describe_logs(logs: dict[str, Any]) -> str:
     """The metrics of one log as a line; empty for the Trainer's closing summary."""
     if "loss" in logs:
         return "  ".join(form.format(logs[name]) for name, form in FORMATS.items() if name in logs)
     keys = [key.removeprefix("eval_") for key in logs if key.startswith("eval_")]
     ends = ("_loss", "_examples")  # rewards of answers that the model generated have no loss
-    sets = dict.fromkeys(key.removesuffix(end) for key in keys for end in ends if key.endswith(end))
-    return "held out: " + ", ".join(f"{name} {held_out_metrics(name, logs)}" for name in sets) if sets else ""
-
-
-def held_out_metrics(name: str, logs: dict[str, Any]) -> str:
-    """Bits per byte of texts; loss, accuracy and margin of examples."""
-    if (bits := logs.get(f"eval_{name}_bits_per_byte")) is not None:
-        return f"{bits:.4f} bits per byte"
-    return " ".join(FORMATS[one].format(logs[key]) for one in HELD_OUT if (key := f"eval_{name}_{one}") in logs)
+    sets: list[str] = []
+    for name in dict.fromkeys(key.removesuffix(end) for key in keys for end in ends if key.endswith(end)):
+        if f"{name}_bits_per_byte" in keys:
+            sets.append(f"{name} {logs[f'eval_{name}_bits_per_byte']:.4f} bits per byte")
+        else:
+            figures = [FORMATS[one].format(logs[f"eval_{name}_{one}"]) for one in HELD_OUT if f"{name}_{one}" in keys]
+            sets.append(f"{name} {' '.join(figures)}")
+    return f"held out: {', '.join(sets)}" if sets else ""
 
 
 class StepProfile(TrainerCallback):
-    """Profiles steps of the main process and writes `profile/steps-A-B.json.gz` and `steps-A-B.txt`.
+    """Profiles three steps of the main process, from `at_step` on (counted from 1), and writes
+    `profile/steps-A-B.json.gz` and `steps-A-B.txt`.
 
     The step before them warms the profiler up. An event reports steps that were not profiled.
-
-    Args:
-        run: the run's folder.
-        at_step: the first of three steps, counted from 1.
     """
 
     def __init__(self, run: Path, at_step: int) -> None:
@@ -462,10 +419,6 @@ class StepProfile(TrainerCallback):
 
 
 def check_profiled_steps(at_step: int | None, steps: int) -> None:
-    """Refuse to profile steps beyond the end of the run.
-
-    Raises:
-        RecipeError: with the key.
-    """
+    """Refuse to profile steps beyond the end of the run."""
     if at_step is not None and (last := at_step + PROFILED_STEPS - 1) > steps:
         raise RecipeError(f"`monitoring.profile`: the last profiled step is {last}, but the run has {steps}.")

@@ -1,7 +1,7 @@
 """Check a DeepSpeed profile or `training.fsdp_config` against the recipe."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ from cpt.recipe.keys import accumulation
 from cpt.recipe.schema import Recipe
 
 Profile = dict[str, Any]
-Complaints = Iterator[tuple[str, str]]
-"""Key of the profile, and what is wrong with it."""
+Complaints = Iterable[tuple[str, str]]  # key of the profile, and what is wrong with it
 
 # The top-level keys that DeepSpeed 0.19 reads; it silently ignores all others.
 READ_BY_DEEPSPEED = """
@@ -69,10 +68,6 @@ def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
 
     Args:
         given: what `training.deepspeed` says: a path, or the profile itself.
-
-    Raises:
-        RecipeError: the file does not exist, or is not JSON.
-        ResourceError: DeepSpeed is not installed.
     """
     profile = read_profile(given)
     unknown = (
@@ -80,23 +75,41 @@ def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
         for key in profile
         if key not in DEEPSPEED_KEYS
     )
-    return located(given, unknown, check_zero(profile), *(rule(profile, recipe) for rule in RULES))
+    return located(given, unknown, check_zero(profile), contradictions(profile, recipe))
 
 
 def profile_warnings(given: str | Path | Profile, recipe: Recipe) -> list[str]:
     """Settings that DeepSpeed accepts, but that make gradients wrong or less precise."""
     profile = read_profile(given)
-    return located(given, accumulates_in_half(profile, recipe), reduces_too_early(profile))
+    section, found = zero_section(profile), list[tuple[str, str]]()
+    steps, stage, written = accumulation(recipe), section.get("stage"), profile.get("data_types")
+    # DeepSpeed 0.19 has another optimizer for ZeRO-1 with fp32 gradients, and keeps those of ZeRO-2 on the GPU,
+    # wherever the optimizer is.
+    has_room = stage == 3 or stage == 2 and not offloads(profile, "optimizer")
+    dtype = written.get("grad_accum_dtype") if isinstance(written, Mapping) else None
+    if recipe.training.get("bf16") and steps > 1 and has_room and dtype != "fp32":
+        text = (
+            f"the gradients of {steps} micro-batches accumulate in bfloat16, which rounds each sum. Write"
+            ' "data_types": {"grad_accum_dtype": "fp32"} into the profile (2 bytes more a parameter, divided over the'
+            " GPUs)"
+        )
+        found.append(("data_types", text))
+    if stage in (1, 2) and section.get("overlap_comm"):
+        text = (
+            f"`zero_optimization.overlap_comm` is true at stage {stage}: DeepSpeed's users report wrong"
+            " gradients with it on several GPUs (github.com/deepspeedai/DeepSpeed/issues/5294). Write false"
+        )
+        found.append(("overlap_comm", text))
+    return located(given, found)
 
 
 def located(given: str | Path | Profile, *complaints: Complaints) -> list[str]:
-    """The complaints, each with its place: `zero.json:12`, or `training.deepspeed` where the recipe holds the
-    profile."""
-    lines = [] if isinstance(given, dict) else Path(given).read_text(encoding="utf-8").splitlines()
+    """The complaints, each with its place: `zero.json:12`, or `training.deepspeed` for a profile in the recipe."""
+    if isinstance(given, dict):
+        return [f"`training.deepspeed`: {text}" for some in complaints for _, text in some]
+    lines = Path(given).read_text(encoding="utf-8").splitlines()
 
     def place(key: str) -> str:
-        if isinstance(given, dict):
-            return "`training.deepspeed`"
         last = key.rpartition(".")[2]
         number = next((number for number, line in enumerate(lines, 1) if f'"{last}"' in line), None)
         return f"{given}:{number}" if number else str(given)
@@ -104,40 +117,8 @@ def located(given: str | Path | Profile, *complaints: Complaints) -> list[str]:
     return [f"{place(key)}: {text}" for some in complaints for key, text in some]
 
 
-def accumulates_in_half(profile: Profile, recipe: Recipe) -> Complaints:
-    """Gradients of several micro-batches in bfloat16, at stages that can have them in fp32.
-
-    DeepSpeed 0.19 has another optimizer for ZeRO-1 with fp32 gradients, and keeps those of ZeRO-2 on the GPU, wherever
-    the optimizer is.
-    """
-    steps, stage, written = accumulation(recipe), zero_section(profile).get("stage"), profile.get("data_types")
-    has_room = stage == 3 or stage == 2 and not offloads(profile, "optimizer")
-    dtype = written.get("grad_accum_dtype") if isinstance(written, Mapping) else None
-    if recipe.training.get("bf16") and steps > 1 and has_room and dtype != "fp32":
-        yield (
-            "data_types",
-            f"the gradients of {steps} micro-batches accumulate in bfloat16, which rounds each sum. Write"
-            ' "data_types": {"grad_accum_dtype": "fp32"} into the profile (2 bytes more a parameter, divided over the'
-            " GPUs)",
-        )
-
-
-def reduces_too_early(profile: Profile) -> Complaints:
-    section = zero_section(profile)
-    if section.get("stage") in (1, 2) and section.get("overlap_comm"):
-        yield (
-            "overlap_comm",
-            f"`zero_optimization.overlap_comm` is true at stage {section['stage']}: DeepSpeed's users report wrong"
-            " gradients with it on several GPUs (github.com/deepspeedai/DeepSpeed/issues/5294). Write false",
-        )
-
-
 def read_profile(given: str | Path | Profile) -> Profile:
-    """The profile's content.
-
-    Raises:
-        RecipeError: the file does not exist, or is not a JSON object.
-    """
+    """The profile's content; a RecipeError where the file does not exist or is not a JSON object."""
     if isinstance(given, dict):
         return given
     try:
@@ -154,7 +135,7 @@ def read_profile(given: str | Path | Profile) -> Profile:
 
 
 def check_zero(profile: Profile) -> Complaints:
-    """The `zero_optimization` section, validated by DeepSpeed's own class."""
+    """The `zero_optimization` section, validated by DeepSpeed's own class, and what it needs elsewhere."""
     section = profile.get("zero_optimization")
     if not isinstance(section, dict):
         yield "zero_optimization", '`zero_optimization` is missing. Write one with a stage: {"stage": 2}'
@@ -174,63 +155,11 @@ def check_zero(profile: Profile) -> Complaints:
     except ValidationError as problem:
         for error in problem.errors():
             *above, last = [str(step) for step in error["loc"]] or ["zero_optimization"]
-            known = [
-                n
-                for name, f in parts.get(above[-1] if above else "", zero.DeepSpeedZeroConfig).model_fields.items()
-                for n in (f.alias or name,)
-            ]
+            kind = parts.get(above[-1] if above else "", zero.DeepSpeedZeroConfig)
+            known = [field.alias or name for name, field in kind.model_fields.items()]
             key = ".".join(["zero_optimization", *above, last])
             unknown = f"is not a key of DeepSpeed.{did_you_mean(last, known)}"
             yield key, f"`{key}` {unknown if error['type'] == 'extra_forbidden' else '- ' + error['msg']}"
-
-
-def blocks_of_recipe(profile: Profile, recipe: Recipe) -> Complaints:
-    for key, remedy in IN_THE_RECIPE.items():
-        if key in profile:
-            yield key, f"`{key}`: {remedy}. Remove it here"
-    if profile.get("train_batch_size", "auto") != "auto":
-        yield (
-            "train_batch_size",
-            '`train_batch_size` follows from the recipe and the number of processes. Write "auto", or remove it',
-        )
-
-
-def values_of_recipe(profile: Profile, recipe: Recipe) -> Complaints:
-    """Micro-batch, accumulation and clipping are `auto` or the recipe's."""
-    training = recipe.training
-    ours: dict[str, tuple[object, str]] = {
-        "train_micro_batch_size_per_gpu": (
-            training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH),
-            "training.per_device_train_batch_size",
-        ),
-        "gradient_accumulation_steps": (None, "budget.global_batch_tokens")
-        if recipe.budget.global_batch_tokens
-        else (training.get("gradient_accumulation_steps", 1), "training.gradient_accumulation_steps"),
-    }
-    norm = training.get("max_grad_norm", DEFAULT_MAX_GRAD_NORM)
-    if norm or "gradient_clipping" in profile:
-        ours["gradient_clipping"] = norm, "training.max_grad_norm"
-    for key, (value, name) in ours.items():
-        if key not in profile:
-            yield key, f'`{key}` is missing; DeepSpeed would not follow `{name}`. Write "{key}": "auto"'
-        elif profile[key] not in ("auto", value):
-            theirs = f"is {value} in the recipe" if value is not None else "decides that in the recipe"
-            yield key, f'`{key}` is {profile[key]}, but `{name}` {theirs}. Write "auto"'
-
-
-def precision_of_recipe(profile: Profile, recipe: Recipe) -> Complaints:
-    for precision in ("bf16", "fp16"):
-        block, wanted = profile.get(precision), bool(recipe.training.get(precision))
-        enabled = block.get("enabled", False) if isinstance(block, Mapping) else block
-        if enabled is None and wanted:
-            remedy = f'Write "{precision}": {{"enabled": "auto"}}'
-            yield precision, f"`{precision}` is missing, but the recipe has `training.{precision}: true`. {remedy}"
-        elif enabled is not None and enabled not in ("auto", wanted):
-            ours = f"`training.{precision}` is {json.dumps(wanted)}"
-            yield precision, f'`{precision}.enabled` is {json.dumps(enabled)}, but {ours}. Write "auto"'
-
-
-def needed_by_zero(profile: Profile, recipe: Recipe) -> Complaints:
     if offloads(profile, "optimizer") and profile.get("zero_force_ds_cpu_optimizer", True):
         # accelerate would replace it: any optimizer becomes Adam, decoupled weight decay becomes L2
         yield (
@@ -238,7 +167,6 @@ def needed_by_zero(profile: Profile, recipe: Recipe) -> Complaints:
             '`offload_optimizer` needs "zero_force_ds_cpu_optimizer": false at the top: without it accelerate puts'
             " an Adam of its own in the place of the recipe's optimizer",
         )
-    section = zero_section(profile)
     gathers = section.get(
         "stage3_gather_16bit_weights_on_model_save", section.get("gather_16bit_weights_on_model_save")
     )
@@ -250,7 +178,41 @@ def needed_by_zero(profile: Profile, recipe: Recipe) -> Complaints:
         )
 
 
-RULES = (blocks_of_recipe, values_of_recipe, precision_of_recipe, needed_by_zero)
+def contradictions(profile: Profile, recipe: Recipe) -> Complaints:
+    """What the recipe has as well: micro-batch, accumulation, clipping and precision are `auto` or the recipe's."""
+    for key, remedy in IN_THE_RECIPE.items():
+        if key in profile:
+            yield key, f"`{key}`: {remedy}. Remove it here"
+    if profile.get("train_batch_size", "auto") != "auto":
+        text = '`train_batch_size` follows from the recipe and the number of processes. Write "auto", or remove it'
+        yield "train_batch_size", text
+    training = recipe.training
+    steps: tuple[object, str] = None, "budget.global_batch_tokens"
+    if not recipe.budget.global_batch_tokens:
+        steps = training.get("gradient_accumulation_steps", 1), "training.gradient_accumulation_steps"
+    micro_batch = training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH)
+    ours: dict[str, tuple[object, str]] = {
+        "train_micro_batch_size_per_gpu": (micro_batch, "training.per_device_train_batch_size"),
+        "gradient_accumulation_steps": steps,
+    }
+    norm = training.get("max_grad_norm", DEFAULT_MAX_GRAD_NORM)
+    if norm or "gradient_clipping" in profile:
+        ours["gradient_clipping"] = norm, "training.max_grad_norm"
+    for key, (value, name) in ours.items():
+        if key not in profile:
+            yield key, f'`{key}` is missing; DeepSpeed would not follow `{name}`. Write "{key}": "auto"'
+        elif profile[key] not in ("auto", value):
+            theirs = f"is {value} in the recipe" if value is not None else "decides that in the recipe"
+            yield key, f'`{key}` is {profile[key]}, but `{name}` {theirs}. Write "auto"'
+    for precision in ("bf16", "fp16"):
+        block, wanted = profile.get(precision), bool(training.get(precision))
+        enabled = block.get("enabled", False) if isinstance(block, Mapping) else block
+        if enabled is None and wanted:
+            remedy = f'Write "{precision}": {{"enabled": "auto"}}'
+            yield precision, f"`{precision}` is missing, but the recipe has `training.{precision}: true`. {remedy}"
+        elif enabled is not None and enabled not in ("auto", wanted):
+            ours_is = f"`training.{precision}` is {json.dumps(wanted)}"
+            yield precision, f'`{precision}.enabled` is {json.dumps(enabled)}, but {ours_is}. Write "auto"'
 
 
 def offloads(profile: Profile, part: str) -> bool:
@@ -265,17 +227,8 @@ def zero_section(profile: Profile) -> Mapping[str, Any]:
     return section if isinstance(section, Mapping) else {}
 
 
-def uses_fsdp(training: Mapping[str, Any]) -> bool:
-    """Whether the recipe's `training:` section asks for it."""
-    return bool(training.get("fsdp"))
-
-
 def fsdp_config(training: Mapping[str, Any]) -> dict[str, Any]:
-    """The config, with Hugging Face's names without their prefix.
-
-    Raises:
-        RecipeError: a file that cannot be read.
-    """
+    """The config, with Hugging Face's names without their prefix."""
     given = training.get("fsdp_config") or {}
     if isinstance(given, str):
         try:
@@ -288,40 +241,33 @@ def fsdp_config(training: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_fsdp(recipe: Recipe) -> list[str]:
-    """Every complaint, each with its key and the remedy; none of a recipe without FSDP.
-
-    Raises:
-        RecipeError: the file of the config cannot be read.
-    """
+    """Every complaint, each with its key and the remedy; none of a recipe without FSDP."""
     training = recipe.training
-    if not uses_fsdp(training):
+    if not training.get("fsdp"):
         has_config = bool(training.get("fsdp_config"))
         return [f"{CONFIG} has no effect without `training.fsdp: true`. Write that, or remove it."] * has_config
-    return [*wrong_on_any_machine(recipe), *wrong_on_this_machine(training)]
+    wrong = wrong_on_any_machine(recipe)
+    has_gpu = torch.accelerator.is_available()
+    if fsdp_config(training).get("cpu_offload") and not has_gpu and not training.get("bf16"):
+        wrong.append(
+            f"{CONFIG}: `cpu_offload` is for weights that do not fit a GPU, and this machine has no GPU. Remove it."
+        )
+    if training.get("use_cpu") and torch.cuda.is_available():
+        wrong.append(
+            f"`training.use_cpu` with {KEY}: torch shards onto the GPUs that it sees. Hide them"
+            " (CUDA_VISIBLE_DEVICES=), or remove it."
+        )
+    return wrong
 
 
 def refuse_for_any_machine(recipe: Recipe) -> None:
-    """For a plan: what the recipe asks of FSDP has to be possible somewhere.
-
-    Raises:
-        RecipeError: it is not, with all complaints.
-    """
-    if uses_fsdp(recipe.training) and (complaints := wrong_on_any_machine(recipe)):
+    """For a plan: a RecipeError where no machine could do what the recipe asks of FSDP."""
+    if recipe.training.get("fsdp") and (complaints := wrong_on_any_machine(recipe)):
         raise RecipeError("\n".join(complaints))
 
 
 def wrong_on_any_machine(recipe: Recipe) -> list[str]:
     return [*wrong_keys(recipe.training), *wrong_company(recipe)]
-
-
-def wrong_on_this_machine(training: Mapping[str, Any]) -> Iterator[str]:
-    if fsdp_config(training).get("cpu_offload") and not torch.accelerator.is_available() and not training.get("bf16"):
-        yield f"{CONFIG}: `cpu_offload` is for weights that do not fit a GPU, and this machine has no GPU. Remove it."
-    if training.get("use_cpu") and torch.cuda.is_available():
-        yield (
-            f"`training.use_cpu` with {KEY}: torch shards onto the GPUs that it sees. Hide them"
-            " (CUDA_VISIBLE_DEVICES=), or remove it."
-        )
 
 
 def wrong_keys(training: Mapping[str, Any]) -> Iterator[str]:

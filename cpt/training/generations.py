@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from torch.utils.data import Dataset
-from transformers import TrainingArguments
 
 from cpt.data.rows.mixture import RowRange, shift_past_skipped
 from cpt.errors import RecipeError
@@ -41,25 +40,12 @@ class Generations:
             )
 
 
-def generations_of(arguments: TrainingArguments) -> Generations:
-    """The generations that a GRPOConfig, or a config like it, asks for."""
-    config: Any = arguments
-    prompts = config.generation_batch_size // config.num_generations
-    return Generations(
-        prompts, config.steps_per_generation * config.num_iterations, config.gradient_accumulation_steps
-    )
-
-
 def prompts_of_step(config: type, training: Mapping[str, Any], completions: int) -> int:
-    """Prompts of a step, from the recipe alone.
+    """Prompts of a step, from the recipe alone; a RecipeError where the number is not whole.
 
     Args:
         config: the stage's config class, for its defaults.
-        training: the recipe's section.
         completions: that all processes train on in a step.
-
-    Raises:
-        RecipeError: the number is not whole.
     """
     defaults = {field.name: field.default for field in fields(config)}
     answers, times = (int(training.get(key, defaults[key])) for key in ("num_generations", "num_iterations"))
@@ -77,8 +63,7 @@ def prompts_of_step(config: type, training: Mapping[str, Any], completions: int)
 class PromptRows(Dataset[list[Prompt]]):
     """One item for each micro-batch of each process: all prompts of its generation, the same on all processes.
 
-    Only a generation's first micro-batch uses them. The others get them too: a run that goes on without its
-    completions makes them anew.
+    Only a generation's first micro-batch uses them. The others get them for a run that resumes without completions.
     """
 
     def __init__(self, rows: Dataset[Prompt], plan: Generations, world_size: int, left_out: list[RowRange]) -> None:
@@ -92,9 +77,3 @@ class PromptRows(Dataset[list[Prompt]]):
             numbers = [shift_past_skipped(row, self.left_out) for row in range(first, first + self.plan.prompts)]
             self.last = generation, [self.rows[row] for row in numbers]
         return self.last[1]
-
-
-def only_item(batch: list[list[Prompt]]) -> list[Prompt]:
-    """A micro-batch is one item."""
-    (prompts,) = batch
-    return prompts

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,17 +14,13 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from cpt.checkpoints.resume import newest_sound, published_checkpoints, set_aside, step_of
 from cpt.distributed import is_main_process, main_process_decides, same_command
 from cpt.errors import Interrupted, RestartNeeded, TrainingError
-from cpt.hf_internals import skip_update
 from cpt.models.inventory import vocabulary_size
-from cpt.optim.gradients import ReleasedGradients, check_release, gradient_norm, releases_gradients
+from cpt.optim.gradients import ReleasedGradients, check_release, clip_gradients, gradient_norm, releases_gradients
 from cpt.optim.schedules import phases_in_tokens
 from cpt.torch_internals import reads_scale
 from cpt.training.loss_guard import HIGHEST_LOSS, STEPS_BEHIND, GuardedEngine, SkipBudget, SpikeDetector, StepVerdict
-from cpt.training.restart import (
-    forget_rollback,
-    learned_rollback,
-    remember_rollback,
-)
+from cpt.training.restart import ROLLBACK, learned_rollback, remember
+from cpt.training.sharded import HALF
 
 if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
@@ -33,39 +29,24 @@ OF_LANGUAGE_MODELS = ("pretrain", "cpt", "sft")
 SAFETY = "safety.json"
 
 
-class StepGuardCallback(TrainerCallback):
-    """Runs after every other callback, so that it checks the gradients that the optimizer gets."""
-
-    def __init__(self, guard: "StepGuard") -> None:
-        self.guard = guard
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.guard.begin()
-
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """The gradients are complete; under DeepSpeed they are used already."""
-        self.guard.check_step()
-
-
-class StepGuard:
+class StepGuard(TrainerCallback):
     """Checks each step, has the update of a bad one skipped, and restarts the run after too many of them.
 
     A skipped step costs its rows. After too many, the run resumes from the last sound checkpoint before them and
     leaves their rows out. With `optimizer.release_gradients` the updates are made in the backward pass, so a step is
     checked by its loss alone: the gradient's norm is only known afterwards.
+
+    It is the last callback, so that it checks the gradients that the optimizer gets.
     """
 
     def __init__(self, trainer: "CPTTrainer") -> None:
         self.trainer = trainer
         self.loss_guard: SpikeDetector | None = None
-        self.budget: SkipBudget | None = None
+        self.budget = SkipBudget(trainer.rows_of_steps, 0, 0)  # unused without a loss guard
+        self.last_logged_step = 0
         self.skipped_since_log: list[StepVerdict] = []
-        self.new_data_from: set[int] = set()
-        """Steps at which a phase of the data begins."""
-        self.is_updating = False
-        """From the moment on when the optimizer may have changed weights."""
+        self.new_data_from: set[int] = set()  # steps at which a phase of the data begins
+        self.is_updating = False  # from when on the optimizer may have changed weights
         self.released: ReleasedGradients | None = None
         self.skip: torch.Tensor
         self.spikes: torch.Tensor
@@ -81,51 +62,47 @@ class StepGuard:
         check_release(trainer.recipe, deepspeed=trainer.is_deepspeed_enabled)
         section = trainer.recipe.safety.loss_guard
         if section is not None:
-            self.loss_guard = SpikeDetector(section, trainer.args.device, self.highest_loss())
+            highest_loss = math.inf  # other stages than a language model's have losses without such a scale
+            if trainer.recipe.stage in OF_LANGUAGE_MODELS:
+                highest_loss = HIGHEST_LOSS * math.log(vocabulary_size(trainer.model.config))
+            self.loss_guard = SpikeDetector(section, trainer.args.device, highest_loss)
             self.budget = SkipBudget(trainer.rows_of_steps, self.loss_guard.window, self.loss_guard.skips)
         if checkpoint is not None:
-            self.restore(read_safety(Path(checkpoint)))
-        self.restore_rollback()
+            self.restore(Path(checkpoint) / SAFETY)
+        rollback = learned_rollback(trainer.run_folder)
+        if rollback is not None and rollback["to_step"] == trainer.first_step:  # the checkpoint is older than it
+            trainer.rows_of_steps.left_out = [(first, end) for first, end in rollback["left_out"]]
+            self.budget.restore(rollback["budget"])
+            trainer.on_rollback()
+        elif rollback is not None and rollback["to_step"] > trainer.first_step and is_main_process():
+            # its checkpoints of the same numbers will be others
+            remember(trainer.run_folder, ROLLBACK, None)
         until = [phase.until for phase in phases_in_tokens(trainer.recipe).phases[:-1]]
         self.new_data_from = {tokens // trainer.length.tokens_per_step + 1 for tokens in until if tokens is not None}
         self.skipped_since_log = []
-        trainer.remove_callback(StepGuardCallback)
-        trainer.add_callback(StepGuardCallback(self))  # behind those that were added since
-        accelerator: Any = trainer.accelerator
+        trainer.remove_callback(StepGuard)
+        trainer.add_callback(self)  # behind those that were added since
         try:
             yield
         finally:
             if self.released is not None:
                 self.released.remove()
                 self.released = None
-                del accelerator.backward
+                del trainer.accelerator.backward
 
-    def highest_loss(self) -> float:
-        """The bound for a language model's loss, which starts near that of a uniform guess; other stages have losses
-        without such a scale."""
-        if self.trainer.recipe.stage not in OF_LANGUAGE_MODELS:
-            return math.inf
-        model: Any = self.trainer.model
-        return HIGHEST_LOSS * math.log(vocabulary_size(model.config))
-
-    def begin(self) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Install the checks of a step, once everything is built and loaded."""
+        self.last_logged_step = state.global_step
         self.trainer.engine.reshard()
-        model: Any = self.trainer.model
-        accelerator: Any = self.trainer.accelerator
-        self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if (
-            self.trainer.is_deepspeed_enabled
-            and self.loss_guard is not None
-            and not isinstance(accelerator.deepspeed_engine_wrapped, GuardedEngine)
-        ):
-            engine = accelerator.deepspeed_engine_wrapped.engine
-            accelerator.deepspeed_engine_wrapped = GuardedEngine(
-                engine, self.check_metrics, scales_loss=self.trainer.args.fp16
-            )
+        accelerator = self.trainer.accelerator
+        self.trained = [parameter for parameter in self.trainer.model.parameters() if parameter.requires_grad]
+        if self.trainer.is_deepspeed_enabled and self.loss_guard is not None:
+            wrapped = accelerator.deepspeed_engine_wrapped
+            if not isinstance(wrapped, GuardedEngine):
+                guarded = GuardedEngine(wrapped.engine, self.check_metrics, scales_loss=args.fp16)
+                accelerator.deepspeed_engine_wrapped = guarded
         if releases_gradients(self.trainer.recipe) and self.released is None:
-            wrapper: Any = self.trainer.optimizer
-            self.released = ReleasedGradients(wrapper.optimizer)
+            self.released = ReleasedGradients(self.trainer.optimizer.optimizer)
             self.backward_pass = accelerator.backward
             accelerator.backward = self.update_in_backward
 
@@ -133,116 +110,106 @@ class StepGuard:
 
     def texts(self) -> dict[str, str]:
         """Files of a checkpoint, by name: with them a resumed run decides as this one does."""
-        return {SAFETY: json.dumps(self.state())}
-
-    def state(self) -> dict[str, Any]:
-        """The content of `safety.json`."""
         state: dict[str, Any] = {"format": 1, "left_out": self.trainer.rows_of_steps.left_out}
-        if self.loss_guard is not None and self.budget is not None:
+        if self.loss_guard is not None:
             for verdict in self.loss_guard.read():  # unread only in a save after an error
                 self.note_verdict(verdict)
             state |= {"guard": self.loss_guard.state(), "budget": self.budget.state()}
-        return state
+        return {SAFETY: json.dumps(state)}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, file: Path) -> None:
+        """Continue with the checkpoint's record; another program writes none."""
+        state: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
         self.trainer.rows_of_steps.left_out = [(first, end) for first, end in state.get("left_out", [])]
-        if self.loss_guard is not None and self.budget is not None and "guard" in state:
+        if self.loss_guard is not None and "guard" in state:
             self.loss_guard.restore(state["guard"])
             self.budget.restore(state["budget"])
 
-    def restore_rollback(self) -> None:
-        """Leave out the rows of a roll-back to this very checkpoint, which was written before it."""
-        rollback = learned_rollback(self.trainer.run_folder)
-        if rollback is None or rollback["to_step"] != self.trainer.first_step:
-            if rollback is not None and rollback["to_step"] > self.trainer.first_step and is_main_process():
-                forget_rollback(self.trainer.run_folder)
-            return
-        self.trainer.rows_of_steps.left_out = [(first, end) for first, end in rollback["left_out"]]
-        if self.budget is not None:
-            self.budget.restore(rollback["budget"])
-        self.trainer.on_rollback()
-
     # --- a step ------------------------------------------------------------------------------------------------------
-
-    @property
-    def checks_gradients(self) -> bool:
-        """True where the gradients are whole before the optimizer's step: everywhere but under DeepSpeed."""
-        return self.loss_guard is not None and not self.trainer.is_deepspeed_enabled
 
     def begin_step(self) -> None:
         """The loss of its micro-batches is summed apart from that of the steps before."""
         self.is_updating = False
+        self.start_next_mean()
         self.loss_before = self.trainer.loss_since_log.clone()
-        if self.checks_gradients:
+        if self.loss_guard is not None and not self.trainer.is_deepspeed_enabled:
             self.trainer.loss_since_log.zero_()
 
     def norm_of_step(self) -> torch.Tensor:
-        """The norm of all gradients, as the Trainer logs it: clipping waits for `check_step`, which fills it in."""
+        """The norm of all gradients, as the Trainer logs it: clipping waits for the check, which fills it in."""
         if self.loss_guard is None:
             return self.measure_norm()
         self.norm = torch.zeros((), device=self.trainer.args.device)
         return self.norm
 
-    def check_step(self) -> None:
-        """Clip, check, and skip the update of a bad step."""
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """The gradients are complete: clip, check, and skip the update of a bad step. Under DeepSpeed they are used
+        already."""
         self.is_updating = True
+        if self.loss_guard is None:
+            return
         if self.released is not None:
-            self.note_released(self.released)
+            norm, skip = self.released.norm().to(self.loss_of_step.device), self.skip
+            self.loss_guard.learn_norm(norm, skipped=skip)
+            figures = torch.stack((self.loss_of_step, norm))
+            self.loss_guard.note(state.global_step + 1, torch.cat((figures, self.spikes.float())))
+            self.count_loss(skip | ~norm.isfinite())
             return
-        if not self.checks_gradients:
+        if self.trainer.is_deepspeed_enabled:
             return
-        norm = self.measure_norm()
-        self.norm.copy_(norm)
+        self.norm.copy_(self.measure_norm())
         figures = torch.stack((self.trainer.loss_since_log, self.norm))
-        if self.trainer.args.world_size > 1:
+        if args.world_size > 1:
             dist.all_reduce(figures)
-            figures /= self.trainer.args.world_size
+            figures /= args.world_size
         skip = self.check_metrics(figures)
-        self.trainer.loss_since_log.copy_(
-            torch.where(skip, self.loss_before, self.loss_before + self.trainer.loss_since_log)
-        )
-        self.skip_update(skip, figures)
+        self.count_loss(skip)
+        kernel, scaler = self.kernel_of_optimizer(), self.trainer.accelerator.scaler
+        if kernel is not None:
+            kernel.found_inf = skip.float()
+            return
+        loss, norm = figures.tolist()  # here alone the host waits: this kernel reads no flag from the device
+        # The scaler skips such a step, and lowers its scale.
+        scale_is_too_large = scaler is not None and math.isfinite(loss) and not math.isfinite(norm)
+        if bool(skip) and not scale_is_too_large:
+            self.trainer.accelerator.sync_gradients = False  # accelerate only steps with those of all ranks
+
+    def count_loss(self, skip: torch.Tensor) -> None:
+        """Add the loss of this step to that since the last log, unless the step is skipped."""
+        total = self.trainer.loss_since_log
+        total.copy_(torch.where(skip, self.loss_before, self.loss_before + total))
 
     def measure_norm(self) -> torch.Tensor:
-        """The norm of all gradients before clipping, and have them clipped.
-
-        Where the optimizer's kernel divides gradients by a number on the device, they are not written twice.
-        """
-        model: Any = self.trainer.model_wrapped
-        most, kernel = self.trainer.args.max_grad_norm, self.kernel_of_optimizer()
-        if kernel is None:
-            return self.trainer.clip_gradients(model)
-        norm = gradient_norm([parameter.grad for parameter in self.trained if parameter.grad is not None])
-        if most > 0:
-            kernel.grad_scale = ((norm + 1e-6) / most).clamp(min=1)  # what torch's own clipping divides by
-        return norm
+        """Clip the gradients to `training.max_grad_norm`, where it is positive; the norm of all before that."""
+        trainer, most, kernel = self.trainer, self.trainer.args.max_grad_norm, self.kernel_of_optimizer()
+        model = trainer.model_wrapped
+        if kernel is not None:  # it divides gradients by a number on the device: they are not written twice
+            norm = gradient_norm([parameter.grad for parameter in self.trained if parameter.grad is not None])
+            if most > 0:
+                kernel.grad_scale = ((norm + 1e-6) / most).clamp(min=1)  # what torch's own clipping divides by
+            return norm
+        if trainer.accelerator.scaler is None:
+            gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            # torch's own norm would be rounded where some are in half precision, or shards
+            if gradients and (trainer.is_fsdp_enabled or any(gradient.dtype in HALF for gradient in gradients)):
+                return clip_gradients(gradients, most) if most > 0 else gradient_norm(gradients)
+        return trainer.clip_and_measure(model)
 
     def kernel_of_optimizer(self) -> Any:
         """The optimizer, if its kernel reads from the device what to divide by and whether to skip; else None."""
-        wrapper: Any = self.trainer.optimizer
-        kernel = wrapper.optimizer
+        kernel = self.trainer.optimizer.optimizer
         reads = self.trainer.accelerator.scaler is None and reads_scale(kernel)
         return kernel if reads and not self.trainer.is_fsdp_enabled else None
 
     def check_metrics(self, figures: torch.Tensor) -> torch.Tensor:
         """Whether the current step has to be skipped, on the device."""
-        assert self.loss_guard is not None
+        assert self.loss_guard is not None, "only then steps are checked"
         step = self.trainer.state.global_step + 1
         if step in self.new_data_from:  # a phase's data may have a loss of another level
             self.loss_guard.forget()
         return self.loss_guard.check(step, self.trainer.metrics_to_check(figures))
-
-    def skip_update(self, skip: torch.Tensor, figures: torch.Tensor) -> None:
-        """The host only waits where the optimizer's kernel does not read a flag from the device."""
-        kernel, scaler = self.kernel_of_optimizer(), self.trainer.accelerator.scaler
-        if kernel is not None:
-            kernel.found_inf = skip.float()
-            return
-        loss, norm = figures.tolist()
-        # The scaler skips such a step, and lowers its scale.
-        scale_is_too_large = scaler is not None and math.isfinite(loss) and not math.isfinite(norm)
-        if bool(skip) and not scale_is_too_large:
-            skip_update(self.trainer.accelerator.gradient_state)
 
     # --- a step that updates in its backward pass --------------------------------------------------------------------
 
@@ -256,78 +223,71 @@ class StepGuard:
             if self.trainer.state.global_step + 1 in self.new_data_from:
                 self.loss_guard.forget()
             self.loss_of_step = loss.detach().float()
-            self.skip, self.spikes = self.loss_guard.decide(
-                torch.stack((self.loss_of_step, torch.zeros_like(self.loss_of_step)))
-            )
+            figures = torch.stack((self.loss_of_step, torch.zeros_like(self.loss_of_step)))
+            self.skip, self.spikes = self.loss_guard.decide(figures)
             self.released.begin(self.skip)
         self.backward_pass(loss, **options)
 
-    def note_released(self, released: ReleasedGradients) -> None:
-        """Send the verdict to the host."""
-        if self.loss_guard is None:
-            return
-        norm = released.norm().to(self.loss_of_step.device)
-        self.loss_guard.learn_norm(norm, skipped=self.skip)
-        figures = torch.stack((self.loss_of_step, norm))
-        self.loss_guard.note(self.trainer.state.global_step + 1, torch.cat((figures, self.spikes.float())))
-        left_out = self.skip | ~norm.isfinite()
-        self.trainer.loss_since_log.copy_(
-            torch.where(left_out, self.loss_before, self.loss_before + self.trainer.loss_since_log)
-        )
-
     # --- its end -----------------------------------------------------------------------------------------------------
 
-    def read_before(self, *, everything: bool) -> None:
-        """Before anything is logged, measured or saved, all steps so far are known to be good."""
-        self.read_verdicts(unread=0 if everything else STEPS_BEHIND)
-        self.steps_to_log = self.trainer.state.global_step - self.trainer.last_logged_step
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Before anything is logged, measured or saved, all steps so far are known to be good.
 
-    def note_logged(self) -> None:
-        """Start the next mean, if this step was logged."""
-        if self.trainer.last_logged_step == self.trainer.state.global_step:
+        Raises:
+            RestartNeeded: too many were skipped; see `roll_back`.
+        """
+        checkpointer = self.trainer.checkpointer
+        is_due = control.should_save or control.should_log or control.should_evaluate or control.should_training_stop
+        unread = 0 if is_due or checkpointer.weights_are_due else STEPS_BEHIND
+        if self.loss_guard is not None:
+            for verdict in self.loss_guard.read(unread=unread):
+                self.note_verdict(verdict)
+                if self.budget.is_exhausted:
+                    self.roll_back(self.loss_guard)
+        if not control.should_save:
+            checkpointer.save_due_weights()
+
+    def on_epoch_end(self, *_: Any, **__: Any) -> None:
+        self.start_next_mean()
+
+    def start_next_mean(self) -> None:
+        if self.last_logged_step == self.trainer.state.global_step:
             # The Trainer subtracts it from itself, and what is not finite would stay.
             self.trainer.loss_since_log.zero_()
             self.skipped_since_log = []
 
     def correct_loss(self, logs: dict[str, float]) -> None:
         """The mean loss is that of the steps that counted; where none did, that of the last one."""
-        if "loss" in logs and self.skipped_since_log:
-            counted = self.steps_to_log - len(self.skipped_since_log)
-            logs["loss"] = (
-                logs["loss"] * self.steps_to_log / counted if counted > 0 else self.skipped_since_log[-1].loss
-            )
-            logs["skipped_steps"] = len(self.skipped_since_log)
+        if "loss" not in logs:
+            return
+        step = self.trainer.state.global_step
+        num_steps, self.last_logged_step = step - self.last_logged_step, step
+        if skipped := self.skipped_since_log:
+            counted = num_steps - len(skipped)
+            logs["loss"] = logs["loss"] * num_steps / counted if counted > 0 else skipped[-1].loss
+            logs["skipped_steps"] = len(skipped)
 
     # --- skipped steps -----------------------------------------------------------------------------------------------
 
-    def read_verdicts(self, *, unread: int) -> None:
-        """Count the verdicts that have arrived; see `roll_back` for what too many skipped steps raise."""
-        if self.loss_guard is None or self.budget is None:
-            return
-        for verdict in self.loss_guard.read(unread=unread):
-            self.note_verdict(verdict)
-            if self.budget.is_exhausted:
-                self.roll_back(self.loss_guard, self.budget)
-
     def note_verdict(self, verdict: StepVerdict) -> None:
         """Count and record a step that was skipped."""
-        assert self.budget is not None
         if self.trainer.args.fp16 and math.isfinite(verdict.loss) and not math.isfinite(verdict.gradient_norm):
             return  # the scaler is looking for its scale
         skipped = self.budget.note(verdict)
-        if skipped is not None:
-            self.skipped_since_log.append(verdict)
-            first, end = skipped.rows
-            self.trainer.checkpointer.record(
-                "spike_skipped" if verdict.is_finite else "nan_skipped",
-                f"Step {verdict.step} was skipped: {verdict.complaint()}. Its rows are {first:,} to {end - 1:,}.",
-                step=verdict.step,
-                rows=[first, end],
-                loss=str(verdict.loss),
-                gradient_norm=str(verdict.gradient_norm),
-            )
+        if skipped is None:
+            return
+        self.skipped_since_log.append(verdict)
+        first, end = skipped.rows
+        self.trainer.checkpointer.record(
+            "spike_skipped" if verdict.is_finite else "nan_skipped",
+            f"Step {verdict.step} was skipped: {verdict.complaint()}. Its rows are {first:,} to {end - 1:,}.",
+            step=verdict.step,
+            rows=[first, end],
+            loss=str(verdict.loss),
+            gradient_norm=str(verdict.gradient_norm),
+        )
 
-    def roll_back(self, guard: SpikeDetector, budget: SkipBudget) -> None:
+    def roll_back(self, guard: SpikeDetector) -> None:
         """Restart from the last sound checkpoint before the skipped steps, without their rows.
 
         Without such a checkpoint the run continues: the skipped updates never changed its weights.
@@ -337,9 +297,10 @@ class StepGuard:
             Interrupted: there is one, and the run was asked to stop.
             TrainingError: the run went back often enough.
         """
+        trainer, budget, folder = self.trainer, self.budget, self.trainer.run_folder
+        steps = ", ".join(str(skipped.step) for skipped in budget.recent)
         if budget.rollbacks >= guard.rollbacks:
-            steps = ", ".join(str(skipped.step) for skipped in budget.recent)
-            newest = published_checkpoints(self.trainer.run_folder)
+            newest = published_checkpoints(folder)
             saved = f"The newest checkpoint is {newest[-1]}." if newest else "Nothing is saved."
             raise TrainingError(
                 f"the training diverged: steps {steps} had to be skipped, after {budget.rollbacks} roll-back(s)"
@@ -348,9 +309,8 @@ class StepGuard:
                 " `rollbacks`."
             )
         bad = budget.roll_back()
-        self.trainer.checkpointer.wait_for_saves()
-        checkpoint = main_process_decides(lambda: newest_sound(self.trainer.run_folder, up_to=bad[0].step - 1))
-        steps = ", ".join(str(skipped.step) for skipped in bad)
+        trainer.checkpointer.wait_for_saves()
+        checkpoint = main_process_decides(lambda: newest_sound(folder, up_to=bad[0].step - 1))
         what = "continues, because no checkpoint is older"
         if checkpoint is not None:
             what = f"resumes from {checkpoint.name} without their rows"
@@ -358,7 +318,7 @@ class StepGuard:
             f"{len(bad)} of the last {budget.window} steps were skipped ({steps}): the run {what} (roll-back"
             f" {budget.rollbacks} of {guard.rollbacks})."
         )
-        self.trainer.checkpointer.record(
+        trainer.checkpointer.record(
             "rolled_back",
             message,
             step=bad[-1].step,
@@ -368,25 +328,15 @@ class StepGuard:
         )
         if checkpoint is None:
             return
-        self.trainer.rows_of_steps.leave_out(skipped.rows for skipped in bad)
-        main_process_decides(lambda: self.prepare_rollback(checkpoint, budget))
-        if self.trainer.control.should_training_stop and self.trainer.state.global_step < self.trainer.state.max_steps:
+        trainer.rows_of_steps.leave_out(skipped.rows for skipped in bad)
+
+        def leave_for_next_start() -> None:
+            to_step, left_out = step_of(checkpoint), trainer.rows_of_steps.left_out
+            remember(folder, ROLLBACK, {"to_step": to_step, "left_out": left_out, "budget": budget.state()})
+            later = [path for path in published_checkpoints(folder) if step_of(path) > to_step]
+            set_aside(folder, later, f"the run went back to {checkpoint.name}")
+
+        main_process_decides(leave_for_next_start)
+        if trainer.control.should_training_stop and trainer.state.global_step < trainer.state.max_steps:
             raise Interrupted(f"{message} {same_command()} continues.")
         raise RestartNeeded(message)
-
-    def prepare_rollback(self, checkpoint: Path, budget: SkipBudget) -> None:
-        """Leave the next start what it needs, and no later checkpoint."""
-        remember_rollback(
-            self.trainer.run_folder, step_of(checkpoint), self.trainer.rows_of_steps.left_out, budget.state()
-        )
-        later = [
-            path for path in published_checkpoints(self.trainer.run_folder) if step_of(path) > step_of(checkpoint)
-        ]
-        set_aside(self.trainer.run_folder, later, f"the run went back to {checkpoint.name}")
-
-
-def read_safety(checkpoint: Path) -> dict[str, Any]:
-    """The checkpoint's record of skipped steps; empty if another program wrote it."""
-    path = checkpoint / SAFETY
-    content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return content

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -52,9 +51,6 @@ class Heartbeat(TrainerCallback):
     the pulse every two seconds. At the end of its context the process writes which error ended it.
 
     SIGUSR2 writes the stacks of all threads to `stacks/rank-N.txt`, even while the process hangs in a library.
-
-    Args:
-        folder: of the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -69,27 +65,24 @@ class Heartbeat(TrainerCallback):
         faulthandler.register(SIGNAL_FOR_STACKS, file=self.stacks, all_threads=True)
         self.phase: Phase = "starting"
         self.step = 0
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.is_over = threading.Event()
         self.beat("starting", 0)
 
     def __enter__(self) -> "Heartbeat":
-        """Start the thread that shows from here on that the process is there."""
+        """Start the thread that writes the pulse."""
         self.thread = threading.Thread(target=self.watch, name="cpt-heartbeat", daemon=True)
         self.thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
         self.is_over.set()
         self.thread.join()
         self.ended = own_words(problem)
         self.tell()
 
     def watch(self) -> None:
-        """Write a pulse. Outside of the training, processor time counts as progress; waiting for others takes next to
-        none."""
+        """Outside of the training, processor time counts as progress; waiting for others takes next to none."""
         looked, worked = time.perf_counter(), seconds_worked()
         while not self.is_over.wait(SECONDS_BETWEEN_PULSES):
             now = time.perf_counter()
@@ -103,7 +96,7 @@ class Heartbeat(TrainerCallback):
             looked = now
             with self.lock:
                 if is_busy and self.phase in OUTSIDE_OF_TRAINING:
-                    self.write(self.phase, self.step)
+                    self.beat(self.phase, self.step)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.step_began = time.perf_counter()
@@ -126,41 +119,22 @@ class Heartbeat(TrainerCallback):
         self.beat("ending", state.global_step)
 
     def beat(self, phase: Phase, step: int) -> None:
+        """Count progress; written at most once a second, but a new phase at once."""
         with self.lock:
-            self.write(phase, step)
-
-    def write(self, phase: Phase, step: int) -> None:
-        """Count progress; written at most once a second, but a new phase at once. The caller holds the lock."""
-        self.beats += 1
-        self.step = step
-        now = time.perf_counter()
-        if phase == self.phase and now - self.written < SECONDS_BETWEEN_WRITES:
-            return
-        self.phase = phase
-        self.tell()
+            self.beats += 1
+            self.step = step
+            if phase != self.phase or time.perf_counter() - self.written >= SECONDS_BETWEEN_WRITES:
+                self.phase = phase
+                self.tell()
 
     def tell(self) -> None:
         self.written, self.pulse = time.perf_counter(), self.pulse + 1
         median = statistics.median(self.seconds) if len(self.seconds) >= 3 else None
         # Of all devices, since another thread's current device is 0 on every rank. This process uses one of them.
-        peaks = (
-            map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count()))
-            if torch.cuda.is_initialized()
-            else ()
-        )
-        peak = max((round(peak / GIB, 3) for peak in peaks), default=None)
-        sign = LastHeartbeat(
-            rank(),
-            os.getpid(),
-            socket.gethostname(),
-            self.phase,
-            self.step,
-            self.beats,
-            median,
-            peak,
-            self.pulse,
-            self.ended,
-        )
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        peak = max((round(torch.cuda.max_memory_allocated(device) / GIB, 3) for device in devices), default=None)
+        place = (rank(), os.getpid(), socket.gethostname())
+        sign = LastHeartbeat(*place, self.phase, self.step, self.beats, median, peak, self.pulse, self.ended)
         write_heartbeat(self.folder, sign)
 
 
@@ -174,8 +148,7 @@ def seconds_worked() -> float:
 
 
 def lost_others(problem: BaseException) -> bool:
-    """Whether a collective failed: a process that it needed is gone, cannot be reached, or took longer than the group
-    waits."""
+    """Whether a collective failed: a process is gone, cannot be reached, or took longer than the group waits."""
     if world_size() == 1 or not isinstance(problem, RuntimeError):
         return False
     # gloo raises plain RuntimeErrors, which begin with the place in its own sources.
@@ -229,7 +202,6 @@ def saved_on_errors(trainer: CPTTrainer) -> Iterator[None]:
 
 
 def resumes_from(folder: Path) -> str:
-    """How the next start will continue."""
     checkpoints = published_checkpoints(folder)
     return f"{same_command()} resumes from {checkpoints[-1].name}." if checkpoints else "Nothing was saved yet."
 
@@ -239,16 +211,8 @@ class LivenessReport:
     """The state of all processes, by their heartbeats."""
 
     all: list[LastHeartbeat]
-    gone: list[LastHeartbeat]
-    """Gave no pulse."""
-    failed: list[LastHeartbeat]
-    """Ended with their own error or interruption."""
-
-    @property
-    def first_left(self) -> int:
-        """The rank that speaks for the rest."""
-        lost = {sign.rank for sign in (*self.gone, *self.failed)}
-        return min(set(range(world_size())) - lost, default=0)
+    gone: list[LastHeartbeat]  # gave no pulse
+    failed: list[LastHeartbeat]  # ended with their own error or interruption
 
 
 @contextmanager
@@ -270,12 +234,23 @@ def lost_ranks_named(run: Run) -> Iterator[None]:
         if interrupted:
             who = name_processes(interrupted, report.all)
             raise Interrupted(f"{who} was stopped by a signal. {resumes_from(run.folder)}") from problem
-        message = f"{what_happened(report, problem)} {resumes_from(run.folder)}"
-        if rank() == report.first_left:
-            lost = [sign.rank for sign in (*report.gone, *report.failed)]
-            record_event(
-                run.folder, "lost", message, step=max((sign.step for sign in report.all), default=None), processes=lost
+        if report.failed:
+            ended = [f"{name_processes([sign], report.all)} ended with {sign.ended}" for sign in report.failed]
+            what = f"{'; '.join(ended)}. The others cannot continue without it."
+        elif report.gone:
+            steps = ", ".join(sorted({str(sign.step) for sign in report.gone}))
+            what = f"{name_processes(report.gone, report.all)} is gone: its last heartbeat is of step {steps}."
+        else:
+            what = (
+                f"The processes lost each other, but all are there: {name_processes(report.all, report.all)}. The"
+                " network between them broke, or one took longer than `training.ddp_timeout`."
+                f" {type(problem).__name__}: {problem}."
             )
+        message = f"{what} {resumes_from(run.folder)}"
+        lost = [sign.rank for sign in (*report.gone, *report.failed)]
+        if rank() == min(set(range(world_size())) - set(lost), default=0):  # it speaks for the rest
+            step = max((sign.step for sign in report.all), default=None)
+            record_event(run.folder, "lost", message, step=step, processes=lost)
             if rank() != 0:  # the main process cannot write it
                 run.put_status("failed", error=LaunchError.__name__, message=message, exit_code=LaunchError.exit_code)
         raise LaunchError(message) from problem
@@ -301,20 +276,6 @@ def find_lost_ranks(folder: Path) -> LivenessReport:
         time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-def what_happened(report: LivenessReport, problem: RuntimeError) -> str:
-    if report.failed:
-        ended = "; ".join(f"{name_processes([sign], report.all)} ended with {sign.ended}" for sign in report.failed)
-        return f"{ended}. The others cannot continue without it."
-    if report.gone:
-        steps = ", ".join(sorted({str(sign.step) for sign in report.gone}))
-        return f"{name_processes(report.gone, report.all)} is gone: its last heartbeat is of step {steps}."
-    return (
-        f"The processes lost each other, but all are there: {name_processes(report.all, report.all)}. The network"
-        " between them broke, or one took longer than `training.ddp_timeout`."
-        f" {type(problem).__name__}: {problem}."
-    )
-
-
 class GroupTimeouts(TrainerCallback):
     """Sets the timeout of all groups when training begins, and again after the first step, for which some are made.
 
@@ -326,14 +287,10 @@ class GroupTimeouts(TrainerCallback):
         self.is_first_step = True
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        set_timeouts(args)
+        if dist.is_initialized():
+            set_group_timeouts(args.ddp_timeout_delta)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.is_first_step:
             self.is_first_step = False
-            set_timeouts(args)
-
-
-def set_timeouts(args: TrainingArguments) -> None:
-    if dist.is_initialized():
-        set_group_timeouts(args.ddp_timeout_delta)
+            self.on_train_begin(args, state, control)

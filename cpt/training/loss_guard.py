@@ -25,12 +25,9 @@ YOUTH = 4.0  # the limit is (1 + YOUTH / steps) times as high: the spread of few
 # is a few times above.
 HIGHEST_LOSS = 10.0
 SIGMA_OF_MAD = 1.4826  # of normally distributed values
-HARMLESS_LOSS, HARMLESS_NORM = (
-    0.08,
-    0.7,
-)  # of the logarithm; gradients are clipped, so only a much larger one does harm
-LEAST_NORM = 1e-6  # gradients are small numbers; below this their size has no meaning
-SMALL, HARMLESS = (1.0, LEAST_NORM), (HARMLESS_LOSS, HARMLESS_NORM)
+# Of loss and gradient norm:
+SMALL = (1.0, 1e-6)  # below this their size has no meaning
+HARMLESS = (0.08, 0.7)  # of the logarithm; gradients are clipped, so only a much larger one does harm
 
 WINDOW, SKIPS, ROLLBACKS = 128, 4, 3
 FOR_ALL: dict[str, Any] = {"window": int, "skips": int, "rollbacks": int}
@@ -43,8 +40,7 @@ StepCheck = Callable[[torch.Tensor], torch.Tensor]
 
 @cache
 def scales(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is small, and what is harmless, of loss and gradient norm; on a GPU making these waits, so they are made
-    once."""
+    """On a GPU making these waits, so they are made once."""
     return torch.tensor(SMALL, device=device), torch.tensor(HARMLESS, device=device)
 
 
@@ -78,8 +74,7 @@ def robust(step: torch.Tensor, history: torch.Tensor, count: torch.Tensor, *, si
 
 
 def ranked(values: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """The value of each row with so many smaller ones, [rows, 1]; torch's own median would ask the host how many of
-    them count."""
+    """The value of each row with so many smaller ones, [rows, 1]; torch's median would wait for the device."""
     return values.sort(dim=1).values.gather(1, place)
 
 
@@ -90,8 +85,7 @@ LOSS_GUARDS: dict[str, Callable[..., torch.Tensor]] = {"robust": robust}
 class StepVerdict:
     """A step, as the host reads about it."""
 
-    step: int
-    """Its number, from 1 on: what `global_step` is after it."""
+    step: int  # counted from 1: what `global_step` is after it
     loss: float
     gradient_norm: float
     has_loss_spike: bool
@@ -115,13 +109,8 @@ class StepVerdict:
 
 
 class SpikeDetector:
-    """Checks steps, and remembers those that it accepted.
-
-    Args:
-        section: `safety.loss_guard` of the recipe.
-        device: where losses and gradients are.
-        highest_loss: a loss above it is a spike, in the first step too.
-    """
+    """Checks steps, and remembers those that it accepted; a loss above `highest_loss` is a spike, in the first step
+    too."""
 
     def __init__(self, section: Component, device: torch.device, highest_loss: float = math.inf) -> None:
         options = dict(section.options)
@@ -140,19 +129,13 @@ class SpikeDetector:
         self.noted = 0
 
     def check(self, step: int, figures: torch.Tensor) -> torch.Tensor:
-        """Whether to skip the update of a step, on the device.
-
-        Args:
-            step: its number.
-            figures: [2], loss and gradient norm, equal on all ranks.
-        """
+        """Whether to skip the update, on the device; `figures` are [2], loss and gradient norm, equal on all ranks."""
         skip, spikes = self.decide(figures)
         self.note(step, torch.cat((figures.float(), spikes.float())))
         return skip
 
     def decide(self, figures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The verdict alone: whether to skip, and [2], whether loss and gradient norm are spikes; `note` then tells
-        the host."""
+        """Whether to skip, and [2], whether loss and gradient norm are spikes; `note` then tells the host."""
         values = on_one_scale(figures.float())
         spikes = self.spikes(values, self.history, self.accepted.clamp(max=self.window)).expand(2)
         spikes = torch.stack((spikes[0] | (figures[0] > self.highest_loss), spikes[1]))
@@ -187,7 +170,6 @@ class SpikeDetector:
             yield StepVerdict(self.unread.popleft(), loss, norm, bool(loss_spike), bool(gradient_spike))
 
     def forget(self) -> None:
-        """The next losses may have another level."""
         self.history.fill_(math.inf)
         self.accepted.zero_()
 
@@ -208,26 +190,19 @@ class SpikeDetector:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A step whose update was skipped."""
-
     step: int
     rows: RowRange
 
 
 @dataclass
 class SkipBudget:
-    """More than `skips` skipped steps within `window` exhaust it; then the run goes back before the first of them.
-
-    Args:
-        rows: which rows a step reads.
-    """
+    """More than `skips` skipped steps within `window` exhaust it; then the run goes back before the first of them."""
 
     rows: RowsOfSteps
     window: int
     skips: int
     recent: list[Skipped] = field(default_factory=list)
-    total: int = 0
-    """Skipped steps of the whole run, those before a roll-back included."""
+    total: int = 0  # skipped steps of the whole run, those before a roll-back included
     rollbacks: int = 0
 
     def note(self, verdict: StepVerdict) -> Skipped | None:
@@ -241,7 +216,6 @@ class SkipBudget:
 
     @property
     def is_exhausted(self) -> bool:
-        """Too many were skipped: their data or the weights are bad."""
         return len(self.recent) > self.skips
 
     def roll_back(self) -> list[Skipped]:
@@ -260,11 +234,7 @@ class SkipBudget:
 
 
 def check_loss_guard(section: Component | None) -> None:
-    """Check the guard's name and options.
-
-    Raises:
-        RecipeError: with what was probably meant.
-    """
+    """Refuse a wrong name and wrong options."""
     if section is None:
         return
     try:
@@ -285,23 +255,19 @@ class GuardedEngine(DeepSpeedEngineWrapper):
     Args:
         check: called once in a step, on all ranks with the same values.
         scales_loss: fp16, whose gradients may be infinite until the scale of the loss is found; then the schedule
-            waits, as ever.
+            waits, as without a guard.
     """
 
     def __init__(self, engine: Any, check: StepCheck, *, scales_loss: bool) -> None:
-        super().__init__(engine)
-        self.check, self.scales_loss = check, scales_loss
-        self.loss: torch.Tensor | None = None
-        self.has_checked = False
-        self.knows_norms = True
-        self.hand_over()
-
-    def hand_over(self) -> None:
-        """Replace what ZeRO reads norms from."""
         from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
         from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
-        optimizer: Any = self.engine.optimizer
+        super().__init__(engine)
+        self.check, self.scales_loss = check, scales_loss
+        self.loss: torch.Tensor | None = None  # of the step's micro-batches so far
+        self.has_checked = False
+        self.knows_norms = True
+        optimizer: Any = engine.optimizer
         if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
             self.norms_of_groups = replace_norms_of_groups(optimizer, self.checked_norms)
         elif isinstance(optimizer, DeepSpeedZeroOptimizer):
@@ -320,42 +286,30 @@ class GuardedEngine(DeepSpeedEngineWrapper):
         self.loss = detached if self.loss is None else self.loss + detached
         super().backward(loss, sync_gradients=sync_gradients, **options)
         if sync_gradients and self.knows_norms:
-            self.after_step()
+            if not self.has_checked:  # DeepSpeed skipped the step before it computed the norm
+                self.skips(torch.full((), math.inf, device=self.loss.device))
+            self.has_checked, self.loss = False, None
+            if not self.scales_loss:  # let the schedule advance
+                self.engine.optimizer.overflow = False
 
     def checked_norm(self) -> torch.Tensor:
         norm: torch.Tensor = self.norm_of_all()
         return torch.where(self.skips(norm), torch.full_like(norm, math.inf), norm)
 
     def checked_norms(self) -> list[torch.Tensor]:
-        norms = [torch.as_tensor(norm, device=self.device_of_loss) for norm in self.norms_of_groups()]
+        assert self.loss is not None, "a step has micro-batches"
+        norms = [torch.as_tensor(norm, device=self.loss.device) for norm in self.norms_of_groups()]
         together = torch.stack([norm.float() for norm in norms])
+        whole = torch.linalg.vector_norm(together)
         # -1 stands for a norm that is not finite
-        whole = torch.where(
-            (together < 0).any(), torch.full_like(together[0], math.inf), torch.linalg.vector_norm(together)
-        )
-        skip = self.skips(whole)
+        skip = self.skips(torch.where((together < 0).any(), torch.full_like(whole, math.inf), whole))
         return [torch.where(skip, torch.full_like(norm, math.inf), norm) for norm in norms]
 
     def skips(self, scaled_norm: torch.Tensor) -> torch.Tensor:
-        self.has_checked = True
-        norm = scaled_norm.float() / self.engine.optimizer.loss_scale
-        return self.check(torch.stack((self.mean_loss(), norm.to(self.device_of_loss))))
-
-    def after_step(self) -> None:
-        """Check a step that DeepSpeed skipped before it computed the norm, and let the schedule advance."""
-        if not self.has_checked:
-            self.check(torch.stack((self.mean_loss(), torch.full((), math.inf, device=self.device_of_loss))))
-        self.has_checked, self.loss = False, None
-        if not self.scales_loss:
-            self.engine.optimizer.overflow = False
-
-    def mean_loss(self) -> torch.Tensor:
+        """Whether the step has to be skipped, by its norm and the mean loss of all ranks."""
         assert self.loss is not None, "a step has micro-batches"
+        self.has_checked = True
         loss = self.loss.clone()
         dist.all_reduce(loss)
-        return loss / dist.get_world_size()
-
-    @property
-    def device_of_loss(self) -> torch.device:
-        assert self.loss is not None, "a step has micro-batches"
-        return self.loss.device
+        norm = scaled_norm.float() / self.engine.optimizer.loss_scale
+        return self.check(torch.stack((loss / dist.get_world_size(), norm.to(loss.device))))

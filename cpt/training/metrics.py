@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -47,8 +46,8 @@ class TrainingClock(TrainerCallback):
         self.tokens_per_step = tokens_per_step
         self.since = self.seconds = self.waited = self.first_step_ended = 0.0
         self.steps = self.steps_in_all = 0  # since the last log; of this process
+        # seconds of each step, and seconds waited by then since the run began
         self.last_steps: deque[tuple[float, float]] = deque(maxlen=LAST_STEPS)
-        """Seconds of each step, and seconds waited by then since the run began."""
         self.has_warned = False
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -65,34 +64,9 @@ class TrainingClock(TrainerCallback):
         if not self.steps_in_all:  # the first step warms up
             self.first_step_ended = now
         self.steps_in_all += 1
-        if not self.has_warned and state.global_step % LAST_STEPS == 0:
-            self.warn_of_waiting()
         # The Trainer counts epochs from where this process began; ours is the share of the whole run.
         state.epoch = state.global_step / state.max_steps
-
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        logs, now = kwargs["logs"], time.perf_counter()
-        if "loss" in logs and self.steps:
-            seconds = self.seconds + now - self.since
-            before, self.waited = self.waited, waited_by(kwargs["train_dataloader"])
-            logs["tokens_per_second"] = round(self.steps * self.tokens_per_step / seconds, 1)
-            logs["data_wait"] = round((self.waited - before) / seconds, 5)
-            logs["tokens"] = state.global_step * self.tokens_per_step
-            logs["step_seconds_p50"], logs["step_seconds_p95"] = percentiles([one for one, _ in self.last_steps])
-            self.seconds, self.steps = 0.0, 0
-            if self.steps_in_all > 1:
-                of_one = (now - self.first_step_ended) / (self.steps_in_all - 1)
-                logs["seconds_to_go"] = round(of_one * (state.max_steps - state.global_step), 1)
-        self.since = time.perf_counter()
-
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Skip the time of an evaluation, and of a save."""
-        self.since = time.perf_counter()
-
-    on_save = on_evaluate
-
-    def warn_of_waiting(self) -> None:
-        if len(self.last_steps) < LAST_STEPS:
+        if self.has_warned or state.global_step % LAST_STEPS or len(self.last_steps) < LAST_STEPS:
             return
         seconds = sum(seconds for seconds, _ in self.last_steps) - self.last_steps[0][0]
         share = (self.last_steps[-1][1] - self.last_steps[0][1]) / seconds
@@ -104,10 +78,28 @@ class TrainingClock(TrainerCallback):
                 " your own rows or collate_fn are slow: set `training.dataloader_num_workers: 2`."
             )
 
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        logs, now = kwargs["logs"], time.perf_counter()
+        if "loss" in logs and self.steps:
+            seconds = self.seconds + now - self.since
+            before, self.waited = self.waited, waited_by(kwargs["train_dataloader"])
+            logs["tokens_per_second"] = round(self.steps * self.tokens_per_step / seconds, 1)
+            logs["data_wait"] = round((self.waited - before) / seconds, 5)
+            logs["tokens"] = state.global_step * self.tokens_per_step
+            steps = [one for one, _ in self.last_steps]
+            twentieths = statistics.quantiles(steps, n=20, method="inclusive") if len(steps) > 1 else steps * 19
+            logs["step_seconds_p50"], logs["step_seconds_p95"] = round(twentieths[9], 6), round(twentieths[18], 6)
+            self.seconds, self.steps = 0.0, 0
+            if self.steps_in_all > 1:
+                of_one = (now - self.first_step_ended) / (self.steps_in_all - 1)
+                logs["seconds_to_go"] = round(of_one * (state.max_steps - state.global_step), 1)
+        self.since = time.perf_counter()
 
-def percentiles(seconds: list[float]) -> tuple[float, float]:
-    twentieths = statistics.quantiles(seconds, n=20, method="inclusive") if len(seconds) > 1 else seconds * 19
-    return round(twentieths[9], 6), round(twentieths[18], 6)
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Skip the time of an evaluation, and of a save."""
+        self.since = time.perf_counter()
+
+    on_save = on_evaluate
 
 
 def waited_by(loader: object) -> float:
@@ -136,7 +128,7 @@ class SmoothedLoss(TrainerCallback):
                 logs["loss_smoothed"] = self.total / self.weight
 
     def add(self, losses: Iterable[float]) -> None:
-        """Add losses; those that are not finite do not count."""
+        """Losses that are not finite do not count."""
         for loss in losses:
             if math.isfinite(loss):
                 self.total, self.weight = DECAY * self.total + loss, DECAY * self.weight + 1
@@ -146,9 +138,6 @@ class RealisedShares(TrainerCallback):
     """Adds `share_<source>` and `tokens_<source>`: tokens so far, computed from the step's number.
 
     If each example is a row, shares are of examples, and there are no tokens.
-
-    Args:
-        rows: which of them a step reads.
     """
 
     def __init__(self, data: PreparedData, rows: RowsOfSteps) -> None:
@@ -200,7 +189,6 @@ class ModelFlopsUtilization(TrainerCallback):
     logged on CPUs, nor on GPUs without a known data sheet.
 
     Args:
-        rows: which of them a step reads.
         gpu: the driver's name for it; None on a CPU.
         trains_weights: False if gradients only pass through the matrices, as with adapters.
     """
@@ -215,21 +203,23 @@ class ModelFlopsUtilization(TrainerCallback):
     ) -> None:
         model: nn.Module = kwargs["model"]
         self.since = state.global_step
-        of_one = peak_flops(self.gpu, precision_of(args, model)) if state.is_world_process_zero else None
+        kept = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+        is_half = args.bf16 or args.fp16 or kept in (torch.bfloat16, torch.float16)
+        precision = "half" if is_half else "tf32" if args.tf32 else "fp32"
+        of_one = peak_flops(self.gpu, precision) if state.is_world_process_zero else None
         if of_one is None:
             return
+        first = self.rows.first(state.global_step)
         try:
-            self.flops = self.count(model, self.rows.first(state.global_step))
+            config: Any = next(part for part in model.modules() if isinstance(part, PreTrainedModel)).config
+            documents = [self.data.rows.documents_in(row) for row in range(first, first + ROWS_MEASURED)]
+            lengths = np.concatenate(documents).astype(np.float64)
+            attended = float((lengths**2).sum() / lengths.sum())  # mean length of a token's own document
+            self.flops = flops_per_token(build_on_meta(config), attended, trains_weights=self.trains_weights)
         except Exception as problem:  # of a model's own code, which an estimate must not stop
             log.info(f"mfu is not logged: cannot count the operations of this model: {problem!r}.")
             return
         self.peak = of_one * max(1, args.world_size * args.n_gpu)
-
-    def count(self, model: nn.Module, first: int) -> float:
-        """Operations per token, for documents as long as those from row `first` on."""
-        config: Any = next(part for part in model.modules() if isinstance(part, PreTrainedModel)).config
-        attended = attended_length(self.data.rows.documents_in(row) for row in range(first, first + ROWS_MEASURED))
-        return flops_per_token(build_on_meta(config), attended, trains_weights=self.trains_weights)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Over the time since the last log, like `tokens_per_second`."""
@@ -248,33 +238,12 @@ def peak_flops(gpu: str | None, precision: str) -> float | None:
     return None if tflops is None else 1e12 * tflops
 
 
-def precision_of(args: TrainingArguments, model: nn.Module) -> str:
-    """Precision of matrix products: `half`, `tf32` or `fp32`."""
-    kept = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
-    if args.bf16 or args.fp16 or kept in (torch.bfloat16, torch.float16):
-        return "half"
-    return "tf32" if args.tf32 else "fp32"
-
-
-def attended_length(rows: Iterable[NDArray[np.int64]]) -> float:
-    """Mean length of a token's own document, of which it attends to half.
-
-    Args:
-        rows: tokens of each document in them.
-    """
-    lengths = np.concatenate(list(rows)).astype(np.float64)
-    return float((lengths**2).sum() / lengths.sum())
-
-
 class MachineUse(TrainerCallback):
     """Adds GPU memory to each log of the training loss, and the other metrics every 30 seconds.
 
     `gpu_memory_allocated_gib` and `gpu_memory_reserved_gib` are the main process's at this moment; the peak is the
     largest of all processes, from their heartbeats. `cpu_percent` is the mean of the whole machine since the last
     look. NVML gives the GPU's temperature, power and utilization.
-
-    Args:
-        run: the run's folder, with the heartbeats.
     """
 
     def __init__(self, run: Path) -> None:
@@ -293,14 +262,22 @@ class MachineUse(TrainerCallback):
         has_gpu = args.device.type == "cuda"
         if time.monotonic() >= self.next_look:
             self.next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
-            memory = round(resident_bytes(psutil.Process()) / GIB, 3)
-            logs.update({"host_memory_gib": memory, "cpu_percent": psutil.cpu_percent()})
+            this = psutil.Process()
+            memory = this.memory_info().rss  # pages that several processes share count for each
+            for process in this.children(recursive=True):
+                with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                    memory += process.memory_info().rss
+            logs.update({"host_memory_gib": round(memory / GIB, 3), "cpu_percent": psutil.cpu_percent()})
             if has_gpu:
                 logs.update(self.gpu_state())
-                self.largest_peak = max(self.largest_peak, peak_of_others(self.run, args.world_size))
+                # those of higher ranks are of an earlier start
+                signs = [sign for sign in read_heartbeats(self.run) if sign.rank < args.world_size]
+                self.largest_peak = max([self.largest_peak, *(sign.gpu_peak_gib or 0.0 for sign in signs)])
         if has_gpu:
-            logs.update(gpu_memory())
-            logs[PEAK] = max(logs[PEAK], self.largest_peak)
+            figures = torch.cuda.memory_stats()  # of this process's GPU, without a synchronization
+            for kind in ("allocated", "reserved"):
+                logs[f"gpu_memory_{kind}_gib"] = round(figures.get(f"{kind}_bytes.all.current", 0) / GIB, 3)
+            logs[PEAK] = max(round(figures.get("allocated_bytes.all.peak", 0) / GIB, 3), self.largest_peak)
 
     def gpu_state(self) -> dict[str, float]:
         """Empty if NVML does not answer, as in some containers and on parts of a GPU; then it is not asked again."""
@@ -317,27 +294,3 @@ class MachineUse(TrainerCallback):
         except (NVMLError, RuntimeError):
             self.has_nvml = False
             return {}
-
-
-def resident_bytes(top: psutil.Process) -> int:
-    """Memory of a process and its children; pages that several share count for each."""
-    total: int = top.memory_info().rss
-    for process in top.children(recursive=True):
-        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            total += process.memory_info().rss
-    return total
-
-
-def gpu_memory() -> dict[str, float]:
-    """Memory of this process's GPU, without a synchronization."""
-    figures = torch.cuda.memory_stats()
-    return {
-        "gpu_memory_allocated_gib": round(figures.get("allocated_bytes.all.current", 0) / GIB, 3),
-        "gpu_memory_reserved_gib": round(figures.get("reserved_bytes.all.current", 0) / GIB, 3),
-        PEAK: round(figures.get("allocated_bytes.all.peak", 0) / GIB, 3),
-    }
-
-
-def peak_of_others(run: Path, processes: int) -> float:
-    """The largest peak in the heartbeats; those of higher ranks are of an earlier start."""
-    return max((sign.gpu_peak_gib or 0.0 for sign in read_heartbeats(run) if sign.rank < processes), default=0.0)

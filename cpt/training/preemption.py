@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -31,13 +31,8 @@ class Pace:
     """When all processes ask each other next: after 0.1 s, counted in calls, so that all of them count alike."""
 
     calls_between: int = 1
-    calls: int = 0
-    """Since they last asked."""
+    calls: int = 0  # since they last asked
     asked_at: float = 0.0
-
-    def is_due(self) -> bool:
-        self.calls += 1
-        return self.calls >= self.calls_between
 
 
 class Preemption(TrainerCallback):
@@ -54,10 +49,8 @@ class Preemption(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        self.received: int = 0
-        """Number of the first signal that this process got."""
-        self.stopped_by: str | None = None
-        """The signal for which all processes stopped the training."""
+        self.received: int = 0  # number of the first signal that this process got
+        self.stopped_by: str | None = None  # the signal for which all processes stopped the training
         self.is_training = False
         self.interrupted_at: float | None = None
         self.group: dist.ProcessGroup | None = None
@@ -84,9 +77,7 @@ class Preemption(TrainerCallback):
         self.watcher.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self.previous:
             return
         self.is_watching = False
@@ -149,11 +140,7 @@ class Preemption(TrainerCallback):
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Leave the evaluation.
-
-        Raises:
-            Interrupted: any process got a signal; raised on all of them after the same batch.
-        """
+        """Raise Interrupted where any process got a signal: on all of them, after the same batch."""
         if self.is_training and self.stopped_by is None:
             self.is_told_to_stop(self.batches)
         if self.stopped_by is not None:
@@ -164,37 +151,26 @@ class Preemption(TrainerCallback):
 
     def is_told_to_stop(self, pace: Pace) -> bool:
         """Whether any process got a signal; the same answer on all."""
-        number = self.agree(pace) if pace.is_due() else 0
+        pace.calls += 1
+        if pace.calls < pace.calls_between:
+            return False
+        number = self.received
+        if self.group is not None:
+            now = time.perf_counter()
+            figures = torch.tensor([float(number), (now - pace.asked_at) / pace.calls])
+            dist.all_reduce(figures, op=dist.ReduceOp.MAX, group=self.group)
+            largest, seconds = figures.tolist()
+            calls = int(SECONDS_BETWEEN_AGREEMENTS / max(seconds, 1e-9))
+            pace.calls_between = max(1, min(MOST_CALLS_BETWEEN, calls))
+            pace.asked_at, pace.calls, number = now, 0, int(largest)
         if number:
             self.stopped_by = signal.Signals(number).name
         return bool(number)
 
-    def agree(self, pace: Pace) -> int:
-        """The signal that any process got, or 0; and when they ask again."""
-        if self.group is None:
-            return self.received
-        now = time.perf_counter()
-        seconds = (now - pace.asked_at) / pace.calls
-        figures = torch.tensor([float(self.received), seconds])
-        dist.all_reduce(figures, op=dist.ReduceOp.MAX, group=self.group)
-        number, seconds = figures.tolist()
-        pace.calls_between = max(1, min(MOST_CALLS_BETWEEN, int(SECONDS_BETWEEN_AGREEMENTS / max(seconds, 1e-9))))
-        pace.asked_at, pace.calls = now, 0
-        return int(number)
-
     def raise_if_stopped(self, checkpoint: str | None) -> None:
-        """End the run of a training that was stopped.
-
-        Args:
-            checkpoint: the name of the newest one.
-
-        Raises:
-            Interrupted: it was.
-        """
+        """Raise Interrupted where the training was stopped; `checkpoint` is the name of the newest one."""
         if self.stopped_by is not None:
-            saved = (
-                f"{checkpoint} is saved. {same_command()} continues from it"
-                if checkpoint
-                else f"nothing is saved yet. {same_command()} starts from the beginning"
-            )
+            saved = f"nothing is saved yet. {same_command()} starts from the beginning"
+            if checkpoint:
+                saved = f"{checkpoint} is saved. {same_command()} continues from it"
             raise Interrupted(f"stopped by {self.stopped_by}: {saved}.")

@@ -33,10 +33,7 @@ MOST_WITHOUT_PROGRESS = 3  # without progress: a step, a smaller micro-batch or 
 
 
 def restart(problem: RestartNeeded, words: Sequence[str]) -> NoReturn:
-    """Replace this process by the same command, which starts with an empty GPU.
-
-    Args:
-        words: of `cpt train`.
+    """Replace this process by the same command (`words` of `cpt train`), which starts with an empty GPU.
 
     Raises:
         RestartNeeded: the run has several processes or is supervised, so its launcher may restart it; or it was
@@ -77,7 +74,6 @@ def learned_micro_batch(folder: Path, processes: int) -> int | None:
 
 
 def remember_micro_batch(folder: Path, processes: int, size: int) -> None:
-    """Let the next start begin with this micro-batch."""
     known = read_object(folder / LEARNED, []).get(MICRO_BATCH, {})
     remember(folder, MICRO_BATCH, {**known, str(processes): size})
 
@@ -86,16 +82,6 @@ def learned_rollback(folder: Path) -> dict[str, Any] | None:
     """The last roll-back: `to_step`, the rows that are `left_out` since, and the skip `budget`."""
     found = read_object(folder / LEARNED, []).get(ROLLBACK)
     return found if isinstance(found, dict) and {"to_step", "left_out", "budget"} <= found.keys() else None
-
-
-def remember_rollback(folder: Path, to_step: int, left_out: Sequence[tuple[int, int]], budget: dict[str, Any]) -> None:
-    """Let the start that resumes from this step leave out these rows."""
-    remember(folder, ROLLBACK, {"to_step": to_step, "left_out": left_out, "budget": budget})
-
-
-def forget_rollback(folder: Path) -> None:
-    """The run begins before it, so its checkpoints of the same numbers will be others."""
-    remember(folder, ROLLBACK, None)
 
 
 def remember(folder: Path, key: str, value: Any) -> None:
@@ -115,26 +101,41 @@ class OutOfMemory:
 
     def watch(self, train_epoch: Callable[[], None]) -> None:
         """The Trainer's loop; out of memory ends it with a restart in smaller micro-batches."""
+        trainer, arguments = self.trainer, self.trainer.args
         restart: RestartNeeded | None = None
         try:
             train_epoch()
         except RuntimeError as problem:
-            if not is_out_of_memory(problem):
-                self.refuse_smaller_others(problem)
-                raise
-            restart = self.learn_smaller_batch(problem)
-        if restart is not None:  # outside `except`, where no error holds the tensors of its frames any more
-            self.save_finished_steps()
-            raise restart
+            if is_out_of_memory(problem):
+                restart = self.learn_smaller_batch(problem)
+            else:
+                learned = learned_micro_batch(trainer.run_folder, arguments.world_size)
+                if arguments.world_size == 1 or learned is None or learned >= arguments.per_device_train_batch_size:
+                    raise
+                raise RestartNeeded(
+                    f"Another process ran out of memory in step {trainer.state.global_step + 1}: the run restarts"
+                    f" with micro-batches of {learned} from its last checkpoint."
+                ) from problem
+        if restart is None:
+            return
+        # Outside of `except`: no error holds the tensors of its frames any more. Only a process alone can save the
+        # steps since the last checkpoint: others wait in a collective.
+        newest = max(map(step_of, published_checkpoints(trainer.run_folder)), default=0)
+        is_alone = arguments.world_size == 1 and not trainer.is_deepspeed_enabled and not trainer.is_fsdp_enabled
+        if is_alone and not trainer.guard.is_updating and trainer.state.global_step > newest:
+            trainer.model.zero_grad()
+            gc.collect()
+            clear_device_cache()
+            trainer.checkpointer.save_once("full")
+            trainer.checkpointer.wait_for_saves()
+        raise restart
 
     def refuse_evaluation(self, problem: RuntimeError) -> None:
         """Raise a ResourceError with the remedy where an evaluation ran out of memory."""
         if not is_out_of_memory(problem):
             return
-        batch_size, remedy = (
-            self.trainer.args.per_device_eval_batch_size,
-            "Set `training.per_device_eval_batch_size` lower",
-        )
+        batch_size = self.trainer.args.per_device_eval_batch_size
+        remedy = "Set `training.per_device_eval_batch_size` lower"
         if batch_size == 1:
             remedy = "Set `data.sequence_length` lower, or split the model over GPUs"
         raise ResourceError(
@@ -148,59 +149,32 @@ class OutOfMemory:
         Raises:
             ResourceError: one row is all there is, or the recipe does not allow it.
         """
-        arguments, step = self.trainer.args, self.trainer.state.global_step + 1
-        before = arguments.per_device_train_batch_size
-        size = smaller_micro_batch(before) if self.trainer.recipe.safety.on_oom == "split_batch" else None
-        if size is None or self.trainer.guard.released is not None:
-            raise ResourceError(self.too_little_memory(step)) from problem
-        remember_micro_batch(self.trainer.run_folder, arguments.world_size, size)
-        message = (
-            f"Out of memory in step {step} on process {rank()} with micro-batches of {before}: the run restarts with"
-            f" micro-batches of {size}."
-        )
-        record_event(
-            self.trainer.run_folder, "out_of_memory", message, step=step, micro_batch=size, before=before, restart=True
-        )
-        return RestartNeeded(message)
-
-    def save_finished_steps(self) -> None:
-        """Save the steps since the last checkpoint, where this process alone can: the others wait in a collective."""
-        model: Any = self.trainer.model
-        newest = max(map(step_of, published_checkpoints(self.trainer.run_folder)), default=0)
-        alone = self.trainer.args.world_size == 1 and not (
-            self.trainer.is_deepspeed_enabled or self.trainer.is_fsdp_enabled
-        )
-        if alone and not self.trainer.guard.is_updating and self.trainer.state.global_step > newest:
-            model.zero_grad()
-            gc.collect()
-            clear_device_cache()
-            self.trainer.checkpointer.save_once("full")
-            self.trainer.checkpointer.wait_for_saves()
-
-    def refuse_smaller_others(self, problem: RuntimeError) -> None:
-        """Raise RestartNeeded where the error comes from another process that ran out of memory."""
-        arguments = self.trainer.args
-        learned = learned_micro_batch(self.trainer.run_folder, arguments.world_size)
-        if arguments.world_size > 1 and learned is not None and learned < arguments.per_device_train_batch_size:
-            raise RestartNeeded(
-                f"Another process ran out of memory in step {self.trainer.state.global_step + 1}: the run restarts"
-                f" with micro-batches of {learned} from its last checkpoint."
-            ) from problem
-
-    def too_little_memory(self, step: int) -> str:
-        size, length = self.trainer.args.per_device_train_batch_size, self.trainer.recipe.data.sequence_length
-        where = f"out of memory in step {step} with micro-batches of {size} row(s) of {length:,} tokens"
-        smaller = f"`training.per_device_train_batch_size: {size // 2}`"
-        if size == 1:
-            smaller = "`data.sequence_length` lower"
-        if self.trainer.guard.released is not None:
-            return (
-                f"{where}, and `optimizer.release_gradients` cannot split a step. Write {smaller}, which makes smaller"
-                " steps, or `release_gradients: false`."
+        trainer, arguments, step = self.trainer, self.trainer.args, self.trainer.state.global_step + 1
+        before, length = arguments.per_device_train_batch_size, trainer.recipe.data.sequence_length
+        size = smaller_micro_batch(before) if trainer.recipe.safety.on_oom == "split_batch" else None
+        if size is not None and trainer.guard.released is None:
+            remember_micro_batch(trainer.run_folder, arguments.world_size, size)
+            message = (
+                f"Out of memory in step {step} on process {rank()} with micro-batches of {before}: the run restarts"
+                f" with micro-batches of {size}."
             )
-        if size > 1:
-            return f"{where}, and `safety.on_oom` is abort. Write {smaller}, or `safety.on_oom: split_batch`."
-        return (
-            f"{where}. Set `training.gradient_checkpointing: true`, `data.sequence_length` lower, or take a DeepSpeed"
-            " profile that offloads."
-        )
+            folder = trainer.run_folder
+            record_event(folder, "out_of_memory", message, step=step, micro_batch=size, before=before, restart=True)
+            return RestartNeeded(message)
+        where = f"out of memory in step {step} with micro-batches of {before} row(s) of {length:,} tokens"
+        smaller = f"`training.per_device_train_batch_size: {before // 2}`"
+        if before == 1:
+            smaller = "`data.sequence_length` lower"
+        if trainer.guard.released is not None:
+            remedy = (
+                ", and `optimizer.release_gradients` cannot split a step. Write"
+                f" {smaller}, which makes smaller steps, or `release_gradients: false`."
+            )
+        elif before > 1:
+            remedy = f", and `safety.on_oom` is abort. Write {smaller}, or `safety.on_oom: split_batch`."
+        else:
+            remedy = (
+                ". Set `training.gradient_checkpointing: true`, `data.sequence_length` lower, or take a DeepSpeed"
+                " profile that offloads."
+            )
+        raise ResourceError(where + remedy) from problem

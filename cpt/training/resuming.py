@@ -44,12 +44,7 @@ POSITION = "data_position.json"
 
 
 def train_from(trainer: "CPTTrainer", data: PreparedData, point: ResumePoint) -> None:
-    """Train from this point to the end of the budget.
-
-    Raises:
-        CheckpointError: the checkpoint is of another engine.
-        DataError: the data are not those of the checkpoint.
-    """
+    """Train from this point to the end of the budget."""
     trainer.checkpoint_loader.point = point
     folder, checkpoint, manifest = Path(str(trainer.args.output_dir)), point.checkpoint, point.manifest
     if is_main_process():
@@ -71,11 +66,7 @@ def train_from(trainer: "CPTTrainer", data: PreparedData, point: ResumePoint) ->
 
 
 class DataPosition(TrainerCallback):
-    """Reads ahead while the run trains, and gives each checkpoint its `data_position.json`.
-
-    Args:
-        rows: which of them a step reads.
-    """
+    """Reads ahead while the run trains, and gives each checkpoint its `data_position.json`."""
 
     def __init__(self, data: PreparedData, rows: RowsOfSteps) -> None:
         self.data, self.rows = data, rows
@@ -93,23 +84,16 @@ class DataPosition(TrainerCallback):
             self.ahead.stop()
 
     def texts(self, first_row: int) -> dict[str, str]:
-        """The data's files in a checkpoint, by name.
-
-        Args:
-            first_row: the next row that the run will train on.
-        """
+        """The data's files in a checkpoint, by name; `first_row` is the next that the run will train on."""
         return {POSITION: json.dumps(self.data.state(first_row))}
 
 
 class CheckpointLoader:
-    """Loads checkpoints: as data only, for any number of processes, bit for bit where the number is the same.
-
-    Attributes:
-        point: what the run resumes from.
-    """
+    """Loads checkpoints: as data only, for any number of processes, bit for bit where the number is the same."""
 
     def __init__(self, trainer: "CPTTrainer") -> None:
-        self.trainer, self.point = trainer, ResumePoint()
+        self.trainer = trainer
+        self.point = ResumePoint()  # what the run resumes from
 
     @property
     def exactness(self) -> str:
@@ -124,11 +108,7 @@ class CheckpointLoader:
         return found
 
     def refuse_other_engine(self, checkpoint: Path, *, trust: bool) -> None:
-        """Optimizer states are not converted between engines.
-
-        Raises:
-            CheckpointError: with the commands that start from the checkpoint's weights.
-        """
+        """Raise a CheckpointError: optimizer states are not converted between engines."""
         written, engine = sharding_in(checkpoint), self.trainer.engine
         was, now = name_sharding(written), name_sharding(engine.sharding)
         if written == engine.sharding or written == ZERO and is_zero(engine.sharding):
@@ -144,11 +124,7 @@ class CheckpointLoader:
         )
 
     def prepare(self, checkpoint: Path, prepare: Callable[[str | None], Any]) -> Any:
-        """Let the Trainer wrap and load everything, with DeepSpeed's pickles read as data only.
-
-        Args:
-            prepare: the Trainer's own preparation, with a checkpoint's folder or without one.
-        """
+        """Let the Trainer wrap and load everything, with DeepSpeed's pickles read as data only."""
         trainer = self.trainer
         know_indexed_cpu()
         if trainer.is_fsdp_enabled:
@@ -160,26 +136,28 @@ class CheckpointLoader:
             trainer.accelerator.state.deepspeed_plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
         with self.only_data(checkpoint):
             prepared = prepare(str(checkpoint))
-        self.count_steps_again()
+        engine = trainer.engine
+        if engine.offloads_optimizer:  # DeepSpeed's AdamW for the host does not store its count
+            steps = max((int(state.get("step", 0)) for state in engine.optimizer.state.values()), default=0)
+            replay_step_counter(engine.optimizer, steps)
         if universal:
-            engine: Any = trainer.model_wrapped
-            stop_loading_universal(engine)
-            if engine.zero_optimization_stage() == 3:
-                separate_groups(trainer.engine.optimizer, checkpoint)
+            wrapped = trainer.model_wrapped
+            stop_loading_universal(wrapped)
+            if wrapped.zero_optimization_stage() == 3:
+                separate_groups(engine.optimizer, checkpoint)
             trainer.accelerator.wait_for_everyone()
             if trainer.args.should_save:
                 remove_parts(checkpoint)
         return prepared
 
     def only_data(self, checkpoint: Path | str) -> AbstractContextManager[None]:
-        """While it is open, pickles of the checkpoint are read as data only, unless the user vouches for them."""
+        """While it is open, pickles of the checkpoint are read as data only, unless the user trusts them."""
         return only_data(Path(checkpoint), trust=self.point.trusted)
 
     def load_shards(self, checkpoint: Path) -> None:
         """FSDP2's weights, states and schedule."""
         trainer, trust = self.trainer, self.point.trusted
         model, schedule = trainer.model, trainer.lr_scheduler
-        assert model is not None and schedule is not None, "both were created before"
         trainer.engine.reshard()
         load_parts(checkpoint, model, trainer.engine.optimizer, trust=trust)
         saved_buffers = dict(model.named_buffers()).keys() & model.state_dict().keys()
@@ -189,16 +167,8 @@ class CheckpointLoader:
                 if name in saved_buffers and name in stored.files:
                     buffer.copy_(stored.read(name))
         schedule.load_state_dict(load_data(checkpoint / "scheduler.pt", trust=trust))
-        wrapper: Any = trainer.optimizer
-        for group, rate in zip(wrapper.param_groups, schedule.get_last_lr(), strict=True):
+        for group, rate in zip(trainer.optimizer.param_groups, schedule.get_last_lr(), strict=True):
             group["lr"] = rate
-
-    def count_steps_again(self) -> None:
-        """DeepSpeed's AdamW for the host does not store its count."""
-        engine = self.trainer.engine
-        if engine.offloads_optimizer:
-            steps = max((int(state.get("step", 0)) for state in engine.optimizer.state.values()), default=0)
-            replay_step_counter(engine.optimizer, steps)
 
 
 def written_on_host(checkpoint: Path, *, trust: bool) -> bool | None:
@@ -261,7 +231,10 @@ def keep_global_batch(recipe: Recipe, point: ResumePoint) -> Recipe:
     if manifest is None or not manifest.step or recipe.budget.global_batch_tokens is not None:
         return recipe
     tokens = manifest.tokens // manifest.step
-    if tokens == tokens_of_step(recipe):
+    micro_batch = int(recipe.training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH))
+    accumulation = int(recipe.training.get("gradient_accumulation_steps", 1))
+    readers = groups_of_rows(recipe.training, world_size())
+    if tokens == micro_batch * accumulation * readers * recipe.data.sequence_length:
         return recipe
     return recipe.model_copy(update={"budget": recipe.budget.model_copy(update={"global_batch_tokens": tokens})})
 
@@ -272,14 +245,10 @@ def keep_dtype(recipe: Recipe, point: ResumePoint, *, deepspeed: bool) -> Recipe
 
     Weights of an engine and adapters are in fp32 in any case.
     """
-    plain = not deepspeed and not recipe.training.get("fsdp") and recipe.model.lora is None
-    if (
-        point.checkpoint is None
-        or point.manifest is None
-        or sharding_of(point.manifest) != PLAIN
-        or recipe.model.dtype != "auto"
-        or not plain
-    ):
+    is_plain = not deepspeed and not recipe.training.get("fsdp") and recipe.model.lora is None
+    if recipe.model.dtype != "auto" or not is_plain or point.checkpoint is None or point.manifest is None:
+        return recipe
+    if sharding_of(point.manifest) != PLAIN:
         return recipe
     stored = set(Tensors(point.checkpoint).dtypes.values())
     if stored not in ({torch.bfloat16}, {torch.float32}):
@@ -288,15 +257,7 @@ def keep_dtype(recipe: Recipe, point: ResumePoint, *, deepspeed: bool) -> Recipe
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": dtype})})
 
 
-def tokens_of_step(recipe: Recipe) -> int:
-    """Tokens of a step with the recipe's accumulation and the processes that run now."""
-    micro_batch = int(recipe.training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH))
-    accumulation = int(recipe.training.get("gradient_accumulation_steps", 1))
-    return micro_batch * accumulation * groups_of_rows(recipe.training, world_size()) * recipe.data.sequence_length
-
-
 def warn_elastic(folder: Path, manifest: Manifest) -> None:
-    """Record what another number of processes changes."""
     if is_main_process():
         record_event(
             folder,

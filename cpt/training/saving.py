@@ -65,7 +65,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cpt")
 
-Describe = Callable[[dict[str, FileEntry]], Manifest]
 Kind = Literal["full", "weights"]
 PREFIXES: dict[Kind, str] = {"full": "checkpoint-", "weights": "weights-"}
 SECONDS_BEFORE_RETRIES = (2.0, 8.0)  # of the last save of a run, which no later one makes up for
@@ -84,32 +83,21 @@ class Checkpointer:
 
     def __init__(self, trainer: "CPTTrainer") -> None:
         self.trainer = trainer
-        self.snapshot: Contents | None = None
-        """While one is taken: what the Trainer would write goes here."""
-        self.in_flight: Future[None] | None = None
-        """The save that is being written in the background."""
+        self.snapshot: Contents | None = None  # while one is taken: what the Trainer would write goes here
+        self.in_flight: Future[None] | None = None  # the save that is being written in the background
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix="save")
         self.host_copies = HostCopies()
-        """The memory of snapshots in the background."""
-        self.copied = Event()
-        """Set while no copies are being made."""
+        self.copied = Event()  # set while no copies are being made
         self.copied.set()
         self.copies_are_too_large = False
-        self.kinds_read_back: set[Kind] = set()
-        """The kinds that this process has read back once."""
-        self.save_failure: SaveFailed | None = None
-        """Why the last save was not published; None where it was."""
+        self.kinds_read_back: set[Kind] = set()  # each process reads one checkpoint of each kind back
+        self.save_failure: SaveFailed | None = None  # of the last save
         self.step_saved = 0
-        self.not_pushed: Path | None = None
-        """A checkpoint that the Hub does not have yet, where the recipe pushes."""
-
-    @cached_property
-    def writer(self) -> ThreadPoolExecutor:
-        """The thread of saves in the background."""
-        return ThreadPoolExecutor(1, thread_name_prefix="save")
+        self.not_pushed: Path | None = None  # a checkpoint that the Hub does not have yet
 
     @cached_property
     def agreement(self) -> Agreement:
-        """How the processes agree on a save; made at the first use, by all of them."""
+        """Made at the first use, by all processes."""
         return Agreement(self.trainer.args.ddp_timeout_delta)
 
     def wait_for_copies(self, *_: Any) -> None:
@@ -118,7 +106,6 @@ class Checkpointer:
     @property
     def saved_model(self) -> nn.Module:
         """The model without what wraps it to train."""
-        assert self.trainer.model is not None, "the Trainer was built with a model"
         return self.trainer.model
 
     @cached_property
@@ -126,18 +113,6 @@ class Checkpointer:
         """The second place, for the main process."""
         place = self.trainer.recipe.checkpoints.archive
         return Archive(self.trainer.run_folder, place) if place is not None and self.trainer.args.should_save else None
-
-    def texts(self) -> dict[str, str]:
-        """Small files of a full checkpoint, by name; called on the main process."""
-        texts = self.trainer.guard.texts()
-        for position in self.data_positions():
-            texts |= position.texts(self.trainer.rows_trained)
-        return texts
-
-    def data_positions(self) -> list[DataPosition]:
-        """None where a program of the user's own built the trainer."""
-        callbacks = self.trainer.callback_handler.callbacks
-        return [callback for callback in callbacks if isinstance(callback, DataPosition)]
 
     # --- when to save ------------------------------------------------------------------------------------------------
 
@@ -166,7 +141,7 @@ class Checkpointer:
             self.archive.finish()
 
     def wait_for_saves(self) -> None:
-        """Return when no save is in flight; every process must call it.
+        """Return when no save is in flight, and push what was published; every process must call it.
 
         Raises:
             SaveFailed: the last one failed in a way that no later one will do better.
@@ -174,22 +149,16 @@ class Checkpointer:
         in_flight, self.in_flight = self.in_flight, None
         if in_flight is not None:
             in_flight.result()
-        self.push()
-
-    def push(self) -> None:
-        """Give the Hub what was published, as `training.push_to_hub` and `hub_strategy` say."""
         checkpoint, self.not_pushed = self.not_pushed, None
         if checkpoint is not None and self.trainer.args.push_to_hub:
             self.trainer.push_from_checkpoint(str(checkpoint))
 
     @property
     def weights_are_due(self) -> bool:
-        """Whether the recipe asks for this step's weights alone."""
         every = self.trainer.recipe.checkpoints.weights_every_steps
         return every is not None and self.trainer.state.global_step % every == 0
 
     def save_due_weights(self) -> None:
-        """Unless this step is saved already."""
         if self.weights_are_due and self.trainer.state.global_step != self.step_saved:
             self.save_once("weights")
 
@@ -222,27 +191,29 @@ class Checkpointer:
         """Take a snapshot of this step, and write it: now, or while training continues."""
         self.wait_for_saves()
         step = self.step_saved = self.trainer.state.global_step
-        beside = self.trainer.recipe.checkpoints.in_background and not self.changes_unasked
+        zero = self.trainer.engine.zero_section or {}
+        offload = zero.get("offload_optimizer", {})
+        # DeepSpeed keeps the optimizer's states on a disk, or steps asynchronously: they change unasked.
+        changes = offload.get("device") == "nvme" or bool(offload.get("super_offload")) or "zenflow" in zero
         contents = self.take_snapshot(full=kind == "full")
-        in_background = beside and self.detach(contents)
-        moment = mark() if in_background and self.trainer.args.device.type != "cpu" else None
-        copy = partial(self.copy_to_host, contents, moment) if in_background else None
-        save = partial(self.write_out, kind, step, contents, partial(self.describe, kind, step), copy)
-        if in_background:
-            self.in_flight = self.writer.submit(save)
+        if self.trainer.recipe.checkpoints.in_background and not changes and self.detach(contents):
+            moment = mark() if self.trainer.args.device.type != "cpu" else None
+            copy = partial(self.copy_to_host, contents, moment)
+            self.in_flight = self.writer.submit(self.write_out, kind, step, contents, copy)
         else:
-            save()
-            self.push()
+            self.write_out(kind, step, contents)
+            self.wait_for_saves()
 
-    def write_out(
-        self, kind: Kind, step: int, contents: Contents, describe: Describe, copy: Callable[[], None] | None
-    ) -> None:
-        """Publish, then tidy up. A failure is recorded; it ends the run only where no later save can succeed."""
+    def write_out(self, kind: Kind, step: int, contents: Contents, copy: Callable[[], None] | None = None) -> None:
+        """Publish, archive, and remove old checkpoints. A failure is recorded; it ends the run only where no later
+        save can succeed."""
         name = f"{PREFIXES[kind]}{step}"
+        published = self.trainer.run_folder / name
         check = None if kind in self.kinds_read_back else partial(read_back, model=self.saved_model)
         try:
             if copy is not None:
                 self.agreement.together(copy)
+            describe = partial(self.describe, kind, step)
             publish(self.trainer.run_folder, name, contents, describe, self.agreement, read_back=check)
         except SaveFailed as failure:
             self.save_failure = failure
@@ -255,19 +226,11 @@ class Checkpointer:
         before, self.save_failure = self.save_failure, None
         self.kinds_read_back.add(kind)
         if kind == "full":
-            self.not_pushed = self.trainer.run_folder / name
+            self.not_pushed = published
         if before is not None:  # a full disk may not have taken the event of the failure
             self.record("saved_again", f"{name} was saved; before it: {before}.", step=step, reason=before.reason)
-        if self.trainer.args.should_save:
-            self.tidy_up(kind, self.trainer.run_folder / name)
-
-    def record(self, kind: str, message: str, **details: Any) -> None:
-        """An event of the run, once for all processes."""
-        if self.trainer.args.should_save:
-            record_event(self.trainer.run_folder, kind, message, **details)
-
-    def tidy_up(self, kind: Kind, published: Path) -> None:
-        """Copy the new checkpoint to the archive, and remove the old ones that need not stay."""
+        if not self.trainer.args.should_save:
+            return
         if self.archive is not None and kind == "full":
             self.archive.add(published)
         spared = self.archive.in_use() if self.archive is not None else set()
@@ -276,60 +239,62 @@ class Checkpointer:
         except Exception as problem:  # of the disk or of the user's rule: this process alone must not end for it
             self.record("not_removed", f"Old checkpoints could not be removed: {type(problem).__name__}: {problem}.")
 
+    def record(self, kind: str, message: str, **details: Any) -> None:
+        if self.trainer.args.should_save:
+            record_event(self.trainer.run_folder, kind, message, **details)
+
     def describe(self, kind: Kind, step: int, files: dict[str, FileEntry]) -> Manifest:
+        zero, versions = self.trainer.engine.zero_section, {}
+        for package in PACKAGES:
+            with suppress(PackageNotFoundError):
+                versions[package] = version(package)
         return Manifest(
             format=FORMAT,
             kind=kind,
             step=step,
             tokens=step * self.trainer.length.tokens_per_step,
             world_size=self.trainer.args.world_size,
-            zero_stage=None
-            if self.trainer.engine.zero_section is None
-            else int(self.trainer.engine.zero_section.get("stage", 0)),
+            zero_stage=None if zero is None else int(zero.get("stage", 0)),
             exactness=self.trainer.checkpoint_loader.exactness,
-            versions=versions(),
+            versions=versions,
             files=files,
         )
 
     # --- the snapshot ------------------------------------------------------------------------------------------------
 
     def take_snapshot(self, *, full: bool) -> Contents:
-        """This process's part of the checkpoint; all collective operations of a save happen here.
-
-        Args:
-            full: with all that a run needs to resume; else the weights and the tokenizer.
-        """
-        taken = self.snapshot = Contents()
-        nowhere = str(self.trainer.run_folder / f"step-{self.trainer.state.global_step}")
-        stage = None if self.trainer.engine.zero_section is None else self.trainer.engine.zero_section.get("stage")
-        of_adapter = isinstance(self.trainer.model, PeftModel)
-        self.trainer.engine.reshard()
+        """This process's part of the checkpoint (weights and tokenizer alone where it is not `full`); all collective
+        operations of a save happen here."""
+        trainer, taken = self.trainer, Contents()
+        self.snapshot = taken
+        nowhere = str(trainer.run_folder / f"step-{trainer.state.global_step}")
+        stage = None if trainer.engine.zero_section is None else trainer.engine.zero_section.get("stage")
+        of_adapter = isinstance(trainer.model, PeftModel)
+        trainer.engine.reshard()
         try:
             if stage == 3:
-                self.trainer.save_files(nowhere, self.gather_zero3(only_trained=of_adapter))
-            elif self.trainer.is_fsdp_enabled:
-                self.trainer.save_files(nowhere, full_weights(self.saved_model, only_trained=of_adapter))
+                trainer.save_files(nowhere, gather_zero3_weights(trainer.model_wrapped, only_trained=of_adapter))
+            elif trainer.is_fsdp_enabled:
+                trainer.save_files(nowhere, full_weights(self.saved_model, only_trained=of_adapter))
             elif stage is not None:  # the Trainer copies the model, on every process
-                self.trainer.save_files(nowhere, self.saved_model.state_dict())
+                trainer.save_files(nowhere, self.saved_model.state_dict())
             else:
-                self.trainer.save_model(nowhere, _internal_call=True)
+                trainer.save_model(nowhere, _internal_call=True)
             if full:
                 self.take_states(taken, nowhere)
-                taken.states[random_states_file(self.trainer)] = random_states(self.trainer)
-                taken.states |= self.trainer.stage_states()
-            if full and self.trainer.args.should_save:
-                taken.texts |= {"trainer_state.json": progress(self.trainer), **self.texts()}
+                taken.states[random_states_file(trainer)] = random_states(trainer)
+                taken.states |= trainer.stage_states()
+            if full and trainer.args.should_save:
+                taken.texts |= {"trainer_state.json": progress(trainer), **trainer.guard.texts()}
+                for callback in trainer.callback_handler.callbacks:
+                    if isinstance(callback, DataPosition):
+                        taken.texts |= callback.texts(trainer.rows_of_steps.first(trainer.state.global_step))
         finally:
             self.snapshot = None
         return taken
 
-    def gather_zero3(self, *, only_trained: bool) -> Weights | None:
-        """The weights, on the main process; every process must call it."""
-        return gather_zero3_weights(self.trainer.model_wrapped, only_trained=only_trained)
-
     def detach(self, taken: Contents) -> bool:
-        """Copy what the next forward pass may change, and see that there is memory for the rest; False where training
-        has to wait."""
+        """Copy what the next forward pass may change; False where memory is missing, so that training has to wait."""
         weights = taken.weights
         if taken.write_model is not None and weights is None:
             weights = self.saved_model.state_dict()
@@ -337,7 +302,13 @@ class Checkpointer:
         copied = [taken.states, [tensor for tensor in tensors_in(weights) if memory_of(tensor) in changing]]
         needed = self.host_copies.missing(copied) * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         if not all(self.agreement.gather(needed <= MOST_OF_THE_MEMORY * psutil.virtual_memory().available)):
-            self.warn_too_large(needed)
+            if not self.copies_are_too_large:
+                self.record(
+                    "saves_block",
+                    f"Copies for a save need {needed / 2**30:.1f} GiB of free host memory: training waits for saves.",
+                    step=self.trainer.state.global_step,
+                )
+            self.copies_are_too_large = True
             return False
         memory_of_buffers = {memory_of(buffer) for buffer in self.saved_model.buffers()}
         copy = partial(self.host_copies.copy, changing=lambda tensor: memory_of(tensor) in memory_of_buffers)
@@ -355,109 +326,88 @@ class Checkpointer:
         finally:
             self.copied.set()
 
-    def warn_too_large(self, needed: int) -> None:
-        if not self.copies_are_too_large:
-            message = f"Copies for a save need {needed / 2**30:.1f} GiB of free host memory: training waits for saves."
-            self.record("saves_block", message, step=self.trainer.state.global_step)
-        self.copies_are_too_large = True
-
-    @property
-    def changes_unasked(self) -> bool:
-        """True where DeepSpeed keeps the optimizer's states on a disk, or steps asynchronously."""
-        zero = self.trainer.engine.zero_section or {}
-        offload = zero.get("offload_optimizer", {})
-        return offload.get("device") == "nvme" or bool(offload.get("super_offload")) or "zenflow" in zero
-
     # --- where the Trainer would write -------------------------------------------------------------------------------
 
     def take_model(self, weights: Weights | None, write: Callable[[str, Weights | None], None]) -> None:
-        """The model, its config and the tokenizer.
-
-        Args:
-            weights: by name; None for those of the model.
-            write: the Trainer's own; it empties what it is given.
-        """
-        if self.snapshot is None or not self.trainer.args.should_save:
+        """The model, its config and the tokenizer; `write` is the Trainer's own, and empties what it is given."""
+        if not self.trainer.args.should_save:
             return
-
-        def write_model_files(folder: Path, weights: Weights | None) -> None:
-            write(str(folder), None if weights is None else dict(weights))
+        assert self.snapshot is not None, "the caller checked it"
 
         self.snapshot.weights = weights
-        self.snapshot.write_model = write_model_files
+        self.snapshot.write_model = lambda folder, own: write(str(folder), None if own is None else dict(own))
         self.snapshot.check = self.refuse_broken_weights
         self.snapshot.model_bytes = sum(
             numbers * parameter.element_size() for parameter, numbers in saved_parameters(self.saved_model)
         )
 
     def refuse_broken_weights(self, weights: Weights | None) -> None:
-        """Only finite weights are published; frozen ones do not change."""
-        trained = {
-            name: parameter for name, parameter in self.saved_model.named_parameters() if parameter.requires_grad
-        }
-        if weights is None:
-            refuse_non_finite(trained.items())
-        else:
-            refuse_non_finite((name, tensor) for name, tensor in weights.items() if name in trained)
+        # frozen ones do not change
+        trained = {name: weight for name, weight in self.saved_model.named_parameters() if weight.requires_grad}
+        given = trained if weights is None else weights
+        refuse_non_finite((name, tensor) for name, tensor in given.items() if name in trained)
 
     def take_states(self, taken: Contents, folder: str) -> None:
         """Moments, master weights, schedule, and the scale of fp16's gradients."""
         trainer = self.trainer
         if trainer.is_deepspeed_enabled:
-            self.take_deepspeed(taken, folder)
+            from cpt.checkpoints.deepspeed_engine import LATEST, capture_states, files_beside, tag_of
+
+            engine, of_adapter = trainer.model_wrapped, isinstance(trainer.model, PeftModel)
+            with capture_states(engine, Path(folder)) as kept:
+                engine.save_checkpoint(folder, save_latest=False, exclude_frozen_parameters=of_adapter)
+            taken.states |= kept.states
+            taken.copies |= files_beside(engine, trainer.args.process_index)
+            if trainer.args.should_save:
+                taken.texts[LATEST] = tag_of(engine)
         elif trainer.is_fsdp_enabled:
             part = part_here(self.saved_model, trainer.engine.optimizer)
             taken.states[file_of_part(trainer.args.process_index, trainer.args.world_size)] = part
         elif trainer.args.should_save:
-            assert trainer.optimizer is not None, "the Trainer makes it before the first step"
             taken.states["optimizer.pt"] = trainer.optimizer.state_dict()
         of_deepspeed = trainer.is_deepspeed_enabled and isinstance(trainer.lr_scheduler, DeepSpeedSchedulerWrapper)
         if trainer.args.should_save and not of_deepspeed:
-            assert trainer.lr_scheduler is not None, "the Trainer makes it before the first step"
             taken.states["scheduler.pt"] = trainer.lr_scheduler.state_dict()
         if trainer.args.should_save and trainer.accelerator.scaler is not None:
             taken.states["scaler.pt"] = trainer.accelerator.scaler.state_dict()
-
-    def take_deepspeed(self, taken: Contents, folder: str) -> None:
-        """This process's part of what the engine saves."""
-        from cpt.checkpoints.deepspeed_engine import LATEST, capture_states, files_beside, tag_of
-
-        engine: Any = self.trainer.model_wrapped
-        with capture_states(engine, Path(folder)) as kept:
-            engine.save_checkpoint(
-                folder, save_latest=False, exclude_frozen_parameters=isinstance(self.trainer.model, PeftModel)
-            )
-        taken.states |= kept.states
-        taken.copies |= files_beside(engine, self.trainer.args.process_index)
-        if self.trainer.args.should_save:
-            taken.texts[LATEST] = tag_of(engine)
 
 
 def seal_export(trainer: "CPTTrainer", folder: Path) -> None:
     """Write the manifest of a complete export, so that `cpt verify RUN` covers it; for every process."""
     if is_main_process():
-        files = {
-            name: entry for name, entry in sorted(hash_all(folder).items()) if not name.endswith(WRITTEN_LATER_TOO)
-        }
-        files.pop(MANIFEST, None)
+        hashes = sorted(hash_all(folder).items())
+        files = {name: entry for name, entry in hashes if name != MANIFEST and not name.endswith(WRITTEN_LATER_TOO)}
         for inside in [path for path in folder.rglob("*") if path.is_dir()]:
             make_durable(inside)
         write_manifest(folder, trainer.checkpointer.describe("weights", trainer.state.global_step, files))
 
 
 def random_states(trainer: Trainer) -> dict[str, Any]:
-    """The random numbers of this process, as `Trainer._load_rng_state` takes them."""
-    states: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "cpu": torch.random.get_rng_state(),
-    }
-    kinds = {trainer.args.device.type} - {"cpu", "mps"} | ({"cuda"} if torch.cuda.is_available() else set())
-    for kind in kinds:
-        device: Any = torch.get_device_module(kind)
-        is_one_of_several = trainer.args.parallel_mode == ParallelMode.DISTRIBUTED
+    """The states of this process's random generators, as the Trainer saves them."""
+    states: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
+    states["cpu"] = torch.random.get_rng_state()
+    is_one_of_several = trainer.args.parallel_mode == ParallelMode.DISTRIBUTED
+    for kind, device in devices_with_random_states(trainer).items():
         states[kind] = device.random.get_rng_state_all() if is_one_of_several else device.random.get_rng_state()
     return states
+
+
+def set_random_states(trainer: Trainer, states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.random.set_rng_state(states["cpu"])
+    for kind, device in devices_with_random_states(trainer).items():
+        saved = states.get(kind, [])
+        if isinstance(saved, list):  # of all devices of the machine, which may have been fewer
+            saved = dict(enumerate(saved)).get(device.current_device())
+        if saved is not None:
+            device.random.set_rng_state(saved)
+
+
+def devices_with_random_states(trainer: Trainer) -> dict[str, Any]:
+    """Kind of device -> torch's module."""
+    kinds = {trainer.args.device.type} - {"cpu", "mps"} | ({"cuda"} if torch.cuda.is_available() else set())
+    return {kind: torch.get_device_module(kind) for kind in kinds}
 
 
 def random_states_file(trainer: Trainer) -> str:
@@ -471,18 +421,8 @@ def progress(trainer: Trainer) -> str:
     for callback in [*trainer.callback_handler.callbacks, trainer.control]:
         if isinstance(callback, ExportableState):
             name = type(callback).__name__
-            kept = known[name]
-            if isinstance(kept, list):  # several of one kind
-                kept.append(callback.state())
+            if isinstance(known[name], list):  # several of one kind
+                known[name].append(callback.state())
             else:
                 known[name] = callback.state()
     return json.dumps(dataclasses.asdict(trainer.state), indent=2, sort_keys=True) + "\n"
-
-
-def versions() -> dict[str, str]:
-    """Of the packages that a checkpoint depends on."""
-    found = {}
-    for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found

@@ -1,23 +1,21 @@
 """How a step is split over processes: FSDP2 and ZeRO, rows that several processes share, gradients in fp32."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from cpt.checkpoints.sharding import FSDP, PLAIN, ZERO
 from cpt.data.rows.packing import IGNORED
 from cpt.distributed import tell
-from cpt.hf_internals import attention_of, shared_state_of_processes
+from cpt.hf_internals import attention_of
 from cpt.models.documents import PartOfRows, attend_over_processes, check_shared_rows
 from cpt.optim.adamw import OneKernelAdamW
-from cpt.torch_internals import foreach_divide
 
 if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
@@ -32,8 +30,7 @@ class Engine:
         self.trainer = trainer
 
     @property
-    def zero_section(self) -> dict[str, Any] | None:
-        """`zero_optimization` of the DeepSpeed profile; None without DeepSpeed."""
+    def zero_section(self) -> dict[str, Any] | None:  # of the DeepSpeed profile; None without DeepSpeed
         if not self.trainer.is_deepspeed_enabled:
             return None
         return dict(self.trainer.accelerator.state.deepspeed_plugin.deepspeed_config.get("zero_optimization", {}))
@@ -53,10 +50,9 @@ class Engine:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer inside accelerate's wrapper, and inside DeepSpeed's ZeRO optimizer."""
-        wrapper: Any = self.trainer.optimizer
-        inside: torch.optim.Optimizer = wrapper.optimizer
-        return inside.optimizer if self.trainer.is_deepspeed_enabled else inside  # type: ignore[attr-defined]
+        """The optimizer inside accelerate's wrapper and DeepSpeed's ZeRO optimizer."""
+        inside = self.trainer.optimizer.optimizer
+        return inside.optimizer if self.trainer.is_deepspeed_enabled else inside
 
     def set_up_fsdp(self) -> None:
         """FSDP2 with gradients reduced in fp32, on a CPU too."""
@@ -64,7 +60,12 @@ class Engine:
         if trainer.args.fsdp_plugin_args is None:
             return
         if not trainer.is_fsdp_enabled:
-            shard_on_cpu(accelerator, trainer.args.fsdp_plugin_args)
+            # Let accelerate shard over gloo: up to 1.15 it does so for devices only, though torch shards on the CPU.
+            from accelerate.utils import FullyShardedDataParallelPlugin
+
+            state = accelerator.state
+            state.fsdp_plugin = FullyShardedDataParallelPlugin(**trainer.args.fsdp_plugin_args)
+            state.distributed_type = PartialState().distributed_type = DistributedType.FSDP  # they share fields
             trainer.is_fsdp_enabled = True
         precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
         if precision is not None:
@@ -73,10 +74,8 @@ class Engine:
             accelerator.state.fsdp_plugin.mixed_precision_policy = policy
 
     def reshard(self) -> None:
-        """Free gathered parameters: after a forward pass without a backward pass some FSDP2 modules still hold whole
-        ones."""
+        """Free gathered parameters: after a forward pass alone some FSDP2 modules still hold whole ones."""
         if self.trainer.is_fsdp_enabled:
-            assert self.trainer.model is not None, "the Trainer was built with a model"
             for module in self.trainer.model.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
@@ -94,14 +93,8 @@ class SharedRows:
         self.trainer = trainer
 
     @property
-    def processes(self) -> int:
-        """How many processes train on the same rows."""
-        config = self.trainer.args.parallelism_config
-        return 1 if config is None else int(config.non_data_parallel_size)
-
-    @property
     def parts(self) -> int:
-        """In how many parts rows are cut."""
+        """In how many parts rows are cut, each on another process."""
         config = self.trainer.args.parallelism_config
         return 1 if config is None else int(config.sp_size)
 
@@ -111,31 +104,29 @@ class SharedRows:
         parts = self.parts
         return PartOfRows(self.trainer.args.process_index % parts, parts) if parts > 1 else None
 
-    @property
-    def config_of_model(self) -> Any:
-        model: Any = self.trainer.model
-        return model.config
-
     def choose_attention(self) -> None:
-        """Before the accelerator is made."""
         if self.parts > 1:
             options: Any = self.trainer.args.parallelism_config
-            attention = attention_of(self.config_of_model)
-            check_shared_rows(self.config_of_model, self.parts, attention)
+            config = self.trainer.model.config
+            attention = attention_of(config)
+            check_shared_rows(config, self.parts, attention)
             options.sp_handler.sp_attn_implementation = attention  # set here: accelerate's class takes few names
 
     def replace_adapter(self) -> None:
         """accelerate's adapter of the loader passes rows around; ours only gets the engine."""
         if self.parts > 1:
-            accelerator: Any = self.trainer.accelerator
-            accelerator.deepspeed_ulysses_dl_adapter = self.take_engine
+            self.trainer.accelerator.deepspeed_ulysses_dl_adapter = self.take_engine
 
     def take_engine(self, loader: DataLoader[Any], engine: Any) -> DataLoader[Any]:
         """Called by accelerate before a checkpoint is loaded."""
-        average_over_all(engine)
-        attend_over_processes(
-            self.config_of_model, self.trainer.args.per_device_train_batch_size, engine.seq_parallel_group
-        )
+        # The engine would average gradients over groups under ZeRO-1 and 2, and over all processes under ZeRO-3 (seen
+        # in 0.19): here it averages and names its files as if processes shared no rows.
+        engine.checkpoint_mp_rank = 0
+        for owner in (engine, engine.optimizer):
+            if "sequence_parallel_size" in vars(owner):
+                owner.sequence_parallel_size = 1
+        micro_batch = self.trainer.args.per_device_train_batch_size
+        attend_over_processes(self.trainer.model.config, micro_batch, engine.seq_parallel_group)
         self.trainer.model_accepts_loss_kwargs = True
         return loader
 
@@ -166,21 +157,17 @@ class Gradients:
 
     @property
     def weights(self) -> list[torch.Tensor]:
-        """All that the optimizer has."""
-        wrapper: Any = self.trainer.optimizer
-        return [parameter for group in wrapper.param_groups for parameter in group["params"]]
+        return [parameter for group in self.trainer.optimizer.param_groups for parameter in group["params"]]
 
     def begin_step(self) -> None:
-        """No gradients exist yet, so their type can change.
-
-        Only for our own optimizers, which take fp32 gradients of weights in half precision.
-        """
+        """No gradients exist yet, so their type can change; our own optimizers take fp32 gradients of half-precision
+        weights."""
         arguments, wrapper = self.trainer.args, self.trainer.optimizer
         if self.are_fp32 or arguments.gradient_accumulation_steps == 1:
             return
         # DDP sends buffers only in steps that it reduces
         sends_buffers = arguments.world_size > 1 and arguments.ddp_broadcast_buffers
-        if sends_buffers or not isinstance(wrapper.optimizer, OneKernelAdamW):  # type: ignore[union-attr]
+        if sends_buffers or not isinstance(wrapper.optimizer, OneKernelAdamW):
             return
         halves = [weight for weight in self.weights if weight.dtype in HALF]
         for weight in halves:
@@ -189,58 +176,17 @@ class Gradients:
         if halves:
             tell("Gradients: accumulated in fp32 over the micro-batches of a step.")
 
-    def replaces_ddp(self, model: nn.Module) -> bool:
-        """Whether `average` does what DDP does otherwise."""
-        return self.are_fp32 and isinstance(model, DistributedDataParallel)
-
     def average(self) -> None:
-        """After the last micro-batch of a step: the gradients are those of all processes."""
-        average_gradients(self.weights, may_differ=bool(self.trainer.args.ddp_find_unused_parameters))
-
-    def rounded_by_torch(self, model: nn.Module) -> list[torch.Tensor]:
-        """All gradients, where torch's own norm would be rounded: some are in half precision, or shards."""
-        trainer = self.trainer
-        if trainer.is_deepspeed_enabled or trainer.accelerator.scaler is not None:
-            return []
-        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        return gradients if trainer.is_fsdp_enabled or any(gradient.dtype in HALF for gradient in gradients) else []
-
-
-def shard_on_cpu(accelerator: Any, options: dict[str, Any]) -> None:
-    """Let accelerate shard over gloo: up to 1.15 it does so for devices only, though torch shards on the CPU as
-    well."""
-    from accelerate.utils import FullyShardedDataParallelPlugin
-
-    state = accelerator.state
-    state.fsdp_plugin = FullyShardedDataParallelPlugin(**options)
-    state.distributed_type = shared_state_of_processes()["distributed_type"] = DistributedType.FSDP
-
-
-def average_over_all(engine: Any) -> None:
-    """Let the engine average gradients and name its files as if processes shared no rows.
-
-    It would average over groups under ZeRO-1 and 2, and over all processes under ZeRO-3 (seen in 0.19).
-    """
-    engine.checkpoint_mp_rank = 0
-    for owner in (engine, engine.optimizer):
-        if "sequence_parallel_size" in vars(owner):
-            owner.sequence_parallel_size = 1
-
-
-def average_gradients(weights: Sequence[torch.Tensor], *, may_differ: bool) -> None:
-    """Replace each gradient by the mean over all processes.
-
-    Args:
-        may_differ: a process may lack gradients that others have: none of its tokens went to that expert.
-    """
-    if may_differ:
-        has_gradient = [weight.grad is not None for weight in weights]
-        there = torch.tensor(has_gradient, dtype=torch.int32, device=weights[0].device)
-        dist.all_reduce(there, op=dist.ReduceOp.MAX)
-        for weight, elsewhere in zip(weights, there.tolist(), strict=True):
-            if elsewhere and weight.grad is None:
-                weight.grad = torch.zeros_like(weight, dtype=weight.grad_dtype)
-    gradients = [weight.grad for weight in weights if weight.grad is not None]
-    foreach_divide(gradients, dist.get_world_size())
-    for work in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
-        work.wait()
+        """After the last micro-batch of a step: each gradient becomes the mean over all processes."""
+        weights = self.weights
+        # A process may lack gradients that others have: none of its tokens went to that expert.
+        if self.trainer.args.ddp_find_unused_parameters:
+            has_gradient = [weight.grad is not None for weight in weights]
+            there = torch.tensor(has_gradient, dtype=torch.int32, device=weights[0].device)
+            dist.all_reduce(there, op=dist.ReduceOp.MAX)
+            for weight, elsewhere in zip(weights, there.tolist(), strict=True):
+                if elsewhere and weight.grad is None:
+                    weight.grad = torch.zeros_like(weight, dtype=weight.grad_dtype)
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        for work in [dist.all_reduce(gradient.div_(dist.get_world_size()), async_op=True) for gradient in gradients]:
+            work.wait()

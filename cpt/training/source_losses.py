@@ -1,7 +1,7 @@
 """Log the training loss of each source, from micro-batches that are trained on anyway."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -32,10 +32,6 @@ class SourceLosses(TrainerCallback):
     one with several, the losses of its rows are computed again from the logits, without gradients: about a twentieth
     of the micro-batch's time, for one micro-batch of a log. Where there are no logits (Liger's loss), mixed
     micro-batches are skipped.
-
-    Args:
-        rows: which of them a step reads.
-        sharing_rows: processes that train on parts of the same rows.
     """
 
     def __init__(self, data: PreparedData, rows: RowsOfSteps, *, sharing_rows: int = 1) -> None:
@@ -84,32 +80,35 @@ class SourceLosses(TrainerCallback):
         """The forward hook; it does not change the output."""
         if not (model.training and torch.is_grad_enabled()):
             return
-        targets = targets_of(inputs)
-        if self.is_measuring and targets is not None and isinstance(output, dict):
-            with torch.no_grad():
-                self.add(model, targets, inputs.get("num_items_in_batch"), output)
+        if self.is_measuring and isinstance(output, dict):
+            targets, labels = inputs.get("shift_labels"), inputs.get("labels")
+            if targets is None and isinstance(labels, torch.Tensor):
+                targets = F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
+            if targets is not None:
+                with torch.no_grad():
+                    self.add(model, targets, inputs.get("num_items_in_batch"), output)
         self.micro_batch += 1
 
     def add(
         self, model: nn.Module, targets: torch.Tensor, num_items: torch.Tensor | int | None, output: dict[str, Any]
     ) -> None:
-        """Add a micro-batch's losses.
-
-        Args:
-            targets: [rows, tokens], the next tokens.
-        """
+        """Add a micro-batch's losses; `targets` are the next tokens, [rows, tokens]."""
         sources = [self.data.rows.turn(row)[0] for row in self.rows_under_way()]
         if len(set(sources)) == 1 and output.get("aux_loss") is None and output.get("loss") is not None:
             tokens = (targets != IGNORED).sum()
-            self.take(
-                sources[0], output["loss"].detach().float() * (tokens if num_items is None else num_items), tokens
-            )
+            loss = output["loss"].detach().float() * (tokens if num_items is None else num_items)
+            self.take(sources[0], loss, tokens)
             return
         row_loss = loss_of_rows(model, output.get("logits"), targets)
         if row_loss is None or len(targets) != len(sources):
-            self.log_skipped()
+            if not self.has_logged:
+                self.has_logged = True
+                log.info(
+                    "loss_<source> skips micro-batches with rows of several sources: this model returns no logits in"
+                    " training (`training.use_liger_kernel`). `training.per_device_train_batch_size: 1` avoids them."
+                )
         elif self.micro_batch == self.measured:
-            for source, row in zip(sources, range(len(targets)), strict=True):
+            for row, source in enumerate(sources):
                 self.take(source, row_loss(row), (targets[row] != IGNORED).sum())
 
     def take(self, source: int, loss: torch.Tensor, tokens: torch.Tensor) -> None:
@@ -123,37 +122,17 @@ class SourceLosses(TrainerCallback):
         first = self.rows.first(self.state.global_step) + (self.micro_batch * groups + group) * size
         return range(first, first + size)
 
-    def log_skipped(self) -> None:
-        """Log once what is missing, and why."""
-        if not self.has_logged:
-            self.has_logged = True
-            log.info(
-                "loss_<source> skips micro-batches with rows of several sources: this model returns no logits in"
-                " training (`training.use_liger_kernel`). `training.per_device_train_batch_size: 1` avoids them."
-            )
-
 
 def drawn(number: int, below: int) -> int:
     """A random number, the same for the same step in every process and after a resume."""
     return Random(number).randrange(below)
 
 
-def targets_of(inputs: dict[str, Any]) -> torch.Tensor | None:
-    """The label of each position; None if the model gets no labels."""
-    shifted, labels = inputs.get("shift_labels"), inputs.get("labels")
-    if shifted is not None:
-        return torch.as_tensor(shifted)
-    return F.pad(labels, (0, 1), value=IGNORED)[..., 1:] if isinstance(labels, torch.Tensor) else None
-
-
 def loss_of_rows(
     model: nn.Module, logits: torch.Tensor | None, targets: torch.Tensor
 ) -> Callable[[int], torch.Tensor] | None:
-    """A function from a row's number to its summed loss; None if the model returns no logits.
-
-    Args:
-        logits: [rows, tokens, vocabulary]; unused if the fused loss has the loss of each token.
-    """
+    """A function from a row's number to its summed loss; None if the model returns no logits, [rows, tokens,
+    vocabulary]."""
     if logits is None or logits.shape[:2] != targets.shape:
         return None
     whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
@@ -161,18 +140,15 @@ def loss_of_rows(
     if isinstance(fused, FusedLoss):
         losses = fused.token_losses
         return None if losses is None else lambda row: losses[row].sum()
-    return lambda row: summed_loss(logits[row], targets[row])
 
+    def summed(row: int) -> torch.Tensor:
+        """Cross entropy in fp32, in chunks of tokens."""
+        tokens = max(1, BYTES_AT_ONCE // (12 * logits.shape[-1]))
+        chunks = zip(logits[row].split(tokens), targets[row].split(tokens), strict=True)
+        parts = [
+            F.cross_entropy(some.float(), wanted.to(some.device), ignore_index=IGNORED, reduction="sum")
+            for some, wanted in chunks
+        ]
+        return torch.stack(parts).sum()
 
-def summed_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Summed cross entropy of a row in fp32, in chunks of tokens.
-
-    Args:
-        logits: [tokens, vocabulary].
-    """
-    tokens = max(1, BYTES_AT_ONCE // (12 * logits.shape[-1]))
-    parts: Sequence[torch.Tensor] = [
-        F.cross_entropy(some.float(), wanted.to(some.device), ignore_index=IGNORED, reduction="sum")
-        for some, wanted in zip(logits.split(tokens), targets.split(tokens), strict=True)
-    ]
-    return torch.stack(list(parts)).sum()
+    return summed

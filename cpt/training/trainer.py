@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerState, TrainingArguments, set_seed
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 from xxhash import xxh3_64_intdigest
 
+from cpt.checkpoints.safe_load import load_data
 from cpt.data.rows.held_out import HeldOutSet
 from cpt.data.rows.loader import CPTDataLoader
 from cpt.data.rows.mixture import RowsOfSteps
@@ -27,7 +29,6 @@ from cpt.models.fused_loss import keep_liger_to_layers, set_up_loss
 from cpt.models.recomputing import set_up_recomputing
 from cpt.optim.adamw import OneKernelAdamW
 from cpt.optim.build import build_optimizer
-from cpt.optim.gradients import clip_gradients, gradient_norm
 from cpt.optim.schedules import build_schedule
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS
@@ -35,7 +36,7 @@ from cpt.training.arguments import RunLength
 from cpt.training.guards import StepGuard
 from cpt.training.restart import OutOfMemory
 from cpt.training.resuming import CheckpointLoader, written_for
-from cpt.training.saving import Checkpointer
+from cpt.training.saving import Checkpointer, random_states_file, set_random_states
 from cpt.training.sharded import Engine, Gradients, SharedRows
 
 
@@ -53,8 +54,13 @@ class CPTTrainer(TrainerHooks, Trainer):
         guard, memory: what a bad step and out-of-memory lead to.
     """
 
-    trains_on_model_loss = True
-    """Whether the loss is the model's own, of its labels; False where a stage reads logits."""
+    # transformers says less about these
+    accelerator: Any
+    lr_scheduler: Any
+    model: Any
+    model_wrapped: Any
+    optimizer: Any
+    trains_on_model_loss = True  # the model's own loss, of its labels; False where a stage reads logits
 
     def __init__(
         self,
@@ -68,9 +74,8 @@ class CPTTrainer(TrainerHooks, Trainer):
         tokenizer: PreTrainedTokenizerBase | None = None,
         **options: Any,
     ) -> None:
-        if (
-            arguments.ddp_find_unused_parameters is None
-        ):  # only a router may leave parameters out, and looking for them costs each step
+        # Only a router may leave parameters out, and looking for them costs each step.
+        if arguments.ddp_find_unused_parameters is None:
             arguments.ddp_find_unused_parameters = any(".experts." in name for name, _ in model.named_parameters())
         if arguments.ddp_broadcast_buffers is None:  # else ranks wait for each other in each forward, for constants
             arguments.ddp_broadcast_buffers = any(name.endswith("running_mean") for name, _ in model.named_buffers())
@@ -100,13 +105,7 @@ class CPTTrainer(TrainerHooks, Trainer):
 
     @property
     def run_folder(self) -> Path:
-        """The folder of the run, with its checkpoints."""
         return Path(str(self.args.output_dir))
-
-    @property
-    def rows_trained(self) -> int:
-        """Rows that the run has consumed, skipped ones included."""
-        return self.rows_of_steps.first(self.state.global_step)
 
     # --- for a stage to replace --------------------------------------------------------------------------------------
 
@@ -130,7 +129,7 @@ class CPTTrainer(TrainerHooks, Trainer):
         self.engine.set_up_fsdp()
 
     def set_up_precision(self, model: nn.Module) -> None:
-        accelerator: Any = self.accelerator
+        accelerator = self.accelerator
         if accelerator.ddp_handler is not None:
             accelerator.ddp_handler.gradient_as_bucket_view = True  # else DDP keeps a copy of all gradients
         # Stages with a loss of their own read logits, which autocast gives them in fp32.
@@ -147,17 +146,19 @@ class CPTTrainer(TrainerHooks, Trainer):
         return rows
 
     def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
-        """Train to the end of the budget, from a checkpoint where one is given.
-
-        Args:
-            resume_from_checkpoint: folder of a checkpoint; the data continues at its row, without reading what came
-                before.
-        """
+        """Train to the end of the budget, from a checkpoint where one is given: its folder."""
         if resume_from_checkpoint is not None:
             self.first_step = TrainerState.load_from_json(
                 str(Path(resume_from_checkpoint) / "trainer_state.json")
             ).global_step
-            self.args.eval_on_start = self.lacks_evaluation(self.first_step)
+            self.args.eval_on_start = False
+            if self.args.eval_strategy == IntervalStrategy.STEPS:
+                # a signal may have come before the evaluation of this step
+                step, metrics = self.first_step, self.run_folder / METRICS
+                is_due = step % int(self.args.eval_steps or 1) == 0 or step >= self.args.max_steps
+                self.args.eval_on_start = is_due and main_process_decides(
+                    lambda: all(line["step"] != step for line in read_evaluations(metrics))
+                )
         checkpoint = None if resume_from_checkpoint is None else str(resume_from_checkpoint)
         with self.guard.guarding(checkpoint), self.checkpointer.saving():
             return super().train(checkpoint, **options)
@@ -171,13 +172,12 @@ class CPTTrainer(TrainerHooks, Trainer):
             with self.checkpoint_loader.only_data(checkpoint):
                 load()
 
-    def load_random_states(self, checkpoint: str, load: Callable[[], None]) -> None:
+    def load_random_states(self, checkpoint: str) -> None:
         """Those of each process; new ones where another number of processes saved them."""
-        if written_for(Path(checkpoint)) in (None, self.args.world_size):
-            with self.checkpoint_loader.only_data(checkpoint):
-                load()
-        else:
+        if written_for(Path(checkpoint)) not in (None, self.args.world_size):
             set_seed(self.seed_of_step)
+        elif (file := Path(checkpoint) / random_states_file(self)).is_file():
+            set_random_states(self, load_data(file, trust=self.checkpoint_loader.point.trusted))
 
     @property
     def seed_of_step(self) -> int:
@@ -185,46 +185,36 @@ class CPTTrainer(TrainerHooks, Trainer):
         words = f"{self.args.seed} {self.state.global_step} {self.args.process_index}"
         return xxh3_64_intdigest(words.encode()) % 2**32
 
-    def lacks_evaluation(self, step: int) -> bool:
-        """Whether a step was to be evaluated and is not: a signal came first."""
-        if self.args.eval_strategy != IntervalStrategy.STEPS:
-            return False
-        is_due = step % int(self.args.eval_steps or 1) == 0 or step >= self.args.max_steps
-        metrics = self.run_folder / METRICS
-        return is_due and main_process_decides(lambda: all(line["step"] != step for line in read_evaluations(metrics)))
-
-    def run_epoch(self, run: Callable[[], None]) -> None:
+    def run_epoch(self, checkpoint: str | None, run: Callable[[], None]) -> None:
         """Train, unless the evaluation at the start said to stop, or was stopped by a signal."""
-        if not self.control.should_training_stop:
-            self.memory.watch(run)
+        if self.control.should_training_stop:
+            return
+        if checkpoint is not None and self.state.global_step == self.first_step:
+            self.load_random_states(checkpoint)
+        self.memory.watch(run)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """The rows of this process, from the first step on that is still to be trained."""
         arguments = self.args
-        workers = arguments.dataloader_num_workers
+        workers, parts = arguments.dataloader_num_workers, self.shared_rows.parts
         collate = self.collate_examples()
+        # torch's DataParallel, without a launcher, cuts each tensor by rows: bounds too, which are not of rows.
+        has_bounds = collate is None and wants_bounds(self.model) and arguments.n_gpu <= 1
         return CPTDataLoader(
             self.rows,
             micro_batch=arguments.per_device_train_batch_size,
             rows_in_all=self.length.rows,
-            rank=arguments.process_index // self.shared_rows.processes,
-            world_size=arguments.world_size // self.shared_rows.processes,
+            rank=arguments.process_index // parts,
+            world_size=arguments.world_size // parts,
             first_row=self.first_step * self.length.rows_per_step,
             left_out=self.rows_of_steps.left_out,
             num_workers=workers,
             pin_memory=arguments.dataloader_pin_memory,
             persistent_workers=arguments.dataloader_persistent_workers,
             prefetch_factor=arguments.dataloader_prefetch_factor if workers else None,
-            complete=self.shared_rows.part or self.bounds_of_batch(collate),
+            complete=self.shared_rows.part or (add_document_bounds if has_bounds else None),
             collate_fn=collate or stack_rows,
         )
-
-    def bounds_of_batch(self, collate: Callable[[list[Any]], Any] | None) -> Callable[[Any], Any] | None:
-        """Adds the documents' bounds, if the model wants them.
-
-        torch's DataParallel, without a launcher, cuts each tensor by rows: bounds too, which are not of rows.
-        """
-        return add_document_bounds if collate is None and wants_bounds(self.model) and self.args.n_gpu <= 1 else None
 
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:
         """Makes a micro-batch of examples; None if rows are tensors of equal length, which are stacked."""
@@ -232,11 +222,9 @@ class CPTTrainer(TrainerHooks, Trainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
-            trained = model if model is not None else self.model
-            assert trained is not None, "the Trainer was built with a model"
             self.optimizer = build_optimizer(
                 self.recipe.optimizer,
-                trained,
+                self.model if model is None else model,
                 offloaded=self.engine.offloads_optimizer,
                 partitioned=self.is_deepspeed_enabled,
             )
@@ -282,7 +270,7 @@ class CPTTrainer(TrainerHooks, Trainer):
 
     def training_step(self, model: Any, *arguments: Any, **options: Any) -> torch.Tensor:
         """Forward and backward pass of a micro-batch, its activations kept where the recipe says."""
-        averages = self.gradients.replaces_ddp(model)
+        averages = self.gradients.are_fp32 and isinstance(model, DistributedDataParallel)
         if averages:
             model.require_backward_grad_sync = False
         with self.activations:
@@ -317,13 +305,6 @@ class CPTTrainer(TrainerHooks, Trainer):
             loss = loss - weight * auxiliary * (added - 1 / self.current_gradient_accumulation_steps)
         return (loss, outputs) if return_outputs else loss
 
-    def clip_gradients(self, model: nn.Module) -> torch.Tensor:
-        """Clip to `training.max_grad_norm`, where it is positive; the norm before that."""
-        most, gradients = self.args.max_grad_norm, self.gradients.rounded_by_torch(model)
-        if gradients:
-            return clip_gradients(gradients, most) if most > 0 else gradient_norm(gradients)
-        return self.clip_and_measure(model)  # type: ignore[no-any-return]
-
     def clip_grad_norm(self, clip: Callable[[], Any]) -> Any:
         return clip() if self.is_deepspeed_enabled else self.guard.norm_of_step()
 
@@ -335,14 +316,6 @@ class CPTTrainer(TrainerHooks, Trainer):
         return self.guard.norm_of_step() if clipped is None else clipped
 
     # --- after a step ------------------------------------------------------------------------------------------------
-
-    def log_save_evaluate(self, proceed: Callable[[], None]) -> None:
-        control = self.control
-        is_due = control.should_save or control.should_log or control.should_evaluate or control.should_training_stop
-        self.guard.read_before(everything=is_due or self.checkpointer.weights_are_due)
-        proceed()
-        self.checkpointer.save_due_weights()
-        self.guard.note_logged()
 
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
         self.guard.correct_loss(logs)
@@ -361,9 +334,6 @@ class CPTTrainer(TrainerHooks, Trainer):
         """Metrics of each held-out set, logged like those of the Trainer's own evaluation.
 
         Empty if a signal stopped it: the run saves, and evaluates when it resumes.
-
-        Raises:
-            ResourceError: out of memory; smaller micro-batches of the training would not help.
         """
         try:
             figures = self.measure_held_out()
@@ -385,7 +355,6 @@ class CPTTrainer(TrainerHooks, Trainer):
 
     def measure_texts(self, texts: Mapping[str, HeldOutSet]) -> dict[str, float]:
         """Loss, perplexity and bits per byte of each set."""
-        assert self.model is not None, "the Trainer was built with a model"
         return measure_and_keep(
             self.model,
             texts,

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from packaging.utils import canonicalize_name
 
-from cpt.installation import LINES
+from cpt.installation import BUILDS
 
 pytestmark = pytest.mark.network
 
 ROOT = Path(__file__).parents[2]
-CPU = next(line for line in LINES if line.cuda is None)
+CPU = next(line for line in BUILDS if line.cuda is None)
 FOR_CUDA = ("nvidia", "cuda", "triton")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from cpt.installation import LINES
+from cpt.installation import BUILDS
 from docker import write
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def test_a_linter_finds_nothing_in_a_dockerfile(path):
     assert linted.stdout + linted.stderr == "" and linted.returncode == 0
 
 
-@pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
+@pytest.mark.parametrize("line", BUILDS, ids=lambda line: line.name)
 def test_every_dependency_of_cpt_is_in_an_images_requirements(line):
     given = [Requirement(text) for text in write.requirements(line) if not text.startswith(("#", "--"))]
     assert {Requirement(text).name for text in write.dependencies()} <= {one.name for one in given}

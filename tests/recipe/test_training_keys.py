@@ -57,15 +57,13 @@ def test_a_mistake_has_its_line_and_its_remedy(mistakes, entry, named):
 def test_a_number_out_of_its_bounds_is_refused(mistakes, entry):
     key = entry.partition(":")[0]
     (line,) = mistakes(f"training:\n  {entry}\n")
-    assert line.startswith(f"r.yaml:6: `training.{key}`: expected ") and line.endswith(
-        f"got {entry.partition(': ')[2]}"
-    )
+    assert line.startswith(f"r.yaml:6: `training.{key}`: ") and line.endswith(f"got {entry.partition(': ')[2]}")
 
 
 @pytest.mark.parametrize("entry", ["max_completion_length: 0", "temperature: 0", "top_p: 1.5", "beta: -0.1"])
 def test_numbers_of_a_stages_own_class_have_bounds_too(mistakes, entry):
     (line,) = mistakes(f"stage: grpo\nrewards: [exact_match]\ntraining: {{{entry}}}\n")
-    assert f"`training.{entry.partition(':')[0]}`: expected " in line
+    assert f"`training.{entry.partition(':')[0]}`: " in line
 
 
 def test_the_bounds_themselves_pass(load):

@@ -3,6 +3,8 @@
 import json
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,3 +105,8 @@ def test_a_class_of_the_users_own_is_where_the_server_looks(tmp_path, how, monke
         (tmp_path / "recipe.yaml").write_text(Path("examples/lstm/pretrain.yaml").read_text())
         check_architecture(model)
     assert transformers.LstmForCausalLM.__name__ == "LstmForCausalLM"
+
+
+def test_the_packages_for_serving_are_imported_when_they_are_needed():
+    without = "import sys; sys.modules['fastapi'] = sys.modules['uvicorn'] = None; import cpt.serving.serve"
+    subprocess.run([sys.executable, "-c", without], check=True)

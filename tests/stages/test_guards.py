@@ -11,7 +11,6 @@ from transformers import TrainerCallback
 from cpt.checkpoints.resume import published_checkpoints
 from cpt.errors import Interrupted, ResourceError, RestartNeeded, TrainingError
 from cpt.runs.events import read_events
-from cpt.training.guards import read_safety
 
 SKIPPED = ("nan_skipped", "spike_skipped")
 BAD_ROWS = (24, 28, 32)  # of steps 7, 8 and 9
@@ -130,7 +129,7 @@ def test_after_too_many_bad_steps_the_run_restarts_before_them_without_their_row
     assert kinds == [*(("nan_skipped", step) for step in (7, 8, 9)), ("rolled_back", 9)]
     assert losses(back) == losses(never) and same(weights(back), weights(never))
     assert [path.name for path in (back.run_folder / "set-aside").iterdir()] == ["checkpoint-8"]
-    after = read_safety(back.run_folder / "checkpoint-8")
+    after = json.loads((back.run_folder / "checkpoint-8" / "safety.json").read_text())
     assert after["left_out"] == [[24, 36]] and after["budget"] == {"recent": [], "total": 3, "rollbacks": 1}
     assert json.loads((back.run_folder / "checkpoint-8" / "data_position.json").read_text())["row"] == 8 * 4 + 12
 

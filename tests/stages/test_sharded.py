@@ -214,7 +214,7 @@ def shared() -> SharedRows:
 
 
 def test_a_process_has_its_part_of_its_groups_rows(shared):
-    assert shared.part == PartOfRows(1, 4) and shared.processes == 4
+    assert shared.part == PartOfRows(1, 4) and shared.parts == 4
 
 
 def test_labels_of_a_step_are_those_of_all_processes(shared, monkeypatch):

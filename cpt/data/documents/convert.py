@@ -1,4 +1,4 @@
-"""Convert PDF, HTML, EPUB and DOCX to Markdown: what a file is, by its content or else its suffix, and its text."""
+"""Convert PDF, HTML, EPUB and DOCX to Markdown, by the kind that the content shows, or else the suffix."""
 
 import ctypes
 import html
@@ -22,10 +22,8 @@ from xml.parsers.expat import ExpatError
 from cpt.data.readers.opening import format_of
 from cpt.errors import ResourceError
 
-SUFFIXES = {".pdf": "pdf", ".docx": "docx", ".epub": "epub", ".txt": "txt"} | dict.fromkeys(
-    (".html", ".htm", ".xhtml"), "html"
-)
-SUFFIXES |= dict.fromkeys((".md", ".markdown"), "md")
+SUFFIXES = {".pdf": "pdf", ".docx": "docx", ".epub": "epub", ".txt": "txt", ".md": "md", ".markdown": "md"}
+SUFFIXES |= dict.fromkeys((".html", ".htm", ".xhtml"), "html")
 OLD_OFFICE, ZIP = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", b"PK\x03\x04"
 # Atomic, so that a thousand comments are not tried in all their combinations.
 HTML = re.compile(r"(?>\s+|<\?xml[^>]*>|<!--.*?-->)*+<(!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL)
@@ -41,55 +39,45 @@ class Converted:
 
 
 class NotConverted(Exception):  # noqa: N818 -- it is caught where it is raised, and becomes a line of failed.jsonl
-    """Why a file gives no document."""
+    """Why a file gives no document: a reason that many files share, to count by, and the details of this one."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
-        """The reason in a few words that many files share, to count by, and what exactly is wrong with this one."""
         super().__init__(reason, detail)
         self.reason, self.detail = reason, detail or reason
 
 
 def kind_of(raw: bytes, name: str) -> str:
-    """`pdf`, `html`, `docx`, `epub`, `md` or `txt`.
-
-    Raises:
-        NotConverted: it is empty, or none of these.
-    """
-    suffix = format_of(name)
-    marked = kind_by_content(raw)
-    if (kind := marked or SUFFIXES.get(suffix)) is None:
+    """A key of `CONVERTERS`. Raises NotConverted for an empty file and for other kinds."""
+    head, suffix, marked = raw[:4096], format_of(name), None
+    if not head:
+        raise NotConverted("empty file")
+    if b"%PDF-" in head[:1024]:  # readers accept that much before the mark
+        marked = "pdf"
+    elif head.startswith(OLD_OFFICE):
+        detail = "a .doc of before 2007, or one with a password. Save it as .docx without one"
+        raise NotConverted("encrypted or old Office file", detail)
+    elif head.startswith(ZIP):
+        try:
+            with zipfile.ZipFile(BytesIO(raw)) as archive:
+                names = set(archive.namelist())
+        except (zipfile.BadZipFile, NotImplementedError, ValueError) as problem:
+            raise NotConverted("damaged zip", str(problem)) from problem
+        marked = "epub" if "META-INF/container.xml" in names else "docx" if "word/document.xml" in names else None
+        if marked is None:
+            raise NotConverted("unknown kind", "a zip file that is neither EPUB nor DOCX")
+    else:
+        encoding = "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+        marked = "html" if HTML.match(head.decode(encoding, errors="replace")) else None
+    kind = marked or SUFFIXES.get(suffix)
+    if kind is None:
         raise NotConverted("unknown kind", f"a `{suffix}` file, expected {', '.join(SUFFIXES)}")
     if kind in ("pdf", "docx", "epub") and marked is None:
         raise NotConverted("not what its suffix says", f"it contains no {kind.upper()}")
     return kind
 
 
-def kind_by_content(raw: bytes) -> str | None:
-    """The kind where the content is marked; None for text."""
-    head = raw[:4096]
-    if not head:
-        raise NotConverted("empty file")
-    if b"%PDF-" in head[:1024]:  # readers accept that much before the mark
-        return "pdf"
-    if head.startswith(OLD_OFFICE):
-        detail = "a .doc of before 2007, or one with a password. Save it as .docx without one"
-        raise NotConverted("encrypted or old Office file", detail)
-    if head.startswith(ZIP):
-        try:
-            with zipfile.ZipFile(BytesIO(raw)) as archive:
-                names = set(archive.namelist())
-        except (zipfile.BadZipFile, NotImplementedError, ValueError) as problem:
-            raise NotConverted("damaged zip", str(problem)) from problem
-        if kind := "epub" if "META-INF/container.xml" in names else "docx" if "word/document.xml" in names else None:
-            return kind
-        raise NotConverted("unknown kind", "a zip file that is neither EPUB nor DOCX")
-    encoding = "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
-    return "html" if HTML.match(head.decode(encoding, errors="replace")) else None
-
-
 def decode(raw: bytes, *, is_html: bool = False) -> str:
-    """Text by its byte order mark, else as a page declares, else UTF-8, else windows-1252 as in browsers, where it can
-    be that."""
+    """Text by its byte order mark, else as a page declares, else UTF-8, else windows-1252 as in browsers."""
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         return raw.decode("utf-16", errors="replace")
     declared = CHARSET.search(raw[:4096]) if is_html else None
@@ -128,7 +116,7 @@ IMAGES = (".jpg", ".jpeg", ".png", ".gif", ".webp", ".svg", ".ttf", ".otf", ".wo
 
 
 def convert_html(raw: bytes) -> Converted:
-    """All text of a page except menus and footers that are marked as such, unless there is nothing else."""
+    """All text of a page without the menus and footers that are marked as such, unless there is nothing else."""
     page = decode(raw, is_html=True)
     title = TITLE.search(page)
     return Converted(markdown_of(page) or markdown_of(page, skip=()), html.unescape(title[1]) if title else None)
@@ -176,7 +164,6 @@ def convert_docx(raw: bytes) -> Converted:
 
 
 def convert_epub(raw: bytes) -> Converted:
-    """The chapters of a book, in reading order."""
     with open_archive(raw, IMAGES) as archive:
         container = ElementTree.fromstring(archive.read("META-INF/container.xml"))
         name = next((str(one.get("full-path")) for one in container.iterfind(".//{*}rootfile")), "")
@@ -199,11 +186,8 @@ def convert_epub(raw: bytes) -> Converted:
 
 @contextmanager
 def open_archive(raw: bytes, unread: tuple[str, ...] | str) -> Iterator[zipfile.ZipFile]:
-    """A zip file that unpacks to no more than the limit: zipfile reads no more of a member than the file states.
-
-    Args:
-        unread: suffixes of members that are not going to be read.
-    """
+    """A zip file that unpacks to no more than the limit, apart from members with the suffixes `unread`: zipfile reads
+    no more of a member than the file states."""
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             members = [one for one in archive.infolist() if not (unread and one.filename.lower().endswith(unread))]
@@ -239,7 +223,13 @@ def convert_pdf(raw: bytes) -> Converted:
 
     try:
         document = pypdfium2.PdfDocument(raw)
-        pages = without_running_lines([lines_and_margins(document[number]) for number in range(len(document))])
+        pages, margins = list[list[str]](), list[set[str]]()
+        for page in document:
+            textpage, height = page.get_textpage(), page.get_height()
+            top = lines_of(textpage.get_text_bounded(bottom=(1 - MARGIN) * height))
+            bottom = lines_of(textpage.get_text_bounded(top=MARGIN * height))
+            pages.append(lines_of(text_of_page(textpage)))
+            margins.append({running_key(line) for line in top + bottom})
         title = document.get_metadata_value("Title")
         outline: dict[int, dict[str, int]] = defaultdict(dict)  # page -> title -> level
         for bookmark in document.get_toc():
@@ -249,6 +239,11 @@ def convert_pdf(raw: bytes) -> Converted:
         if problem.err_code == PASSWORD_ERROR:
             raise NotConverted("encrypted", "a password is needed to open it") from problem
         raise NotConverted("damaged", str(problem)) from problem
+    # Lines in the margins that recur, apart from digits, are headers, footers and page numbers.
+    times = Counter(key for keys in margins for key in keys)
+    for number, keys in enumerate(margins):
+        running = {key for key in keys if times[key] >= MIN_PAGES}
+        pages[number] = [line for line in pages[number] if running_key(line) not in running]
     text = text_of(pages, outline)
     if not text:
         raise NotConverted("no text, a scan?", f"none on {len(pages):,} page(s). Run OCR on it first")
@@ -258,27 +253,19 @@ def convert_pdf(raw: bytes) -> Converted:
 
 
 def key_of(text: str) -> str:
-    """The letters and digits alone, to compare a line with a title."""
+    """Letters and digits only, to compare a line with a title."""
     return re.sub(r"[\W_]+", "", unicodedata.normalize("NFKC", text).casefold())
 
 
 def lines_of(page: str) -> list[str]:
-    """The lines of a page with text in them; a line that ends with a hyphen keeps pdfium's mark of it."""
+    """The lines with text; a line that ends with a hyphen keeps pdfium's mark of it."""
     text = page.replace(LINE_END_HYPHEN, f"{LINE_END_HYPHEN}\n").replace("\ufffe", f"{LINE_END_HYPHEN}\n")
     lines = [" ".join(LEADERS.sub("", line).split(" ")).strip(" \t\r") for line in text.split("\n")]
     return [unicodedata.normalize("NFC", BULLET.sub("- ", line)) for line in lines if line]
 
 
-def lines_and_margins(page: Any) -> tuple[list[str], set[str]]:
-    """The lines of a page, and the keys of those in its top and bottom margins."""
-    text, height = page.get_textpage(), page.get_height()
-    margins = text.get_text_bounded(bottom=(1 - MARGIN) * height), text.get_text_bounded(top=MARGIN * height)
-    return lines_of(text_of_page(text)), {running_key(line) for margin in margins for line in lines_of(margin)}
-
-
 def text_of_page(page: Any) -> str:
-    """pdfium's characters. A blank that pdfium guessed stays where glyphs are apart: in wide fonts it guesses too
-    many."""
+    # A blank that pdfium guessed stays where glyphs are apart: in wide fonts it guesses too many.
     from pypdfium2 import raw
 
     box, right, characters = raw.FS_RECTF(), 0.0, list[str]()
@@ -294,15 +281,6 @@ def text_of_page(page: Any) -> str:
         characters.append(character)
         guessed, right = False, box.right
     return "".join(characters)
-
-
-def without_running_lines(pages: Sequence[tuple[list[str], set[str]]]) -> list[list[str]]:
-    """The pages without headers, footers and page numbers: lines in the margins that recur, digits aside."""
-    times = Counter(key for _, margins in pages for key in margins)
-    return [
-        [line for line in lines if (key := running_key(line)) not in margins or times[key] < MIN_PAGES]
-        for lines, margins in pages
-    ]
 
 
 def running_key(line: str) -> str:
@@ -354,7 +332,7 @@ def heading_at(page: Sequence[str], start: int, titles: Mapping[str, int]) -> tu
 
 
 def joined(text: str, line: str, words: Counter[str]) -> str:
-    """The line behind the text; a hyphen at its end goes where the document has the whole word elsewhere."""
+    """Text and line; a hyphen at the text's end is removed if the document has the whole word elsewhere."""
     if not text.endswith(LINE_END_HYPHEN):
         return text + ("" if re.search(f"[{CJK}]$", text) else " ") + line
     before, after = WORD.findall(text[:-1])[-1:], WORD.findall(line)[:1]
@@ -362,20 +340,17 @@ def joined(text: str, line: str, words: Counter[str]) -> str:
     return text[:-1] + ("" if line[:1].islower() or known else "-") + line
 
 
-LIBRARIES = {"html_to_markdown": "html-to-markdown", "mammoth": "mammoth", "pypdfium2": "pypdfium2"}
-"""Module -> package."""
+LIBRARIES = {"html_to_markdown": "html-to-markdown", "mammoth": "mammoth", "pypdfium2": "pypdfium2"}  # -> package
 NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\xad\ufeff\ufffe\uffff\ud800-\udfff]")
 
 
 def convert_plain(raw: bytes) -> Converted:
-    """Text as it is, with one kind of line end."""
     if "\0" in (text := decode(raw)):
         raise NotConverted("not text", "it contains a NUL byte")
     return Converted(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def convert_markdown(raw: bytes) -> Converted:
-    """The same; a heading at the beginning is the title."""
     title = re.match(r"\s*# +(.+)", (plain := convert_plain(raw)).text)
     return replace(plain, title=title and title[1])
 
@@ -391,8 +366,7 @@ CONVERTERS: dict[str, tuple[Callable[[bytes], Converted], tuple[str, ...]]] = { 
 
 
 def with_clean_text(document: Converted, *, tidy: bool = True) -> Converted:
-    """Without control characters and soft hyphens; if `tidy`, also without blanks at line ends and double blank
-    lines."""
+    """Remove control characters and soft hyphens; if `tidy`, also blanks at line ends and double blank lines."""
     text = NOT_TEXT.sub("", document.text)
     if tidy:
         text = re.sub(r"\n{3,}", "\n\n", "\n".join(map(str.rstrip, text.split("\n")))).strip("\n")
@@ -402,10 +376,6 @@ def with_clean_text(document: Converted, *, tidy: bool = True) -> Converted:
 
 
 def require_libraries() -> None:
-    """Stop before anything is converted.
-
-    Raises:
-        ResourceError: libraries are missing; with the command that installs them.
-    """
+    """Raises ResourceError with the command that installs missing libraries."""
     if missing := [name for module, name in LIBRARIES.items() if find_spec(module) is None]:
         raise ResourceError(f"not installed: {', '.join(missing)}. Run: pip install 'cpt[documents]'")

@@ -10,7 +10,7 @@ import resource
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -21,15 +21,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from cpt.data.documents.convert import (
-    CONVERTERS,
-    LIBRARIES,
-    MAX_UNPACKED_BYTES,
-    SUFFIXES,
-    NotConverted,
-    kind_of,
-    with_clean_text,
-)
+from cpt.data.documents.convert import CONVERTERS, MAX_UNPACKED_BYTES, SUFFIXES, NotConverted, kind_of, with_clean_text
 from cpt.data.readers.opening import compression_of, format_of, open_file
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.errors import DataError
@@ -59,7 +51,7 @@ class Ingested:
     passed_over: Counter[str] = field(default_factory=Counter)  # suffix -> files in folders that are no documents
     num_known: int = 0  # files that an earlier run has converted or listed
     num_changed: int = 0  # of these, files that have changed since
-    # By kind: files, documents, pages, characters, duplicates, failed.
+    # Kind -> files, documents, pages, characters, duplicates, failed.
     new: dict[str, Counter[str]] = field(default_factory=dict)
     misnamed: int = 0  # new documents of another kind than their suffix says
     failed: list[JournalEntry] = field(default_factory=list)  # of the inputs, those without a document, now or before
@@ -93,7 +85,11 @@ def ingest(
     with output_locked(output, output / ".ingest/lock", "cpt data ingest"):
         folder = OutputFolder(output)
         known = {path: folder.entries[name] for path, name in names.items() if name in folder.entries}
-        changed = {path for path, entry in known.items() if has_changed(path, entry)}
+        changed = set()
+        for path, entry in known.items():
+            status = path.stat()
+            if (entry.size, entry.mtime_ns) != (status.st_size, status.st_mtime_ns):
+                changed.add(path)
         again = {path for path, entry in known.items() if entry.reason and (retry_failed or path in changed)}
         todo = [path for path in files if path not in known or path in again]
         done = Ingested(output, folder.failed_file, passed_over=passed_over, num_known=len(files) - len(todo))
@@ -102,7 +98,10 @@ def ingest(
         for start in range(0, len(todo), BATCH_FILES):
             entries, rows = [], []
             batch = todo[start : start + BATCH_FILES]
-            for number, (entry, row) in enumerate(convert_all(batch, holders, max_seconds), start + 1):
+            prepare = partial(FileConverter, max_seconds, MEMORY_BYTES, frozenset(holders))
+            # There is always a worker process: only a process without threads may fork.
+            converted = map_in_order(prepare, batch, min(len(batch), max(1, num_workers())))
+            for number, (entry, row) in enumerate(converted, start + 1):
                 recorded = record(entry, row, folder.number, holders, done)
                 entries.append(recorded)
                 rows += [row] if row is not None and recorded.shard is not None else []
@@ -112,19 +111,6 @@ def ingest(
         done.num_shards = len(list(output.glob("documents-*.jsonl")))
         done.failed = [one for name in names.values() if (one := folder.entries[name]).reason not in (None, DUPLICATE)]
     return done
-
-
-def has_changed(path: Path, entry: JournalEntry) -> bool:
-    found = path.stat()
-    return (entry.size, entry.mtime_ns) != (found.st_size, found.st_mtime_ns)
-
-
-def convert_all(
-    paths: Sequence[Path], holders: dict[str, str], seconds: float
-) -> Iterator[tuple[JournalEntry, dict[str, Any] | None]]:
-    """The files in order. There is always a worker process: only a process without threads may fork."""
-    prepare = partial(FileConverter, seconds, MEMORY_BYTES, frozenset(holders))
-    return map_in_order(prepare, paths, min(len(paths), max(1, num_workers())))
 
 
 def record(
@@ -146,12 +132,7 @@ def record(
 
 
 def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Counter[str]]:
-    """The files that were named and the documents below folders, sorted; and the suffixes of the other files there,
-    counted.
-
-    Raises:
-        DataError: an input does not exist, or is a folder in the output.
-    """
+    """The named files and the documents below folders, sorted, and the number of other files there by suffix."""
     files, others, ours = list[Path](), Counter[str](), output.resolve()
     for path in inputs:
         if path.is_dir() and path.resolve().is_relative_to(ours):
@@ -174,19 +155,23 @@ def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Co
 
 @dataclass(frozen=True)
 class FileConverter:
-    """Converts files in a worker process, each in a child of it, except those whose sha256 is known."""
+    """Converts files in a worker process, each in a child of it, except for files whose sha256 is known."""
 
     seconds: float
     memory_bytes: int
     known: frozenset[str]
 
     def __call__(self, path: Path) -> tuple[JournalEntry, dict[str, Any] | None]:
-        """Convert a file, and return its journal entry and its line of a shard; errors are in the entry."""
         entry = JournalEntry(str(path).encode("utf-8", "backslashreplace").decode())
         try:
             found = path.stat()
             entry = replace(entry, size=found.st_size, mtime_ns=found.st_mtime_ns)
-            raw = read_whole(str(path))
+            is_compressed = compression_of(str(path)) is not None
+            with open_file(str(path)) as stream:
+                raw = stream.read(MAX_UNPACKED_BYTES + 1 if is_compressed else -1)
+            if is_compressed and len(raw) > MAX_UNPACKED_BYTES:
+                detail = f"the limit is {MAX_UNPACKED_BYTES // 2**20} MiB"
+                raise NotConverted("too large when unpacked", detail)
             entry = replace(entry, sha256=hashlib.sha256(raw).hexdigest())
             entry = replace(entry, kind=(kind := kind_of(raw, path.name)))
             if entry.sha256 in self.known:
@@ -200,19 +185,11 @@ class FileConverter:
             return replace(entry, reason=problem.reason, detail=problem.detail), None
         except OSError as problem:
             return replace(entry, reason="cannot be read", detail=problem.strerror or str(problem)), None
-        converter = ", ".join(f"{name} {version(name)}" for name in ["cpt", *map(LIBRARIES.__getitem__, modules)])
+        packages = ["cpt", *(module.replace("_", "-") for module in modules)]
+        converter = ", ".join(f"{package} {version(package)}" for package in packages)
         row = {"text": document.text, "path": entry.path, "sha256": entry.sha256, "format": kind}
         pages = {} if document.pages is None else {"pages": document.pages}
         return entry, {**row, "title": document.title, **pages, "converter": converter}
-
-
-def read_whole(path: str) -> bytes:
-    """The file's bytes, decompressed where its name ends with .gz or .zst."""
-    with open_file(path) as stream:
-        raw = stream.read(MAX_UNPACKED_BYTES + 1 if compression_of(path) else -1)
-    if compression_of(path) and len(raw) > MAX_UNPACKED_BYTES:
-        raise NotConverted("too large when unpacked", f"the limit is {MAX_UNPACKED_BYTES // 2**20} MiB")
-    return raw
 
 
 Argument = TypeVar("Argument")
@@ -223,8 +200,7 @@ FORK = multiprocessing.get_context("fork")
 def run_isolated(
     function: Callable[[Argument], Result], argument: Argument, seconds: float, memory_bytes: int
 ) -> Result:
-    """What the function returns. Call it in a process without threads: it forks, so that imported libraries need no
-    second import.
+    """Call the function in a child, forked so that libraries are imported once: only in a process without threads.
 
     Raises:
         NotConverted: by the function itself; or it took too long, too much memory, crashed, or raised anything else.
@@ -273,8 +249,6 @@ DUPLICATE = "duplicate"
 
 
 class OutputFolder:
-    """The shards and the journal, while they are written."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.own = folder, folder / ".ingest"
         self.failed_file = self.own / "failed.jsonl"
@@ -286,7 +260,6 @@ class OutputFolder:
                 self.entries[entry.path] = entry
 
     def write(self, entries: Sequence[JournalEntry], rows: Sequence[dict[str, Any]]) -> None:
-        """Write what became of a batch of files, with its documents."""
         if rows:
             write_lines(self.shard(self.number), rows)
         else:  # sources refuse an empty file
@@ -297,11 +270,9 @@ class OutputFolder:
 
     def list_failed(self) -> None:
         """Write failed.jsonl: each file without a document, and why."""
+        failed = [one for one in self.entries.values() if one.reason is not None]
         keys = {"path": "path", "sha256": "sha256", "format": "kind", "reason": "reason", "detail": "detail"}
-        failed = [entry for entry in self.entries.values() if entry.reason is not None]
-        write_lines(
-            self.failed_file, ({key: entry[name] for key, name in keys.items()} for entry in map(asdict, failed))
-        )
+        write_lines(self.failed_file, [{key: getattr(one, name) for key, name in keys.items()} for one in failed])
 
     def shard(self, number: int) -> Path:
         return self.folder / f"documents-{number:05}.jsonl"

@@ -1,8 +1,8 @@
 """What the model reads of an example, as the chat template writes it, and which characters of it are learned."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ ASSISTANT, TOOL = "assistant", "tool"
 ASKED, ANSWERED, PROBE = "qqq", "zzz", "qqqzzzqqq"  # contents of messages that no template writes by itself
 Tools = Sequence[Mapping[str, Any]] | None
 Span = tuple[int, int]
+REMEMBERED = 4096  # texts: a filter looks at a batch of documents before it is encoded
 
 
 class Refused(Exception):  # noqa: N818 -- it becomes the reason to drop a document
@@ -30,41 +31,44 @@ class Refused(Exception):  # noqa: N818 -- it becomes the reason to drop a docum
 class Frame(NamedTuple):
     before: str
     after: str
-    is_prompted: bool
-    """Whether the template writes what stands before them when it is asked for a prompt."""
+    is_prompted: bool  # whether the template writes `before` when it is asked for a prompt
 
 
 class ChatTemplate:
-    """A tokenizer's chat template.
-
-    Args:
-        named_tokens: `bos_token`, `eos_token`, ... as the template knows them.
-        control_tokens: the texts that become special tokens; in messages they are marked by NOT_TOKEN.
-    """
+    """A tokenizer's chat template; in messages, the texts of control tokens are marked by NOT_TOKEN."""
 
     def __init__(self, template: str, named_tokens: Mapping[str, Any], control_tokens: Sequence[str]) -> None:
         self.template, self.named_tokens, self.control = template, named_tokens, control_pattern(control_tokens)
         self.tells_generated = GENERATION.search(template) is not None
 
     def write(self, messages: Sequence[Message], tools: Tools = None, *, prompt: bool = False) -> str:
-        """The messages as the template writes them."""
-        return rendered(messages, tools, self.template, self.named_tokens, add_generation_prompt=prompt)[0]
+        return self._render(messages, tools, add_generation_prompt=prompt)[0]
 
     def opening(self, messages: Sequence[Message], tools: Tools) -> str:
-        """What the model has read when the assistant's next words begin, also where the template has no prompt to
-        write."""
+        """What the model has read when the assistant's next words begin, also of templates that write no prompt."""
         text = self.write(messages, tools, prompt=True)
         return text if self.frame is None or self.frame.is_prompted else text + self.frame.before
 
     def generated(self, messages: Sequence[Message], tools: Tools) -> tuple[str, list[Span]]:
-        return rendered(messages, tools, self.template, self.named_tokens, return_assistant_tokens_mask=True)
+        return self._render(messages, tools, return_assistant_tokens_mask=True)
+
+    def _render(self, messages: Sequence[Message], tools: Tools, **options: bool) -> tuple[str, list[Span]]:
+        # A second; only where there are chats.
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        render: Any = partial(render_jinja_template, chat_template=self.template)  # its types are too narrow
+        try:
+            (text,), spans = render([list(messages)], list(tools) if tools else None, **options, **self.named_tokens)
+        except (TemplateError, TypeError, ValueError) as problem:
+            raise Refused(f"the chat template says: {first_line(problem)}") from problem
+        return str(text), [(int(start), int(end)) for start, end in spans[0]] if spans else []
 
     def turns(self, messages: Sequence[Message], tools: Tools, text: str) -> list[Span]:
-        """Where the words of each of the assistant's messages stand in what was written, with the token that ends
-        them.
+        """Where the assistant's messages are in the text, each with the token that ends it.
 
-        They stand between what the template writes before and after them, if control tokens mark it, as no message can
-        write these. Or else they begin where the prompt of the messages before ends. Or they are looked for.
+        They are between what the template writes around them, if control tokens mark it, as no message can write
+        these. Or else they begin where the prompt of the messages before ends. Or they are searched for.
         """
         spans = self._turns(messages, tools, text)
         if any(message["role"] == TOOL for message in messages):
@@ -77,10 +81,17 @@ class ChatTemplate:
 
     def _turns(self, messages: Sequence[Message], tools: Tools, text: str) -> list[Span]:
         numbers = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
-        return self._framed_turns(text, len(numbers)) or self._turns_one_by_one(messages, tools, text, numbers)
-
-    def ends_turn(self, text: str, span: Span) -> bool:
-        return any(found.end() == span[1] for found in self.control.finditer(text, *span))
+        if framed := self._framed_turns(text, len(numbers)):
+            return framed
+        spans, at = list[Span](), 0
+        for number in numbers:
+            opening, upto = self.opening(messages[:number], tools), self.write(messages[: number + 1], tools).rstrip()
+            start, end = self._behind_header(text, len(opening)), len(upto)
+            if not (text.startswith(opening) and text.startswith(upto) and at <= start < end):
+                start, end = self._found(messages[number], text, opening, upto, at)
+            spans.append((start, end))
+            at = end
+        return spans
 
     @cached_property
     def frame(self) -> Frame | None:
@@ -102,8 +113,7 @@ class ChatTemplate:
         return Frame(commonprefix(befores).rstrip(" "), after[: ends[-1]], is_prompted)
 
     def _framed_turns(self, text: str, number: int) -> list[Span] | None:
-        """By what stands around them; None where that is not told by control tokens, or found otherwise than once a
-        message."""
+        """By what is around them; None if control tokens do not mark it, or it is not found exactly once a message."""
         opens = self.control.search(self.frame.before) if self.frame is not None else None
         if self.frame is None or opens is None or not self.frame.after:
             return None
@@ -118,31 +128,15 @@ class ChatTemplate:
             spans.append((start, at))
         return spans if len(spans) == number else None
 
-    def _turns_one_by_one(
-        self, messages: Sequence[Message], tools: Tools, text: str, numbers: Sequence[int]
-    ) -> list[Span]:
-        """By what is written of the messages up to each."""
-        spans, at = list[Span](), 0
-        for number in numbers:
-            opening, upto = self.opening(messages[:number], tools), self.write(messages[: number + 1], tools).rstrip()
-            start, end = self._behind_header(text, len(opening)), len(upto)
-            if not (text.startswith(opening) and text.startswith(upto) and at <= start < end):
-                start, end = self._found(messages[number], text, opening, upto, at)
-            spans.append((start, end))
-            at = end
-        return spans
-
     def _behind_header(self, text: str, start: int) -> int:
-        """Past what the template writes before the assistant's words and left out of the prompt, as some do behind
-        what a tool said."""
+        """Past what some templates write before the assistant's words, but not in the prompt, behind tools."""
         before = self.frame.before if self.frame is not None else ""
         return start + len(before) if self.control.search(before) and text.startswith(before, start) else start
 
     def _found(self, message: Message, text: str, opening: str, upto: str, at: int) -> Span:
-        """The content of a message that a template writes otherwise once others follow: behind its opening, or where
-        nothing is like it.
+        """The content of a message that a template writes differently once others follow.
 
-        It ends with what the template wrote behind it, or the control token that follows at once.
+        It ends with what the template wrote behind it, or the control token that follows immediately.
         """
         words = message["content"] or ""
         content, blanks = words.strip(), words[len(words.rstrip()) :]
@@ -164,138 +158,66 @@ def control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
     return re.compile(f"({'|'.join(map(re.escape, sorted(tokens, key=len, reverse=True)))})(?!{NOT_TOKEN})")
 
 
-def marked(text: str, control: re.Pattern[str]) -> str:
-    return control.sub(lambda found: f"{found[0][0]}{NOT_TOKEN}{found[0][1:]}", text)
-
-
-def same_every_day(template: str) -> str:
-    return (SAME_DAY if "strftime_now" in template else "") + template
-
-
-def rendered(
-    messages: Sequence[Message], tools: Tools, template: str, named_tokens: Mapping[str, Any], **options: bool
-) -> tuple[str, list[Span]]:
-    # A second; only where there are chats.
-    from jinja2 import TemplateError
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    more: Any = {**options, **named_tokens}
-    try:
-        tools = list(tools) if tools else None
-        render: Any = render_jinja_template  # its types are narrower than what it takes
-        written: Any = render([list(messages)], tools, chat_template=template, **more)
-    except (TemplateError, TypeError, ValueError) as problem:
-        raise Refused(f"the chat template says: {first_line(problem)}") from problem
-    (text,), spans = written
-    return str(text), [(int(start), int(end)) for start, end in spans[0]] if spans else []
-
-
-# --- examples ---
-
-
-REMEMBERED = 4096  # texts: a filter looks at a batch of documents before it is encoded
-
-
 class Written(NamedTuple):
     text: str
-    is_chat: bool
-    """Written by the chat template: its control tokens become special tokens."""
+    is_chat: bool  # written by the chat template: its control tokens become special tokens
     spans: list[Span]
-    by_overlap: bool = False
-    """A token is learned if any of its characters is, as transformers has it, and not by its first one that is no
-    blank."""
+    by_overlap: bool = False  # any character makes a token learned, as in transformers, not its first non-blank one
     learns_end: bool = True
 
 
 class ExampleWriter:
-    """Writes the texts of examples of a form."""
-
     def __init__(
         self, form: str, template: str | None, named_tokens: Mapping[str, Any], control_tokens: Sequence[str]
     ) -> None:
         self.template = None if template is None else ChatTemplate(template, named_tokens, control_tokens)
-        self.control: re.Pattern[str] = control_pattern(control_tokens)
-        ways: dict[str, Callable[[Example], list[Written]]] = {
-            "document": self.whole_chat,
-            "conversation": self.conversation,
-            "preference": self.preference,
-            "judged": self.judged,
-            "prompt": self.prompt,
-        }
-        self.write_example = ways[form]
+        self.form, self.control = form, control_pattern(control_tokens)
         self.write = lru_cache(REMEMBERED)(self._write)
 
     def _write(self, text: str) -> list[Written]:
         """The texts of an example: the chosen and the rejected one, or the only one."""
-        example = example_of(marked(text, self.control))
+        example = example_of(self.control.sub(lambda found: f"{found[0][0]}{NOT_TOKEN}{found[0][1:]}", text))
         if example is None:
             raise Refused("no example any more: a transform changed its parts")
-        return self.write_example(example)
-
-    def whole_chat(self, example: Example) -> list[Written]:
-        if not isinstance(example.messages, list):
-            raise Refused("no chat (any more): a file without columns, or a transform that changed lines")
-        return [Written(self.chats().write(example.messages, example.tools), is_chat=True, spans=[])]
-
-    def conversation(self, example: Example) -> list[Written]:
-        """Learned are the assistant's words, a completion, or all of a plain text."""
-        if isinstance(example.messages, str):
-            return [Written(example.messages, is_chat=False, spans=[(0, len(example.messages))])]
-        if example.messages is not None:
-            return [self.chat(example.messages, example.tools, 0)]
+        messages, prompt = example.messages, example.prompt
+        if self.form == "preference":
+            return self.preference(example)
+        if self.form == "judged":
+            return [self.pair(example, example.completion, only_assistant=False)]
+        if self.form == "prompt":
+            if prompt is None:
+                raise Refused("no prompt: a plain text or a chat, not a row with columns")
+            opening = prompt if isinstance(prompt, str) else self.chats().opening(prompt, example.tools)
+            return [Written(opening, is_chat=isinstance(prompt, list), spans=[], learns_end=False)]
+        if self.form == "document":
+            if not isinstance(messages, list):
+                raise Refused("no chat (any more): a file without columns, or a transform that changed lines")
+            return [Written(self.chats().write(messages, example.tools), is_chat=True, spans=[])]
+        # Of a conversation the assistant's words are learned, a completion, or all of a plain text.
+        if isinstance(messages, str):
+            return [Written(messages, is_chat=False, spans=[(0, len(messages))])]
+        if messages is not None:
+            return [self.chat(messages, example.tools, 0)]
         return [self.pair(example, example.completion, only_assistant=True)]
 
     def preference(self, example: Example) -> list[Written]:
         chosen, rejected, prompt = example.chosen, example.rejected, example.prompt
-        if prompt is None and isinstance(chosen, list) and isinstance(rejected, list):
+        if prompt is None and chosen is not None and rejected is not None and type(chosen) is type(rejected):
             same = common(chosen, rejected)
-            prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
-        elif prompt is None and isinstance(chosen, str) and isinstance(rejected, str):
-            same = common(chosen, rejected)
-            same -= chosen[:same].endswith(" ")  # most tokenizers write a blank with the word behind it
+            # Most tokenizers write a blank with the word behind it.
+            same -= isinstance(chosen, str) and chosen[:same].endswith(" ")
             prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
         example = example._replace(prompt=prompt)
         return [self.pair(example, completion, only_assistant=False) for completion in (chosen, rejected)]
 
-    def judged(self, example: Example) -> list[Written]:
-        return [self.pair(example, example.completion, only_assistant=False)]
-
-    def prompt(self, example: Example) -> list[Written]:
-        if isinstance(example.prompt, list):
-            opening = self.chats().opening(example.prompt, example.tools)
-            return [Written(opening, is_chat=True, spans=[], learns_end=False)]
-        if example.prompt is None:
-            raise Refused("no prompt: a plain text or a chat, not a row with columns")
-        return [Written(example.prompt, is_chat=False, spans=[], learns_end=False)]
-
     def pair(self, example: Example, completion: Words | None, *, only_assistant: bool) -> Written:
-        prompt = example.prompt
+        prompt, tools = example.prompt, example.tools
         if isinstance(prompt, str) and isinstance(completion, str):
             return Written(prompt + completion, is_chat=False, spans=[(len(prompt), len(prompt) + len(completion))])
-        if isinstance(prompt, list) and isinstance(completion, list):
-            if only_assistant:
-                return self.chat(prompt + completion, example.tools, len(prompt))
-            return self.completion(prompt, completion, example.tools)
-        raise Refused("not the parts of an example: a plain text or a chat, not a row with columns")
-
-    def chat(self, messages: list[Message], tools: Tools, first: int) -> Written:
-        if all(message["role"] != ASSISTANT for message in messages[first:]):
-            raise Refused("no message of the assistant")
-        chats = self.chats()
-        if chats.tells_generated:
-            text, spans = chats.generated(messages, tools)
-            begin = len(chats.write(messages[:first], tools)) if first else 0
-            spans = [span for span in spans if span[0] >= begin]
-        else:
-            text = chats.write(messages, tools)
-            before = sum(message["role"] == ASSISTANT for message in messages[:first])
-            spans = chats.turns(messages, tools, text)[before:]
-            if messages[-1]["role"] == ASSISTANT and not chats.ends_turn(text, spans[-1]):
-                spans[-1] = (spans[-1][0], len(text))  # blanks too, so that what stands before the EOS is learned
-        learns_end = messages[-1]["role"] == ASSISTANT
-        return Written(text, is_chat=True, spans=spans, by_overlap=chats.tells_generated, learns_end=learns_end)
-
-    def completion(self, prompt: list[Message], completion: list[Message], tools: Tools) -> Written:
+        if not isinstance(prompt, list) or not isinstance(completion, list):
+            raise Refused("not the parts of an example: a plain text or a chat, not a row with columns")
+        if only_assistant:
+            return self.chat(prompt + completion, tools, len(prompt))
         chats = self.chats()
         text = chats.write(prompt + completion, tools)
         opening = chats.opening(prompt, tools) if prompt else ""
@@ -307,6 +229,23 @@ class ExampleWriter:
             begin = chats.turns(prompt + completion, tools, text)[before][0]
         return Written(text, is_chat=True, spans=[(begin, len(text))])
 
+    def chat(self, messages: list[Message], tools: Tools, first: int) -> Written:
+        if all(message["role"] != ASSISTANT for message in messages[first:]):
+            raise Refused("no message of the assistant")
+        chats, learns_end = self.chats(), messages[-1]["role"] == ASSISTANT
+        if chats.tells_generated:
+            text, spans = chats.generated(messages, tools)
+            begin = len(chats.write(messages[:first], tools)) if first else 0
+            spans = [span for span in spans if span[0] >= begin]
+        else:
+            text = chats.write(messages, tools)
+            before = sum(message["role"] == ASSISTANT for message in messages[:first])
+            spans = chats.turns(messages, tools, text)[before:]
+            ends = {found.end() for found in self.control.finditer(text, *spans[-1])}
+            if learns_end and spans[-1][1] not in ends:
+                spans[-1] = (spans[-1][0], len(text))  # blanks too, so that what is before the EOS is learned
+        return Written(text, is_chat=True, spans=spans, by_overlap=chats.tells_generated, learns_end=learns_end)
+
     def chats(self) -> ChatTemplate:
         if self.template is None:
             raise RecipeError(
@@ -317,7 +256,6 @@ class ExampleWriter:
 
 
 def common(one: Sequence[object], other: Sequence[object]) -> int:
-    """How much two texts, or two lists of messages, have in common from the beginning on, so that something is left of
-    both."""
+    """How much they have in common from the beginning on, so that something is left of both."""
     most = max(0, min(len(one), len(other)) - 1)
     return next((at for at in range(most) if one[at] != other[at]), most)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from cpt.data.examples.chat_template import ASSISTANT
@@ -20,9 +19,10 @@ from cpt.data.examples.encoder import (
     Segments,
 )
 from cpt.data.readers.documents import Document, Origin
-from cpt.data.readers.example import Example, Message, Words, example_of
+from cpt.data.readers.example import Example, Message, example_of
 from cpt.data.readers.filters import ComponentLists, build_filters, build_transforms, sift
 from cpt.data.store.shards import batches
+from cpt.data.store.token_files import Int64, Mask
 
 NO_END = "no token that ends a turn is learned"
 MASKED = "all labels masked"
@@ -32,10 +32,8 @@ ECHO = "prompt = answer"
 SAME = "chosen = rejected"
 REPEATED = "duplicate row"
 DROPPED = "dropped: "
-WRONG = (NO_END, MASKED, EMPTY, ECHO, SAME)
-"""Kinds of which a single row is a mistake."""
-CUT = (TRUNCATED, NOTHING_LEARNED, LONG_PROMPT)
-"""Kinds of which a small share is none."""
+WRONG = (NO_END, MASKED, EMPTY, ECHO, SAME)  # kinds of which a single row is a mistake
+CUT = (TRUNCATED, NOTHING_LEARNED, LONG_PROMPT)  # kinds of which a small share is not a mistake
 LISTED = 20  # rows of each kind
 LAST = 3  # tokens of a turn among which its end is: blanks may follow it
 CONTROL_LIKE = re.compile(r"<\|[\w.-]+\|>|<｜[^｜>\s]+｜>|<(?:start|end)_of_turn>|\[/?INST\]")
@@ -86,10 +84,24 @@ class Inspector:
     are_repeats_wrong: bool = True
 
     def __call__(self, documents: Iterator[Document]) -> ExampleReport:
-        found = ExampleReport()
+        found, form = ExampleReport(), self.encoder.form
+        control = [*self.encoder.control_tokens.values(), self.encoder.eos]
         for batch in batches(self.examples(documents, found)):
+            texts = [text for text, _ in batch]
             places = [(document.origin, document.number) for _, document in batch]
-            self.inspect([text for text, _ in batch], places, found)
+            found.examples += len(texts)
+            found.hashes += [xxh3_64_intdigest(text.encode()) for text in texts]
+            found.places += places
+            for text, place in zip(texts, places, strict=True):
+                for kind in faults_of_words(example_of(text)):
+                    found.find(kind, place)
+            ids, lengths, segments = self.encoder.encode_segments(texts)
+            faults = faults_of_length(lengths, segments, form, self.sequence_length)
+            if form != "prompt":
+                faults = {NO_END: unended(lengths, segments, np.isin(ids, control)), **faults}
+            for kind, numbers in faults.items():
+                for number in numbers:
+                    found.find(kind, places[number])
         return found
 
     def examples(self, documents: Iterator[Document], found: ExampleReport) -> Iterator[tuple[str, Document]]:
@@ -105,25 +117,9 @@ class Inspector:
                 else:
                     yield text, document
 
-    def inspect(self, texts: Sequence[str], places: Sequence[Place], found: ExampleReport) -> None:
-        found.examples += len(texts)
-        found.hashes += [xxh3_64_intdigest(text.encode()) for text in texts]
-        found.places += places
-        for text, place in zip(texts, places, strict=True):
-            for kind in faults_of_words(example_of(text)):
-                found.find(kind, place)
-        ids, lengths, segments = self.encoder.encode_segments(texts)
-        control = [*self.encoder.control_tokens.values(), self.encoder.eos]
-        if self.encoder.form != "prompt":
-            for number in unended(lengths, segments, np.isin(ids, control)):
-                found.find(NO_END, places[number])
-        for kind, numbers in faults_of_length(lengths, segments, self.encoder.form, self.sequence_length).items():
-            for number in numbers:
-                found.find(kind, places[number])
-
 
 def missing_tokens(encoder: ExampleEncoder) -> list[str]:
-    """What looks like a control token in the chat template, and is none of the tokenizer's tokens."""
+    """What looks like a control token in the chat template, but is not a token of the tokenizer."""
     written = dict.fromkeys(CONTROL_LIKE.findall(encoder.template or ""))
     return [token for token in written if token not in encoder.control_tokens and encoder.id_of(token) is None]
 
@@ -144,14 +140,14 @@ def faults_of_words(example: Example | None) -> Iterator[str]:
 
 def answers(example: Example) -> Iterator[tuple[str, str]]:
     """The learned texts, each with the text before it."""
-    prompt = last_words(example.prompt)
+    prompt = example.prompt[-1]["content"] if isinstance(example.prompt, list) else example.prompt
     if isinstance(example.messages, list):
         yield from spoken(example.messages, "")
     for words in (example.completion, example.chosen, example.rejected):
         if isinstance(words, str):
-            yield prompt, words
+            yield prompt or "", words
         elif words is not None:
-            yield from spoken(words, prompt)
+            yield from spoken(words, prompt or "")
 
 
 def spoken(messages: Sequence[Message], before: str) -> Iterator[tuple[str, str]]:
@@ -163,13 +159,7 @@ def spoken(messages: Sequence[Message], before: str) -> Iterator[tuple[str, str]
         before = content
 
 
-def last_words(words: Words | None) -> str:
-    if isinstance(words, list):
-        return words[-1]["content"] or ""
-    return words or ""
-
-
-def unended(lengths: NDArray[np.int64], segments: Segments, is_control: NDArray[np.bool_]) -> list[int]:
+def unended(lengths: Int64, segments: Segments, is_control: Mask) -> list[int]:
     """The examples of which some turn is learned without a token that ends it."""
     bounds = lengths.cumsum()
     number_of = np.repeat(np.arange(len(lengths)), lengths)
@@ -183,14 +173,10 @@ def unended(lengths: NDArray[np.int64], segments: Segments, is_control: NDArray[
     return sorted({int(np.searchsorted(bounds, place, "right")) for place in at[~ended].tolist()})
 
 
-def faults_of_length(
-    lengths: NDArray[np.int64], segments: Segments, form: str, sequence_length: int
-) -> dict[str, list[int]]:
-    """Examples that are cut, or of which nothing is left to learn."""
+def faults_of_length(lengths: Int64, segments: Segments, form: str, sequence_length: int) -> dict[str, list[int]]:
     begins = lengths.cumsum() - lengths
-    context, learned, unwanted = (
-        np.add.reduceat(segments == one, begins, dtype=np.int64) for one in (CONTEXT, LEARNED, UNWANTED)
-    )
+    kinds_of_ids = (segments == kind for kind in (CONTEXT, LEARNED, UNWANTED))
+    context, learned, unwanted = (np.add.reduceat(one, begins, dtype=np.int64) for one in kinds_of_ids)
     if form == "conversation":
         bounds = zip(begins, begins + lengths, strict=True)
         first = np.array([np.argmax(segments[begin + 1 : end] == LEARNED) + 1 for begin, end in bounds])

@@ -1,10 +1,7 @@
-"""Turn examples into ids, with the segment that each token belongs to: context, learned, or unwanted.
-
-Also documents with gaps to fill, and what of an example fits into a row."""
+"""Turn examples into ids, with the segment of each token: context, learned, or unwanted; and documents with gaps."""
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
@@ -14,92 +11,70 @@ import tokenizers
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
-from cpt.data.examples.chat_template import ExampleWriter, Refused, Span, Written, same_every_day
+from cpt.data.examples.chat_template import SAME_DAY, ExampleWriter, Refused, Written
 from cpt.data.readers.columns import form_of_source
 from cpt.data.readers.example import NOT_TOKEN, example_of
-from cpt.data.store.token_files import StoredDocuments
+from cpt.data.store.token_files import Int64, Mask, StoredDocuments, TokenFiles
 from cpt.data.store.tokenization import DocumentEncoder, Ids
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import DocumentSource, Source
 
-CONTEXT, LEARNED, UNWANTED, ROW = 0, 1, 2, 3
-"""Read and not learned; learned (the assistant's words, what was chosen or wanted); rejected or unwanted; a byte of
-the row."""
+CONTEXT, LEARNED, UNWANTED, ROW = 0, 1, 2, 3  # of a prompt; wanted; rejected or unwanted; a byte of the row
 Segments = NDArray[np.uint8]
-Int64 = NDArray[np.int64]
 NOTHING_LEARNED = "nothing to learn within sequence_length"
 LONG_PROMPT = "prompt longer than sequence_length"
+VERSION = 3  # counts up when an example gets other ids, segments or bytes
 
 
 class Fitting(NamedTuple):
     numbers: Int64
-    lengths: Int64
-    """Stored ids of each that its row is made of."""
-    tokens: Int64
-    """Tokens of each that the model reads."""
+    lengths: Int64  # stored ids of each that its row is made of
+    tokens: Int64  # of each that the model reads
     left_out: dict[str, int]
 
 
 def fitting(documents: StoredDocuments, chosen: Int64, form: str, sequence_length: int) -> Fitting:
     """Which of the chosen documents fit, and how much of each: a document all of it, an example cut at its end.
 
-    A conversation needs a token to learn behind its first one; others need room for a completion behind their prompt,
-    or for the prompt.
+    A conversation needs a token to learn behind its first one, others room for a completion or for the prompt.
     """
     lengths = np.diff(documents.offsets)[chosen]
     if form == "document":
         return Fitting(chosen, lengths, lengths, {})
+    parts = [part for part in documents.parts if part.description.documents]
     if form == "conversation":
         cut = np.minimum(lengths, sequence_length)
-        fits, reason = learns_of(documents, sequence_length)[chosen], NOTHING_LEARNED
-        tokens = cut
+        learns = np.concatenate([np.empty(0, bool), *(learns_of(part, sequence_length) for part in parts)])
+        fits, reason, tokens = learns[chosen], NOTHING_LEARNED, cut
     else:
-        prompts = of_each(documents, num_context)[chosen]
+        counts = [np.add.reduceat(part.segments == CONTEXT, part.offsets[:-1], dtype=np.int64) for part in parts]
+        prompts = np.concatenate([np.empty(0, np.int64), *counts])[chosen]
         fits, reason = prompts < sequence_length + (form == "prompt"), LONG_PROMPT
         cut, tokens = lengths, prompts if form == "prompt" else lengths
     left_out = {} if fits.all() else {reason: int((~fits).sum())}
     return Fitting(chosen[fits], cut[fits], tokens[fits], left_out)
 
 
-def num_context(segments: Segments, begins: Int64, ends: Int64) -> Int64:
-    return np.add.reduceat(segments == CONTEXT, begins, dtype=np.int64)
-
-
-def learns_of(documents: StoredDocuments, sequence_length: int) -> NDArray[np.bool_]:
+def learns_of(part: TokenFiles, sequence_length: int) -> Mask:
     """Whether each document has a token to learn among its first `sequence_length`, the very first excepted."""
-
-    def learns(segments: Segments, begins: Int64, ends: Int64) -> Int64:
-        lasts = np.minimum(ends, begins + sequence_length)
-        bounds = np.stack([np.minimum(begins + 1, ends - 1), lasts], axis=1).ravel()
-        found = np.maximum.reduceat(np.append(segments, np.uint8(CONTEXT)), bounds)[::2]
-        return (found == LEARNED) & (lasts - begins > 1)
-
-    return of_each(documents, learns).astype(bool)
-
-
-def of_each(documents: StoredDocuments, function: Callable[[Segments, Int64, Int64], NDArray[Any]]) -> NDArray[Any]:
-    """Call a function with the segments of each folder, and with the begins and ends of its documents."""
-    parts = [part for part in documents.parts if part.description.documents]
-    found = [function(part.segments, part.offsets[:-1], part.offsets[1:]) for part in parts]
-    return np.concatenate([np.empty(0, np.int64), *found])
-
-
-VERSION = 3  # counts up when an example gets other ids, segments or bytes
+    begins, ends = part.offsets[:-1], part.offsets[1:]
+    lasts = np.minimum(ends, begins + sequence_length)
+    bounds = np.stack([np.minimum(begins + 1, ends - 1), lasts], axis=1).ravel()
+    found = np.maximum.reduceat(np.append(part.segments, np.uint8(CONTEXT)), bounds)[::2]
+    learns: Mask = (found == LEARNED) & (lasts - begins > 1)
+    return learns
 
 
 class Tokens(NamedTuple):
-    """The tokens of a text, and its characters that each stands for."""
-
     ids: Ids
-    starts: NDArray[np.int64]
-    ends: NDArray[np.int64]
+    starts: Int64  # in characters of the text
+    ends: Int64
 
 
 class ExampleEncoder(DocumentEncoder):
-    """Encodes the texts of examples: id for id what transformers makes of what the chat template writes.
+    """Encodes examples: id for id what transformers makes of what the chat template writes.
 
-    BOS comes first where the tokenizer puts one, and EOS last, each unless the template wrote it there (blanks after
-    it not counted). A token belongs to the segment of its first non-blank character.
+    BOS comes first where the tokenizer puts one, and EOS last, each unless the template wrote it there.
     """
 
     def __init__(self, encoder: DocumentEncoder, source: DocumentSource, key: str) -> None:
@@ -108,7 +83,9 @@ class ExampleEncoder(DocumentEncoder):
             slow = f"the tokenizer `{encoder.name}` is a slow one (Python), which does not report character offsets"
             raise RecipeError(f"`{key}`: {slow}. Set `tokenizer.path` to one with a tokenizer.json.")
         self.form = form_of_source(source)
-        self.template = None if encoder.chat_template is None else same_every_day(encoder.chat_template)
+        self.template = encoder.chat_template
+        if self.template is not None and "strftime_now" in self.template:
+            self.template = SAME_DAY + self.template
         self._gigatoken = None
         if self.form == "document" and self.template is None:
             raise RecipeError(
@@ -119,8 +96,8 @@ class ExampleEncoder(DocumentEncoder):
         self.fingerprint = xxh3_128_hexdigest(json.dumps(what).encode())
 
     def __getstate__(self) -> dict[str, Any]:
-        made_anew = ("whole_tokenizer", "writer")
-        return {name: value for name, value in super().__getstate__().items() if name not in made_anew}
+        made_again = ("whole_tokenizer", "writer")
+        return {name: value for name, value in super().__getstate__().items() if name not in made_again}
 
     @cached_property
     def writer(self) -> ExampleWriter:
@@ -128,7 +105,6 @@ class ExampleEncoder(DocumentEncoder):
         return ExampleWriter(self.form, self.template, named, sorted(self.control_tokens))
 
     def reason_to_drop(self, text: str) -> str | None:
-        """Why a text is not an example of the form, or why the chat template refuses it."""
         try:
             self.writer.write(text)
         except Refused as problem:
@@ -136,14 +112,12 @@ class ExampleEncoder(DocumentEncoder):
         return None
 
     def proven_for(self, documents: Sequence[str]) -> "ExampleEncoder":
-        """Itself: gigatoken does not report character offsets."""
-        return self
+        return self  # gigatoken does not report character offsets
 
-    def encode(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64]]:
-        ids, lengths, _ = self.encode_segments(texts)
-        return ids, lengths
+    def encode(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
+        return self.encode_segments(texts)[:2]
 
-    def encode_segments(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64], Segments]:
+    def encode_segments(self, texts: Sequence[str]) -> tuple[Ids, Int64, Segments]:
         written = [self.write(text) for text in texts]
         tokens = iter(self.tokenize([one for some in written for one in some]))
         pairs = zip(texts, written, strict=True)
@@ -152,12 +126,16 @@ class ExampleEncoder(DocumentEncoder):
         segments = np.concatenate([np.empty(0, np.uint8), *(segments for _, segments in parts)], dtype=np.uint8)
         return ids, np.array([len(ids) for ids, _ in parts], np.int64), segments
 
-    def bytes_learned(self, texts: Sequence[str], raw: Sequence[bytes]) -> NDArray[np.int64]:
-        """Bytes of a conversation's answers, as the template writes them, without control tokens."""
+    def bytes_learned(self, texts: Sequence[str], raw: Sequence[bytes]) -> Int64:
+        """UTF-8 bytes of a conversation's answers without control tokens; 1 if empty: its end has bits."""
         if self.form != "conversation":
             return super().bytes_learned(texts, raw)
-        control = self.writer.control
-        return np.array([sum(num_bytes_learned(one, control) for one in self.write(text)) for text in texts], np.int64)
+        counts = []
+        for (one,) in map(self.write, texts):
+            learned = [one.text[start:end] for start, end in one.spans]
+            learned = [self.writer.control.sub("", text) if one.is_chat else text for text in learned]
+            counts.append(max(1, sum(len(text.replace(NOT_TOKEN, "").encode()) for text in learned)))
+        return np.array(counts, np.int64)
 
     def write(self, text: str) -> list[Written]:
         try:
@@ -168,7 +146,15 @@ class ExampleEncoder(DocumentEncoder):
     def example_ids(self, text: str, sequences: Sequence[tuple[Written, Tokens]]) -> tuple[Ids, Segments]:
         framed = [self.with_bos_and_eos(written, tokens) for written, tokens in sequences]
         if self.form == "preference":
-            return self.preference_ids(*framed)
+            # The prompt once, as far as both have the same ids, then what was chosen and what was rejected.
+            chosen, rejected = (ids for ids, _ in framed)
+            shortest = min(len(chosen), len(rejected))
+            differ = np.flatnonzero(chosen[:shortest] != rejected[:shortest])
+            same = int(differ[0]) if len(differ) else shortest - 1
+            prompt = min(same, *(int(np.argmax(learned)) if learned.any() else len(learned) for _, learned in framed))
+            parts = [chosen[:prompt], chosen[prompt:], rejected[prompt:]]
+            segments = np.array([CONTEXT, LEARNED, UNWANTED], np.uint8)
+            return np.concatenate(parts), np.repeat(segments, [len(part) for part in parts])
         ((ids, learned),) = framed
         if self.form == "document":  # a chat of which all is learned
             return ids, np.full(len(ids), LEARNED, np.uint8)
@@ -182,24 +168,9 @@ class ExampleEncoder(DocumentEncoder):
         both = np.concatenate([ids, np.frombuffer(row, np.uint8).astype(self.dtype)])
         return both, np.repeat(np.array([CONTEXT, ROW], np.uint8), [len(ids), len(row)])
 
-    def preference_ids(
-        self, chosen: tuple[Ids, NDArray[np.bool_]], rejected: tuple[Ids, NDArray[np.bool_]]
-    ) -> tuple[Ids, Segments]:
-        """The prompt once, as far as both have the same ids, then what was chosen and what was rejected."""
-        shortest = min(len(chosen[0]), len(rejected[0]))
-        differ = np.flatnonzero(chosen[0][:shortest] != rejected[0][:shortest])
-        same = int(differ[0]) if len(differ) else shortest - 1
-        begins = [int(np.argmax(learned)) if learned.any() else len(learned) for _, learned in (chosen, rejected)]
-        prompt = min(same, *begins)
-        parts = [chosen[0][:prompt], chosen[0][prompt:], rejected[0][prompt:]]
-        segments = np.array([CONTEXT, LEARNED, UNWANTED], np.uint8)
-        return np.concatenate(parts), np.repeat(segments, [len(part) for part in parts])
-
-    def with_bos_and_eos(self, written: Written, tokens: Tokens) -> tuple[Ids, NDArray[np.bool_]]:
+    def with_bos_and_eos(self, written: Written, tokens: Tokens) -> tuple[Ids, Mask]:
         """With BOS and EOS, each once; and whether each token is learned."""
-        ids, spans = tokens.ids, unmarked(written)
-        text = written.text.replace(NOT_TOKEN, "")
-        learned = overlapping(tokens, spans) if written.by_overlap else beginning_in(tokens, spans, text)
+        ids, learned = tokens.ids, learned_tokens(tokens, written)
         before = [] if self.bos is None or written.is_chat and ids[:1].tolist() == [self.bos] else [self.bos]
         has_eos = written.is_chat and written.text.rstrip().endswith(self.named_tokens["eos_token"])
         after = [self.eos] if self.form != "prompt" and not has_eos else []
@@ -209,47 +180,36 @@ class ExampleEncoder(DocumentEncoder):
         )
 
     def tokenize(self, written: Sequence[Written]) -> list[Tokens]:
-        found: list[Tokens | None] = [None] * len(written)
         whole = [number for number, one in enumerate(written) if one.is_chat and NOT_TOKEN not in one.text]
-        encodings = self.whole_tokenizer.encode_batch(
-            [written[number].text for number in whole], add_special_tokens=False
-        )
-        for number, encoding in zip(whole, encodings, strict=True):
-            found[number] = self.as_tokens(encoding, 0)
-        others = [number for number, tokens in enumerate(found) if tokens is None]
-        # Each is text, control token, text, control token ... text.
-        pieces = [self.split_at_control_tokens(written[number]) for number in others]
-        texts = iter(
-            self.fast_tokenizer.encode_batch(
-                [piece for some in pieces for piece in some[::2]], add_special_tokens=False
-            )
-        )
-        for number, some in zip(others, pieces, strict=True):
-            found[number] = self.join_pieces(some, texts)
-        return [tokens for tokens in found if tokens is not None]
-
-    def split_at_control_tokens(self, written: Written) -> list[str]:
-        """A text cut at its control tokens; one that the template did not write has none."""
-        pieces = self.writer.control.split(written.text) if written.is_chat else [written.text]
-        return [piece.replace(NOT_TOKEN, "") for piece in pieces]
-
-    def join_pieces(self, pieces: Sequence[str], texts: Any) -> Tokens:
-        at, parts = 0, list[Tokens]()
-        for number, piece in enumerate(pieces):
-            if number % 2:
-                ids = np.array([self.control_tokens[piece]], self.dtype)
-                parts.append(Tokens(ids, np.array([at]), np.array([at + len(piece)])))
-            else:
-                parts.append(self.without_special(self.as_tokens(next(texts), at)))
-            at += len(piece)
-        return Tokens(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        texts = [written[number].text for number in whole]
+        encodings = self.whole_tokenizer.encode_batch(texts, add_special_tokens=False)
+        found = {number: self.as_tokens(encoding, 0) for number, encoding in zip(whole, encodings, strict=True)}
+        # Each other one is text, control token, text, control token ... text; without a template it is one text.
+        pieces: dict[int, list[str]] = {}
+        for number, one in enumerate(written):
+            if number not in found:
+                some = self.writer.control.split(one.text) if one.is_chat else [one.text]
+                pieces[number] = [piece.replace(NOT_TOKEN, "") for piece in some]
+        texts = [piece for some in pieces.values() for piece in some[::2]]
+        others = iter(self.fast_tokenizer.encode_batch(texts, add_special_tokens=False))
+        for number, some in pieces.items():
+            at, parts = 0, list[Tokens]()
+            for place, piece in enumerate(some):
+                if place % 2:
+                    ids = np.array([self.control_tokens[piece]], self.dtype)
+                    parts.append(Tokens(ids, np.array([at]), np.array([at + len(piece)])))
+                else:
+                    parts.append(self.without_special(self.as_tokens(next(others), at)))
+                at += len(piece)
+            found[number] = Tokens(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        return [found[number] for number in range(len(written))]
 
     def as_tokens(self, encoding: tokenizers.Encoding, at: int) -> Tokens:
         offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int64, 2 * len(encoding.ids)) + at
         return Tokens(np.array(encoding.ids, self.dtype), offsets[::2], offsets[1::2])
 
     def without_special(self, tokens: Tokens) -> Tokens:
-        """With the pieces of their spelling for special ids that stand for text."""
+        """With the spelling, in pieces, of special ids that are text."""
         found = np.flatnonzero(self.is_special[tokens.ids])
         if not len(found):
             return tokens
@@ -264,43 +224,27 @@ class ExampleEncoder(DocumentEncoder):
         return tokenizers.Tokenizer.from_str(self.model_json)
 
 
-def unmarked(written: Written) -> list[Span]:
-    if NOT_TOKEN not in written.text:
-        return written.spans
-    gone = [written.text.count(NOT_TOKEN, 0, end) for span in written.spans for end in span]
-    return [(start - gone[2 * n], end - gone[2 * n + 1]) for n, (start, end) in enumerate(written.spans)]
-
-
-def num_bytes_learned(written: Written, control: re.Pattern[str]) -> int:
-    """UTF-8 bytes of the spans; at least one, so that bits of an empty answer's end are over something."""
-    learned = [written.text[start:end] for start, end in written.spans]
-    texts = [control.sub("", text) if written.is_chat else text for text in learned]
-    return max(1, sum(len(text.replace(NOT_TOKEN, "").encode()) for text in texts))
-
-
-def beginning_in(tokens: Tokens, spans: Sequence[Span], text: str) -> NDArray[np.bool_]:
-    """Which tokens have their first character in a span, blanks in front of it not counted; the spans come in order.
+def learned_tokens(tokens: Tokens, written: Written) -> Mask:
+    """Which tokens have their first non-blank character in a span, or any character (`by_overlap`).
 
     So an answer's first word is learned whether the blank before it is in the prompt or in the answer.
     """
-    if not spans:
+    if not written.spans:
         return np.zeros(len(tokens.ids), bool)
-    starts, ends = np.array(spans).T
+    spans = np.array(written.spans)
+    if NOT_TOKEN in written.text:  # which is not tokenised
+        spans -= [[written.text.count(NOT_TOKEN, 0, end) for end in span] for span in written.spans]
+    starts, ends = spans.T
+    if written.by_overlap:
+        span = np.searchsorted(starts, tokens.ends, "left") - 1
+        return (span >= 0) & (tokens.starts < ends[span])
     span = np.searchsorted(starts, tokens.starts, "right") - 1
     begins = (span >= 0) & (tokens.starts < ends[span])
+    text = written.text.replace(NOT_TOKEN, "")
     for start, token in zip(starts.tolist(), (np.searchsorted(tokens.starts, starts) - 1).tolist(), strict=True):
         if token >= 0 and tokens.ends[token] > start and text[tokens.starts[token] : start].isspace():
             begins[token] = True
     return begins
-
-
-def overlapping(tokens: Tokens, spans: Sequence[Span]) -> NDArray[np.bool_]:
-    """Which tokens have any character in a span; the spans come in order."""
-    if not spans:
-        return np.zeros(len(tokens.ids), bool)
-    starts, ends = np.array(spans).T
-    span = np.searchsorted(starts, tokens.ends, "left") - 1
-    return (span >= 0) & (tokens.starts < ends[span])
 
 
 MARKS = [  # before the prefix, the suffix and the middle
@@ -312,11 +256,9 @@ MARKS = [  # before the prefix, the suffix and the middle
 
 
 class MiddleEncoder(DocumentEncoder):
-    """Encodes a share of the documents as prefix, suffix, middle, or as suffix, prefix, middle; the others as they
-    are.
+    """Encodes a share of the documents as prefix, suffix, middle, or as suffix, prefix, middle.
 
-    Which documents, and where they are cut, follows from the hash of their text. Cuts lie between any two characters,
-    as they do where an editor asks, so the parts are encoded by themselves.
+    The hash of a text decides whether and where it is cut: between any two characters, as in an editor.
     """
 
     def __init__(self, encoder: DocumentEncoder, options: Mapping[Any, float], key: str) -> None:
@@ -332,14 +274,13 @@ class MiddleEncoder(DocumentEncoder):
             )
         self.fingerprint = xxh3_128_hexdigest(f"{encoder.fingerprint} {self.marks} {self.options}".encode())
 
-    def encode(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64]]:
+    def encode(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
         parts = [self.parts_of(text) for text in texts]
-        ids, lengths = super().encode([part for some in parts for part in some])
-        first = 0 if self.bos is None else 1
-        each = iter(part[first:-1] for part in np.split(ids, lengths.cumsum()[:-1]))  # without BOS and EOS
+        ids, lengths = self._text_ids([part for some in parts for part in some])
+        each = iter(np.split(ids, lengths.cumsum()[:-1]))
         documents = [self.joined([next(each) for _ in some], text) for some, text in zip(parts, texts, strict=True)]
-        counts = np.array([len(ids) for ids in documents], np.int64)
-        return np.concatenate([np.empty(0, self.dtype), *documents]), counts
+        lengths = np.array([len(ids) for ids in documents], np.int64)
+        return self._with_bos_and_eos(np.concatenate([np.empty(0, self.dtype), *documents]), lengths)
 
     def parts_of(self, text: str) -> list[str]:
         if drawn(text, "rate") >= self.options["rate"]:
@@ -348,27 +289,21 @@ class MiddleEncoder(DocumentEncoder):
         return [text[:one], text[one:other], text[other:]]
 
     def joined(self, parts: list[Ids], text: str) -> Ids:
-        """One document of the parts' ids; suffix first is written as StarCoder and most since do (the paper's SPM,
-        variant 2)."""
-        before, end = np.array([] if self.bos is None else [self.bos], self.dtype), np.array([self.eos], self.dtype)
+        """One document of the parts' ids; suffix first as StarCoder and most since (the paper's SPM, variant 2)."""
         if len(parts) == 1:
-            return np.concatenate([before, parts[0], end])
+            return parts[0]
         prefix_mark, suffix_mark, middle_mark = np.array(self.marks, self.dtype)[:, None]
         prefix, middle, suffix = parts
         if drawn(text, "order") < self.options["suffix_first_rate"]:
-            return np.concatenate([before, prefix_mark, suffix_mark, suffix, middle_mark, prefix, middle, end])
-        return np.concatenate([before, prefix_mark, prefix, suffix_mark, suffix, middle_mark, middle, end])
+            return np.concatenate([prefix_mark, suffix_mark, suffix, middle_mark, prefix, middle])
+        return np.concatenate([prefix_mark, prefix, suffix_mark, suffix, middle_mark, middle])
 
 
 def drawn(text: str, purpose: str) -> float:
     return xxh3_64_intdigest(f"fill in the middle {purpose}\n{text}".encode()) / 2**64
 
 
-# --- encoders ---
-
-
 def encoder_of(source: DocumentSource, encoder: DocumentEncoder, key: str) -> DocumentEncoder:
-    """The tokenizer's encoder, as the source asks for it."""
     if source.chat is not None:  # which names the form of examples too
         return ExampleEncoder(encoder, source, key)
     if isinstance(source, Source) and source.fill_in_the_middle is not None:

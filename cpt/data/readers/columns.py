@@ -22,31 +22,29 @@ FORMS: dict[tuple[str, ...], str] = {
     ("prompt", "completion", "label"): "judged",
     ("prompt",): "prompt",
 }
-NAMED: dict[str, tuple[tuple[str, ...], ...]] = {
+NAMED: dict[str, tuple[tuple[str, ...], ...]] = {  # what `chat` names; `user` and `assistant` are one message each
     "document": (("messages",), ("user", "assistant")),
     "conversation": (("messages",), ("prompt", "completion"), ("user", "assistant")),
     "preference": (("prompt", "chosen", "rejected"), ("chosen", "rejected"), ("user", "chosen", "rejected")),
     "judged": (("prompt", "completion", "label"), ("user", "assistant", "label"), ("messages", "label")),
     "prompt": (("prompt",), ("user",)),
 }
-"""What `chat` names for each form; a `user` and an `assistant` are texts that are one message each."""
-BESIDE = ("tools", "system", "history")
-"""What may be named with all of them."""
+BEFORE = ("system", "history")
+"""What `chat` may name with all of them: it comes before the messages of an example, and a row need not have it."""
+BESIDE = ("tools", *BEFORE)
 ALPACA = "{instruction}\n{input}"
-ELSEWHERE: dict[str, tuple[dict[str, str], ...]] = {
+ELSEWHERE: dict[str, tuple[dict[str, str], ...]] = {  # of ShareGPT's and Alpaca's files, tried after those in NAMED
     "conversation": ({"messages": "conversations"}, {"user": ALPACA, "assistant": "output"}),
     "preference": (
         {"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"},
         {"user": ALPACA, "chosen": "chosen", "rejected": "rejected"},
     ),
 }
-"""Columns of ShareGPT's and Alpaca's files, looked for where there are none of the names above."""
 ONE_A_ROW = ("preference", "judged", "prompt")
-FORM = "form"  # the entry of `chat` that tells it; no recipe writes it
+FORM = "form"  # the entry of `chat` that holds the form; no recipe writes it
 
 
 def form_of(columns: Sequence[str]) -> str:
-    """The form of data whose rows have these columns."""
     if "input_ids" in columns:  # a stage may also name the tensors of a packed row
         return "document"
     if tuple(columns) not in FORMS:
@@ -58,25 +56,20 @@ def form_of(columns: Sequence[str]) -> str:
 def with_form(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation]:
     """The recipe's sections, each source with the form that its rows are read in.
 
-    Held-out files of plain texts (txt and md files, those with a `template` or a `text_column` of their own) are
-    documents in every form: all of a text is read, in windows, and its bits per byte are those that a run on documents
-    finds.
+    Held-out plain texts (txt and md files, those with a `template` or a `text_column`) are documents in every form, so
+    all of a text is evaluated, with the bits per byte of a run on documents.
     """
     sources = [source_with_form(source, form, f"data.sources[{number}]") for number, source in enumerate(data.sources)]
-    held_out = [
-        source_with_form(source, "document" if is_plain(source) else form, f"evaluation.perplexity[{number}]")
-        for number, source in enumerate(evaluation.perplexity)
-    ]
+    held_out = []
+    for number, source in enumerate(evaluation.perplexity):
+        is_text_file = document_suffix(source.path) in TEXT_FILES
+        has_text = is_text_file or source.template is not None or source.text_column != "text"
+        own = "document" if source.chat is None and has_text else form
+        held_out.append(source_with_form(source, own, f"evaluation.perplexity[{number}]"))
     return data.model_copy(update={"sources": sources}), evaluation.model_copy(update={"perplexity": held_out})
 
 
-def is_plain(source: DocumentSource) -> bool:
-    is_text_file = document_suffix(source.path) in TEXT_FILES
-    return source.chat is None and (is_text_file or source.template is not None or source.text_column != "text")
-
-
 def source_with_form(source: Kind, form: str, key: str) -> Kind:
-    """The source with its form in `chat`, whose columns must be the form's."""
     chat = source.chat
     if form != "document":
         if isinstance(chat, str):
@@ -97,7 +90,6 @@ def form_of_source(source: DocumentSource) -> str:
 
 
 def columns_named(source: DocumentSource) -> dict[str, str]:
-    """What stands in which column, as the recipe tells it; nothing where it does not."""
     if isinstance(source.chat, str):
         return {"messages": source.chat}
     return {name: column for name, column in (source.chat or {}).items() if name != FORM}
@@ -121,7 +113,7 @@ def refuse_texts(source: DocumentSource, suffix: str, key: str) -> None:
 
 
 def refuse_layout(data: Data, form: str) -> None:
-    """Refuse what makes rows of documents only."""
+    """Refuse keys that are for documents only."""
     if form == "document":
         return
     fitting = ("best_fit", "none", "token_budget") if form == "conversation" else ("best_fit", "none")
@@ -135,12 +127,10 @@ def refuse_layout(data: Data, form: str) -> None:
 
 
 def form_of_stage(stage: str) -> str:
-    """`document`, `conversation`, `preference`, `judged` or `prompt`."""
     return form_of(columns_of_stage(stage))
 
 
 def sections_of(recipe: Recipe) -> tuple[Data, Evaluation]:
-    """The recipe's sections of data, each source with the form that its stage reads it in."""
     form = form_of_stage(recipe.stage)
     refuse_layout(recipe.data, form)
     return with_form(recipe.data, recipe.evaluation, form)
@@ -148,13 +138,11 @@ def sections_of(recipe: Recipe) -> tuple[Data, Evaluation]:
 
 @cache
 def template_columns(template: str) -> tuple[str, ...]:
-    """The columns that a template names, each once."""
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as problem:
-        raise RecipeError(
-            f"the template {template!r} is none ({problem}). Write a column as {{title}}, a brace as {{{{."
-        ) from problem
+        hint = "Write a column as {title}, a brace as {{."
+        raise RecipeError(f"the template {template!r} is not valid: {problem}. {hint}") from problem
     names = [name for _, name, _, _ in parts if name is not None]
     odd = [name for name in names if not name or set(name) & set(".[]") or name.isdigit()]
     if odd or not names or any(form or conversion for _, _, form, conversion in parts):
@@ -163,21 +151,16 @@ def template_columns(template: str) -> tuple[str, ...]:
 
 
 def columns_in(written: str) -> tuple[str, ...]:
-    """The columns that an entry of `chat` means: its only one, or those of a template."""
+    """The columns of an entry of `chat`: a name, or a template."""
     return template_columns(written) if "{" in written else (written,)
 
 
-BEFORE = ("system", "history")
-"""What `chat` may name besides: it comes before the messages of an example, and a row need not have it."""
-
-
 def columns_of_turns(named: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns that `chat` means, each once."""
     return tuple(dict.fromkeys(column for written in named.values() for column in columns_in(written)))
 
 
 def example_columns(source: DocumentSource, found: Sequence[str]) -> dict[str, str]:
-    """What an example of the source is made of, each with its column, among the columns that are there."""
+    """Part of the example -> its column, or a template of columns; `found` are the columns that are there."""
     form, named = form_of_source(source), columns_named(source)
     has_tools = "tools" in named or "tools" in found and form != "document"
     tools = {"tools": named.get("tools", "tools")} if has_tools else {}
@@ -194,7 +177,7 @@ def example_columns(source: DocumentSource, found: Sequence[str]) -> dict[str, s
 
 
 def usual_columns(form: str, found: Sequence[str], source: DocumentSource) -> dict[str, str]:
-    """Those with the names that they have in most files; of several kinds of examples, the first that is there."""
+    """The columns that most files use; of several kinds of examples, the first that is there."""
     if form == "conversation" and (source.template is not None or source.text_column != "text"):
         return {"text": source.text_column}
     known = [*({name: name for name in names} for names in NAMED[form]), *ELSEWHERE.get(form, ())]
@@ -217,13 +200,13 @@ def usual_columns(form: str, found: Sequence[str], source: DocumentSource) -> di
 
 
 def score_column(source: DocumentSource) -> str | None:
-    """The column that documents are ordered by; None where there is no order, or a function that tells it."""
+    """The column that documents are ordered by; None for no order, or one by a function."""
     order = source.order_by if isinstance(source, Source) else None
     return None if order is None or ":" in order else order
 
 
-def columns_of_row(row: Mapping[str, object], source: DocumentSource) -> Mapping[str, str]:
-    """What the row's example is made of; columns that are null in it count only where no others are there."""
+def row_columns(row: Mapping[str, object], source: DocumentSource) -> Mapping[str, str]:
+    """As `example_columns`; columns that are null in the row count only where no others are there."""
     try:
         return example_columns(source, [name for name, value in row.items() if value is not None])
     except BadValue:
@@ -231,12 +214,21 @@ def columns_of_row(row: Mapping[str, object], source: DocumentSource) -> Mapping
 
 
 def columns_of(source: DocumentSource, found: Sequence[str] | None = None) -> Sequence[str]:
-    """The columns that the text is made of, and the one that it is ordered by.
-
-    Args:
-        found: those that are there, of which examples take what they find.
-    """
-    texts = text_columns(source) if source.chat is None else columns_of_examples(source, found)
+    """The columns of the text, and the one that it is ordered by; `found` are the columns that are there."""
+    form, named = form_of_source(source), columns_of_turns(columns_named(source))
+    texts: Sequence[str]
+    if source.chat is None:
+        texts = text_columns(source)
+    elif form == "document" or found is None:
+        texts = named or (NAMED[form][0][0],)
+    elif form == "prompt":  # a reward may want any
+        texts = tuple(dict.fromkeys([*named, *found]))
+    else:
+        usual = [name for names in NAMED[form] for name in names]
+        usual += text_columns(source) if form == "conversation" else ()
+        usual += [name for columns in ELSEWHERE.get(form, ()) for name in columns_of_turns(columns)]
+        known, needed = dict.fromkeys([*(named or usual), "tools"]), needed_columns(source)
+        texts = tuple(name for name in known if name in found or name in needed)
     order = score_column(source)
     return texts if order is None or order in texts else (*texts, order)
 
@@ -245,26 +237,12 @@ def text_columns(source: DocumentSource) -> tuple[str, ...]:
     return (source.text_column,) if source.template is None else template_columns(source.template)
 
 
-def columns_of_examples(source: DocumentSource, found: Sequence[str] | None) -> tuple[str, ...]:
-    form, named = form_of_source(source), columns_of_turns(columns_named(source))
-    if form == "document" or found is None:
-        return named or (NAMED[form][0][0],)
-    if form == "prompt":  # a reward may want any
-        return tuple(dict.fromkeys([*named, *found]))
-    usual = [name for names in NAMED[form] for name in names]
-    usual += text_columns(source) if form == "conversation" else ()
-    usual += [name for columns in ELSEWHERE.get(form, ()) for name in columns_of_turns(columns)]
-    wanted = dict.fromkeys([*(named or usual), "tools"])
-    return tuple(name for name in wanted if name in found or name in needed_columns(source))
-
-
 def needed_columns(source: DocumentSource) -> tuple[str, ...]:
     """The columns that the recipe names for examples, without those that a row need not have."""
     return columns_of_turns({name: written for name, written in columns_named(source).items() if name not in BEFORE})
 
 
 def check_columns(found: Sequence[str], source: DocumentSource) -> None:
-    """Refuse a file without the columns that the text is made of."""
     needed, order = columns_of(source), score_column(source)
     if form_of_source(source) != "document":
         is_text = "text" in example_columns(source, found)
@@ -276,3 +254,9 @@ def check_columns(found: Sequence[str], source: DocumentSource) -> None:
 
 def missing_column(found: Sequence[str], column: str) -> BadValue:
     return BadValue("missing column", f"no column `{column}`. It has: {', '.join(map(str, found)) or 'none'}")
+
+
+def value_of(row: Mapping[str, object], column: str) -> object:
+    if column not in row:
+        raise missing_column(list(row), column)
+    return row[column]

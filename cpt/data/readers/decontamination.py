@@ -1,19 +1,12 @@
-"""Find training documents that hold what the model is judged by, and leave them out: shared runs of words that cover
-half of either text.
+"""Find training documents that share runs of 8 words with evaluation documents, and drop them (docs/evaluation.md).
 
-Words are compared in lower case and without punctuation, in runs of 8. A training document is contaminated where the
-runs that it shares with one evaluation document cover half of that document's words, or half of its own; 13 words at
-least, and all of a shorter evaluation document. So a copy is found inside a larger document, a part of one in a
-document of its own, and either after light edits, while a phrase, an idiom of code or a quotation is not enough.
-GPT-3's authors took any 13 words in a row (arxiv.org/abs/2005.14165, appendix C), which on code drops documents for
-idioms; runs of 8 and a share of half are those of Tülu 3 (arxiv.org/abs/2411.15124, section 3.2).
+Words are compared in lower case and without punctuation. A training document is contaminated where the shared runs
+cover half of one evaluation document's words, or half of its own; 13 words at least, and all of a shorter evaluation
+document. So copies and parts are found, also after light edits, while a phrase, an idiom of code or a quotation is not
+enough. The length and the share are those of Tülu 3 (arxiv.org/abs/2411.15124, section 3.2). Runs in more than a
+twentieth of the evaluation documents (in 10 at most, 2 at least), such as a licence's header, are ignored.
 
-Runs that many evaluation documents share (a licence's header, a phrase of the trade) tell nothing about any of them:
-what stands in more than a twentieth of the evaluation documents, in ten at most and two at least, is not looked for,
-and does not count among their words.
-
-Memory is that of the evaluation documents: 16 bytes a word. A worker process searches some 35 MB of ASCII text a
-second, of other 15."""
+Memory: 16 bytes a word of the evaluation documents. A worker searches 35 MB of ASCII text a second, of other 15."""
 
 import json
 import re
@@ -22,7 +15,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 from zipfile import BadZipFile
 
 import numpy as np
@@ -32,14 +24,15 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 from cpt.data.readers.documents import DocumentView
 from cpt.data.readers.sources import open_source
 from cpt.errors import DataError
+from cpt.files import write_atomic
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource
 
-WORDS = 8  # of a run; an evaluation document of fewer could stand anywhere, and is not looked for
+WORDS = 8  # of a run; a shorter evaluation document could be anywhere, and is ignored
 LEAST_SHARE, LEAST_WORDS = 0.5, 13
 COMMON_SHARE, COMMON_AT_LEAST, COMMON_AT_MOST = 0.05, 2, 10
 FORMAT = 3  # of the stored index
-NAME, REASON = "decontaminate", "contaminated: "  # of the filter, and what it says in front of the set's name
+NAME, REASON = "decontaminate", "contaminated: "  # of the filter; before the name of the set in its reason
 
 # Chinese and Japanese do without spaces: each character counts as a word.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
@@ -56,8 +49,7 @@ class EvaluationDocument(NamedTuple):
     set_name: str
     where: str
     text: str
-    is_held_out: bool = True
-    """The run keeps equal texts from training by their hash, so that one among the sources is no contamination."""
+    is_held_out: bool = True  # then the run drops equal texts by their hash, and a copy is no contamination
 
 
 @dataclass(frozen=True)
@@ -65,42 +57,32 @@ class Overlap:
     set_name: str
     where: str
     words: str
-    share: float
-    """Of the evaluation document's words, those in shared runs."""
+    share: float  # of the evaluation document's words, those in shared runs
     is_contaminated: bool
 
 
+@dataclass(eq=False)
 class Runs:
-    """The runs of words of some evaluation documents, to look for in others.
+    """The runs of words of some evaluation documents, to look for in others."""
 
-    Args:
-        hashes: of the runs, sorted; one that stands in several documents is there for each.
-        owners: of each run, the number of its document.
-        places: of each run, where it begins in its document, in words.
-        documents: (set, place) of each.
-        own: hashes of the texts that are held out, sorted.
-        too_short: documents of too few words to be looked for.
-    """
+    hashes: Hashes  # of the runs, sorted; one that is in several documents is there for each
+    owners: NDArray[np.int32]  # of each run, the number of its document
+    places: NDArray[np.int32]  # of each run, where it begins in its document, in words
+    documents: Sequence[tuple[str, str]]  # (set, place) of each
+    own: Hashes  # of the texts that are held out, sorted
+    too_short: int  # documents of too few words to be looked for
 
-    def __init__(
-        self,
-        hashes: Hashes,
-        owners: NDArray[np.int32],
-        places: NDArray[np.int32],
-        documents: Sequence[tuple[str, str]],
-        own: Hashes,
-        too_short: int,
-    ) -> None:
-        self.hashes, self.owners, self.places, self.own, self.too_short = hashes, owners, places, own, too_short
-        self.documents = list(documents)
-        order = np.argsort(owners, kind="stable")
-        by_document = np.split(places[order], np.searchsorted(owners[order], np.arange(1, len(self.documents))))
+    def __post_init__(self) -> None:
+        order = np.argsort(self.owners, kind="stable")
+        bounds = np.searchsorted(self.owners[order], np.arange(1, len(self.documents)))
+        by_document = np.split(self.places[order], bounds)
         self._words = [num_covered(found) for found in by_document]
-        self._table = table_of(hashes)
+        # Which last bits any hash has: most runs of a training document are ruled out by one look-up.
+        self._table = np.zeros(1 << TABLE_BITS, bool)
+        self._table[self.hashes & np.uint64((1 << TABLE_BITS) - 1)] = True
 
     def find(self, text: str) -> Overlap | None:
-        """What the text shares with an evaluation document; None for nothing, and for a held-out document itself,
-        which the hash of its text keeps from training."""
+        """The overlap with an evaluation document; None if there is none, and for a held-out document itself."""
         words = words_of(text)
         if len(words) < WORDS:
             return None
@@ -113,11 +95,8 @@ class Runs:
         if not counts.any() or self.is_own(text):
             return None
         known = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-        return self.largest(words, np.repeat(likely, counts), known)
-
-    def largest(self, words: Sequence[bytes], begins: NDArray[np.int64], known: NDArray[np.int64]) -> Overlap:
-        """The evaluation document of which, or by which, the largest share is covered."""
-        owners, most = self.owners[known], (-1.0, 0, 0.0, False)
+        begins, owners = np.repeat(likely, counts), self.owners[known]
+        most = (-1.0, 0, 0.0, False)  # the evaluation document of which, or by which, the largest share is covered
         for owner in np.unique(owners).tolist():
             is_shared = owners == owner
             of_evaluation, of_training = num_covered(self.places[known[is_shared]]), num_covered(begins[is_shared])
@@ -135,41 +114,33 @@ class Runs:
         return place < len(self.own) and bool(self.own[place] == wanted)
 
     def save(self, folder: Path) -> Path:
-        """Write them to a file for worker processes.
-
-        The first part of its name is a hash of all that decides what the filter drops, the second of the places too.
-        """
-        arrays: dict[str, NDArray[Any]] = {
-            "hashes": self.hashes,
-            "owners": self.owners,
-            "places": self.places,
-            "own": self.own,
-        }
+        """Write them to a file for worker processes. The first part of its name is a hash of all that decides what the
+        filter drops, the second of the places too."""
+        arrays: dict[str, Any] = {"hashes": self.hashes, "owners": self.owners, "places": self.places, "own": self.own}
         set_names = json.dumps([FORMAT, [set_name for set_name, _ in self.documents]]).encode()
         decides = xxh3_128_hexdigest(b"".join([set_names, *(array.tobytes() for array in arrays.values())]))
         about = json.dumps([FORMAT, self.documents, self.too_short]).encode()
         path = folder / f"{decides}.{xxh3_128_hexdigest(about)[:8]}.npz"
+
+        def write(unfinished: Path) -> None:
+            with unfinished.open("wb") as file:
+                np.savez(file, about=np.frombuffer(about, np.uint8), **arrays)  # type: ignore[arg-type]
+
         folder.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{uuid4().hex}")  # other machines may write it at the same time
-        with beside.open("wb") as file:
-            np.savez(file, about=np.frombuffer(about, np.uint8), **arrays)  # type: ignore[arg-type]
-        beside.replace(path)
+        write_atomic(path, write)
         return path
 
 
 def key_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """A filter's options as the stored tokens are found by them: of an index what it says, not where it lies."""
+    """A filter's options in the key of stored tokens: the content of an index, not its path."""
     index = options.get("index") if name == NAME else None
     return options if index is None else {**options, "index": Path(index).name.partition(".")[0]}
 
 
 def read_runs(documents: Iterable[EvaluationDocument]) -> Runs:
     """The runs of these documents; of equal texts the first counts."""
-    seen: set[int] = set()
-    own: set[int] = set()
-    places: list[tuple[str, str]] = []
-    runs: list[Hashes] = []
-    too_short = 0
+    seen, own, too_short = set[int](), set[int](), 0
+    places, runs = list[tuple[str, str]](), list[Hashes]()
     for judged in documents:
         digest = xxh3_64_intdigest(judged.text.encode())
         if judged.is_held_out:
@@ -191,19 +162,12 @@ def read_runs(documents: Iterable[EvaluationDocument]) -> Runs:
     _, which, counts = np.unique(every, return_inverse=True, return_counts=True)
     is_rare = counts[which] <= common
     order = np.argsort(every[is_rare], kind="stable")
-    return Runs(
-        every[is_rare][order],
-        owners[is_rare][order],
-        begins[is_rare][order],
-        places,
-        np.sort(np.array(list(own), np.uint64)),
-        too_short,
-    )
+    kept = np.flatnonzero(is_rare)[order]
+    return Runs(every[kept], owners[kept], begins[kept], places, np.sort(np.array(list(own), np.uint64)), too_short)
 
 
 @lru_cache(maxsize=4)
 def load_runs(path: str) -> Runs:
-    """What `Runs.save` wrote; kept for the next document."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             form, documents, too_short = json.loads(arrays["about"].tobytes())
@@ -212,20 +176,18 @@ def load_runs(path: str) -> Runs:
             places = [tuple(document) for document in documents]
             return Runs(arrays["hashes"], arrays["owners"], arrays["places"], places, arrays["own"], too_short)
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as problem:
-        raise DataError(
-            f"{path}: the runs of words to look for cannot be read ({problem}). Delete the file; it is made again."
-        ) from problem
+        raise DataError(f"{path}: cannot be read ({problem}). Delete the file; it is made again.") from problem
 
 
 def decontaminate(
     document: DocumentView, *, index: str | None = None, against: Sequence[str] = (), own_evaluation: bool = True
 ) -> str | None:
-    """The filter: a document that holds half of what the model is judged by, or is half made of it.
+    """Drop a document that contains half of an evaluation document, or is half made of it.
 
     Args:
         index: a file of `Runs.save`, of the recipe's own evaluation: see `contamination.with_decontamination`.
-        against: files, folders and globs of further evaluation documents, read as held-out sets are.
-        own_evaluation: false leaves the recipe's own evaluation out, which is looked for by default.
+        against: files, folders and globs of further evaluation documents, read like held-out sets.
+        own_evaluation: false ignores the recipe's own evaluation.
     """
     for runs in (load_runs(index) if index is not None else None, runs_of_files(tuple(against)) if against else None):
         overlap = runs.find(document["text"]) if runs is not None else None
@@ -267,10 +229,3 @@ def num_covered(begins: NDArray[Any]) -> int:
     if not len(begins):
         return 0
     return WORDS + int(np.minimum(np.diff(np.unique(begins)), WORDS).sum())
-
-
-def table_of(hashes: Hashes) -> NDArray[np.bool_]:
-    """Which last bits any of them has: most runs of a training document are ruled out by one look-up."""
-    table = np.zeros(1 << TABLE_BITS, bool)
-    table[hashes & np.uint64((1 << TABLE_BITS) - 1)] = True
-    return table

@@ -1,4 +1,4 @@
-"""What every reader gives: a document, or a bad row and what becomes of it."""
+"""What a reader yields: a document, or a bad row and how it is handled."""
 
 import json
 import math
@@ -15,49 +15,45 @@ from cpt.errors import DataError
 
 IN_HUB_CACHE = re.compile(r"/datasets--(.+?)--(.+?)/snapshots/([0-9a-f]{40})/(.+)")
 DocumentView = Mapping[str, str]
-"""What filters and transforms see of a document: `text`, `source` (the source's name) and `where` (file and line)."""
+"""A document as filters and transforms get it: `text`, `source` (its name) and `where` (file and line)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a source that can be read by itself: a range of a file's bytes, or all of it.
-
-    A line, or a row group of a parquet file, belongs to the piece in which its first byte is. So a file is cut by its
-    size alone, and a piece may hold nothing.
-    """
+    """A range of a file's bytes, or all of it. A line, or a row group of a parquet file, belongs to the piece that has
+    its first byte, so a file is cut by its size alone, and a piece may be empty."""
 
     path: str
     start: int
     stop: int | None
-    number: int
-    """Among the pieces of the source, in the order of the documents."""
+    number: int  # among the pieces of the source, in the order of the documents
+
+    @property
+    def is_whole(self) -> bool:
+        return self.start == 0 and self.stop is None
 
 
 class File(NamedTuple):
     name: str
     size: int
-    version: str
-    """Time of change, or what its server calls its content: the same, the same content."""
+    version: str  # time of change, or the server's tag of the content: equal versions, equal content
 
 
-COUNTABLE_BYTES = 2**30  # of a file, whose lines are counted to tell where a row stands; that takes a second or less
+COUNTABLE_BYTES = 2**30  # of a file whose lines are counted to locate a row; that takes a second or less
+COUNTED: dict[str, tuple[int, int]] = {}  # file -> a byte and the lines before it: pieces mostly come in order
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the rows of a piece come from; shared by all of them."""
-
     path: str
     unit: Literal["line", "row", "item", "document"]
-    """What is counted. A file that is one document has nothing to count."""
-    start: int = 0
-    """Byte of the file at which the counting of lines begins; what is left of a line there counts as one."""
+    start: int = 0  # first byte of the file whose lines are counted; the rest of a line there counts as one
 
     def where(self, number: int) -> str:
         """`corpus/a.jsonl:17`, `a.parquet: row 17` or `a.txt`, counted from 1 over the whole file.
 
-        Nobody fetches what stands before a piece of a remote file to count its lines: `s3://bucket/a.jsonl: line 17
-        after byte 1,048,576`.
+        The beginning of a remote file is not fetched to count its lines: `s3://bucket/a.jsonl: line 17 after byte
+        1,048,576`.
         """
         address = hub_address(self.path)
         if self.unit == "document":
@@ -66,7 +62,17 @@ class Origin:
             return f"{address}: {self.unit} {number}"
         if "://" in self.path or self.start > COUNTABLE_BYTES:
             return self.near(number)
-        return f"{address}:{lines_before(self.path, self.start) + number}"
+        at, lines = COUNTED.get(self.path, (0, 0))
+        if at > self.start:
+            at, lines = 0, 0
+        if at < self.start:
+            with open(self.path, "rb") as file:
+                file.seek(at)
+                while at < self.start and (block := file.read(min(1 << 22, self.start - at))):
+                    lines += block.count(b"\n")
+                    at += len(block)
+            COUNTED[self.path] = at, lines
+        return f"{address}:{lines + number}"
 
     def near(self, number: int) -> str:
         """The same, without reading anything: lines are counted from where the piece begins."""
@@ -76,17 +82,15 @@ class Origin:
 
 
 class Document(NamedTuple):
-    """A text and where it stands.
+    """A text and its place. A plain tuple, because there are billions.
 
-    A plain tuple, because there are billions. `where` is worked out when it is asked for: in the middle of a large
-    file that means counting the lines before. So ask for it of the documents that a message is about, not of each one.
+    `where` may count the lines of a large file, so use it for documents in a message, not for each one.
     """
 
     text: str
     origin: Origin
     number: int
-    score: float = math.nan
-    """What it is ordered by, where the source names a column for that."""
+    score: float = math.nan  # of `order_by`
 
     @property
     def where(self) -> str:
@@ -94,21 +98,17 @@ class Document(NamedTuple):
 
     @property
     def near(self) -> str:
-        """The same, without reading anything."""
         return self.origin.near(self.number)
 
 
 @dataclass(frozen=True)
 class BadRow:
-    reason: str
-    """In a few words that many rows share, to count by: `not valid JSON`."""
+    reason: str  # a few words that many rows share, to count by: `not valid JSON`
     detail: str
     origin: Origin
     number: int
-    byte: int | None = None
-    """Where in the file (of a compressed one: in what is in it) the row begins or, where that is known, goes wrong."""
-    num_rows: int = 1
-    """How many rows are lost by it: more than one where a whole file or the rest of it is."""
+    byte: int | None = None  # of the decompressed file: where the row begins or, if that is known, goes wrong
+    num_rows: int = 1  # that are lost: more than one for a whole file or the rest of it
 
     @property
     def where(self) -> str:
@@ -116,7 +116,7 @@ class BadRow:
 
 
 class BadValue(Exception):  # noqa: N818 -- it is caught where it is raised, and becomes a BadRow
-    """Why a row is none; readers turn it into a BadRow."""
+    """Why a row is bad; readers turn it into a BadRow."""
 
     def __init__(self, reason: str, detail: str = "", byte: int | None = None) -> None:
         super().__init__(detail or reason)
@@ -128,27 +128,9 @@ class BadValue(Exception):  # noqa: N818 -- it is caught where it is raised, and
 
 
 def hub_address(path: str) -> str:
-    """Where a file in the Hub's cache comes from, the same on each machine; other files as they are called."""
+    """The Hub's address of a file in the Hub's cache, the same on each machine; other paths as they are."""
     found = IN_HUB_CACHE.search(path)
     return "hf://datasets/{}/{}@{}/{}".format(*found.groups()) if found else path
-
-
-COUNTED: dict[str, tuple[int, int]] = {}  # file -> a byte and the lines before it: pieces mostly come in order
-
-
-def lines_before(path: str, byte: int) -> int:
-    if not byte:
-        return 0
-    at, lines = COUNTED.get(path, (0, 0))
-    if at > byte:
-        at, lines = 0, 0
-    with open(path, "rb") as file:
-        file.seek(at)
-        while at < byte and (block := file.read(min(1 << 22, byte - at))):
-            lines += block.count(b"\n")
-            at += len(block)
-    COUNTED[path] = at, lines
-    return lines
 
 
 # --- bad rows ---
@@ -160,27 +142,24 @@ FILE_NAME = "bad_rows.jsonl"
 SHOWN = 5
 ABSURD_SHARE = 0.2  # of a source's tokens in one document
 REMEDY = "Fix or remove it, or let `data.on_bad_row` skip such rows ({key}.path)."
+ROW_OR_TEXT = "Fix or remove the row, or set another `{key}.text_column`."
+ROW_OR_CHAT = "Fix or remove the row, or set other columns: `{key}.chat`."
 REMEDIES = {
     "missing column": "Set `{key}.text_column`.",
-    "null": "Fix or remove the row, or set another `{key}.text_column`.",
-    "wrong type": "Fix or remove the row, or set another `{key}.text_column`.",
     "missing columns": "Write it in `{key}`.",
-    "texts and messages": "Fix or remove the row, or set other columns: `{key}.chat`.",
-    "no value": "Fix or remove the row, or set other columns: `{key}.chat`.",
-    "wrong value": "Fix or remove the row, or set other columns: `{key}.chat`.",
-    "not a chat": "Fix or remove the row, or set another `{key}.chat`.",
+    **dict.fromkeys(("null", "wrong type"), ROW_OR_TEXT),
+    **dict.fromkeys(("texts and messages", "no value", "wrong value", "not a chat"), ROW_OR_CHAT),
     "invalid UTF-8": f"Convert it (iconv -f latin1 -t utf-8). {REMEDY}",
     "UTF-16": f"Convert it (iconv -f utf-16 -t utf-8). {REMEDY}",
-    "empty file": "Fill it, or leave it out of `{key}.path`.",
-    "no rows": "Fill it, or leave it out of `{key}.path`.",
-    "damaged file": "Write the file anew, or leave it out of `{key}.path`.",
+    **dict.fromkeys(("empty file", "no rows"), "Fill it, or leave it out of `{key}.path`."),
+    "damaged file": "Write the file again, or leave it out of `{key}.path`.",
 }
 
 
 def apply_policy(
     items: Iterable[Document | BadRow], policy: OnBadRow, key: str, found: list[Listed]
 ) -> Iterator[Document]:
-    """The documents among what a reader gives; bad rows that do not end the run are added to `found`."""
+    """The documents; skipped bad rows are added to `found`."""
     for item in items:
         if isinstance(item, Document):
             yield item
@@ -202,14 +181,12 @@ def listed(bad: BadRow) -> Listed:
 def refuse_too_many(
     num_bad: int, num_good: int, max_share: float, path: str, key: str, listed: Iterable[Listed]
 ) -> None:
-    """Stop where more of a source is bad than the recipe allows."""
     share = num_bad / max(1, num_bad + num_good)
     if share > max_share:
         first = "; ".join(f"{row['where']}: {row['detail']}" for row in islice(listed, SHOWN))
         raise DataError(
             f"{path}: {num_bad:,} of {num_bad + num_good:,} rows are bad ({share:.2%}), more than `data.max_bad_share`"
-            f" allows ({max_share:.2%}). The first: {first}. Look at all of them: cpt data check. Fix the files"
-            f" ({key}.path), or raise the share."
+            f" ({max_share:.2%}). The first: {first}. List all: cpt data check. Fix `{key}.path`, or raise the share."
         )
 
 
@@ -221,41 +198,32 @@ def count_reasons(found: Iterable[Listed]) -> dict[str, int]:
 
 
 def write_bad_rows(found: Sequence[Listed], folder: Path) -> None:
-    """List them in `bad_rows.jsonl`, one a line; no file where there are none."""
-    if not found:
-        (folder / FILE_NAME).unlink(missing_ok=True)
-        return
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found)
-    (folder / FILE_NAME).write_text(lines, encoding="utf-8")
+    """Write `bad_rows.jsonl`; no file where there are none."""
+    (folder / FILE_NAME).unlink(missing_ok=True)
+    if found:
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found)
+        (folder / FILE_NAME).write_text(lines, encoding="utf-8")
 
 
 def absurd_share(name: str, where: str, size: int, total: int, num_documents: int, unit: str = "tokens") -> str | None:
     """A warning where one document is an absurd part of a source that has more than a few; sizes are in `unit`."""
     if num_documents < 2 / ABSURD_SHARE or size <= ABSURD_SHARE * total:
         return None
-    return (
-        f"{name}: one of {num_documents:,} documents{f' ({where})' if where else ''} makes up {size / total:.0%} of"
-        f" the {unit}. Is it one document? The filter `length` with `max_characters` drops such."
-    )
+    hint = "Is it one document? The filter `length` with `max_characters` drops such."
+    which = f"one of {num_documents:,} documents{f' ({where})' if where else ''}"
+    return f"{name}: {which} makes up {size / total:.0%} of the {unit}. {hint}"
 
 
 def clean(text: object, column: str) -> str:
-    """A value that is a text, and one that can be written as UTF-8."""
     if not isinstance(text, str):
-        raise BadValue(
-            "null" if text is None else "wrong type", f"`{column}` is {kind_of_value(text)}, expected a string"
-        )
+        reason = "null" if text is None else "wrong type"
+        raise BadValue(reason, f"`{column}` is {kind_of_value(text)}, expected a string")
     if "\0" in text:
         raise BadValue("NUL byte", f"a NUL byte at character {text.index(chr(0))} of `{column}`: this is no text")
-    return text
-
-
-def refuse_surrogates(text: str) -> str:
-    """Half a character is no text; files' readers notice it by themselves, Python functions may give it."""
     try:
         text.encode()
-    except UnicodeEncodeError as problem:
-        what = f"a lone surrogate (half of a character) at character {problem.start}"
+    except UnicodeEncodeError as problem:  # only Python functions can give half a character
+        what = f"a lone surrogate (half of a character) at character {problem.start} of `{column}`"
         raise BadValue("lone surrogate", what) from problem
     return text
 

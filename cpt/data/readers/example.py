@@ -1,13 +1,12 @@
 """A row as text: a column or a template of a document; all parts of an example, which are read back from the text.
 
 Filters and transforms read the text. It is the same for every tokenizer: its hash decides what is held out, and its
-bytes are those of bits per byte. What the model reads is what the tokenizer's chat template makes of the messages
+bytes count in bits per byte. The model reads what the tokenizer's chat template makes of the messages
 (`chat_template.py`).
 
-A message is a line with its role behind U+001E (the control character "record separator"), then its content. Other
-keys of a message (tool calls, a name, the reasoning) follow its role as JSON. Before each part of an example is U+001D
-("group separator") with the part's name. A part is a transcript, a plain text, or JSON (`tools`, `columns`). A chat
-without tools is the transcript alone, and a plain text is itself."""
+A message is a line with its role after U+001E ("record separator"), then its content. Other keys of a message (tool
+calls, a name) follow its role as JSON. U+001D ("group separator") and a name begin each part of an example: a
+transcript, a plain text, or JSON (`tools`, `columns`). A chat without tools is the transcript alone."""
 
 import datetime
 import decimal
@@ -15,16 +14,10 @@ import json
 import math
 import string
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from cpt.data.readers.columns import (
-    columns_in,
-    columns_of_row,
-    form_of_source,
-    missing_column,
-    score_column,
-    template_columns,
-)
+from cpt.data.readers.columns import columns_in, form_of_source, row_columns, score_column, template_columns, value_of
 from cpt.data.readers.documents import BadRow, BadValue, Document, Origin, clean, kind_of_value
 from cpt.recipe.schema import DocumentSource
 
@@ -37,46 +30,30 @@ def item_of(row: Mapping[str, object], source: DocumentSource, origin: Origin, n
 
 
 def document_of(row: Mapping[str, object], source: DocumentSource, origin: Origin, number: int) -> Document:
-    column = score_column(source)
-    score = math.nan if column is None else score_of(value_of(row, column), column)
+    score, column = math.nan, score_column(source)
+    if column is not None:
+        value = value_of(row, column)
+        with suppress(ValueError):  # csv files hold numbers as texts
+            if isinstance(value, str | int | float) and not isinstance(value, bool):
+                score = float(value)
+        if math.isnan(score):
+            reason = "null" if value is None else "wrong type"
+            raise BadValue(reason, f"`{column}` is {kind_of_value(value)}, expected a number to order by")
     return Document(text_of(row, source), origin, number, score)
 
 
-def score_of(value: object, column: str) -> float:
-    """A number, or a text that is one, as in csv files."""
-    try:
-        score = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
-    except ValueError:
-        score = math.nan
-    if math.isnan(score):
-        reason = "null" if value is None else "wrong type"
-        raise BadValue(reason, f"`{column}` is {kind_of_value(value)}, expected a number to order by")
-    return score
-
-
 def text_of(row: Mapping[str, object], source: DocumentSource) -> str:
-    if source.chat is None:
-        return written_text(row, source)
-    columns = columns_of_row(row, source)
-    if "text" not in columns:
+    columns = {} if source.chat is None else row_columns(row, source)
+    if source.chat is not None and "text" not in columns:
         return clean(example_text(row, source, columns), ", ".join(columns.values()))
-    text = written_text(row, source)
-    if text.startswith(CONTROL):  # a plain text among examples must not look like one
+    if source.template is None:
+        text = clean(value_of(row, source.text_column), source.text_column)
+    else:
+        values = {column: filled_in(value_of(row, column), column) for column in template_columns(source.template)}
+        text = clean(source.template.format(**values), "the template's text")
+    if source.chat is not None and text.startswith(CONTROL):  # a plain text among examples must not look like one
         raise BadValue("control character", f"it begins with U+{ord(text[0]):04X}: this is no text")
     return text
-
-
-def written_text(row: Mapping[str, object], source: DocumentSource) -> str:
-    if source.template is None:
-        return clean(value_of(row, source.text_column), source.text_column)
-    values = {column: filled_in(value_of(row, column), column) for column in template_columns(source.template)}
-    return clean(source.template.format(**values), "the template's text")
-
-
-def value_of(row: Mapping[str, object], column: str) -> object:
-    if column not in row:
-        raise missing_column(list(row), column)
-    return row[column]
 
 
 def filled_in(value: object, column: str) -> str:
@@ -90,25 +67,25 @@ def filled_in(value: object, column: str) -> str:
 
 
 ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "observation": "tool", "function_response": "tool"}
-"""What `from` says, and how chat templates call it."""
+"""Role in `from` -> role in chat templates."""
 CALLS = "function_call"
+PART = "\x1d"
+MARK = "\x1e"
+NOT_TOKEN = "\x1f"  # breaks up what looks like a special token in a message, until it is encoded (`chat_encoder.py`)
+CONTROL = (PART, MARK, NOT_TOKEN)
+Message = dict[str, Any]
 
 
 def usual_message(message: object) -> object:
-    """A message with `value` instead of `content` as chat templates want it; anything else as it is."""
+    """A message with `value` instead of `content` in the form of chat templates; anything else as it is."""
     if not isinstance(message, Mapping) or "value" not in message or "content" in message:
         return message
     if not {"from", "role"} & set(message):
         return message
-    said = message.get("from", message.get("role"))
-    more = {key: value for key, value in message.items() if key not in ("from", "role", "value")}
-    if said == CALLS:
-        return {"role": "assistant", "content": None, "tool_calls": calls_in(message["value"]), **more}
-    return {"role": ROLES.get(str(said), said), "content": message["value"], **more}
-
-
-def calls_in(value: object) -> list[dict[str, Any]]:
-    """The calls that a text holds as JSON: one, or a list of them."""
+    role, value = message.get("from", message.get("role")), message["value"]
+    more = {key: item for key, item in message.items() if key not in ("from", "role", "value")}
+    if role != CALLS:
+        return {"role": ROLES.get(str(role), role), "content": value, **more}
     try:
         calls = json.loads(value) if isinstance(value, str) else value
     except ValueError as problem:
@@ -116,20 +93,8 @@ def calls_in(value: object) -> list[dict[str, Any]]:
     calls = calls if isinstance(calls, list) else [calls]
     if not all(isinstance(call, Mapping) and isinstance(call.get("name"), str) for call in calls):
         raise BadValue("not a chat", f"a {CALLS} is {str(value)[:80]!r}, expected {{name: ..., arguments: {{...}}}}")
-    return [{"type": "function", "function": dict(call)} for call in calls]
-
-
-# --- chat ---
-
-
-PART = "\x1d"
-"""Stands before each part of an example (`examples.py`)."""
-MARK = "\x1e"
-NOT_TOKEN = "\x1f"
-"""Stands inside what looks like a special token in a message, until it is encoded (`chat_encoder.py`)."""
-CONTROL = (PART, MARK, NOT_TOKEN)
-KEYS = ("role", "content")
-Message = dict[str, Any]
+    calls = [{"type": "function", "function": dict(call)} for call in calls]
+    return {"role": "assistant", "content": None, "tool_calls": calls, **more}
 
 
 def transcript(chat: object, column: str) -> str:
@@ -137,26 +102,24 @@ def transcript(chat: object, column: str) -> str:
         raise BadValue("no value", f"`{column}` is null, expected a list of messages")
     if not isinstance(chat, list) or not chat:
         raise not_a_chat(f"`{column}` is {shown(chat)}")
-    return "\n".join(f"{MARK}{role}\n{content}" for role, content in (message_of(message, column) for message in chat))
-
-
-def message_of(message: object, column: str) -> tuple[str, str]:
-    """Role, with what the message has besides, and content of a message; it may be null beside tool calls."""
-    message = usual_message(message)
-    if not isinstance(message, dict):
-        raise not_a_chat(f"`{column}` holds {shown(message)}")
-    role, content = (message.get(key) for key in KEYS)
-    more = {str(key): value for key, value in message.items() if value is not None and key not in KEYS}
-    if isinstance(content, list):
-        content = text_of_parts(content, column)
-    if content is None and "tool_calls" in more:
-        content, more = "", {"content": None, **more}
-    if not isinstance(role, str) or not isinstance(content, str):
-        raise not_a_chat(f"`{column}` holds {shown(message)}")
-    if not role.strip() or len(role.splitlines()) != 1 or " {" in role:
-        raise not_a_chat(f"`{column}` holds {shown(message)}")
-    refuse_control(f"{role}{content}", f"a message of `{column}`")
-    return f"{role} {as_json(more, f'a message of `{column}`')}" if more else role, content
+    lines = []
+    for message in map(usual_message, chat):
+        if not isinstance(message, dict):
+            raise not_a_chat(f"`{column}` holds {shown(message)}")
+        role, content = message.get("role"), message.get("content")
+        more = {str(key): value for key, value in message.items() if value is not None}
+        more = {key: value for key, value in more.items() if key not in ("role", "content")}
+        if isinstance(content, list):
+            content = text_of_parts(content, column)
+        if content is None and "tool_calls" in more:
+            content, more = "", {"content": None, **more}
+        is_role = isinstance(role, str) and role.strip() and len(role.splitlines()) == 1 and " {" not in role
+        if not is_role or not isinstance(content, str):
+            raise not_a_chat(f"`{column}` holds {shown(message)}")
+        refuse_control(f"{role}{content}", f"a message of `{column}`")
+        head = f"{role} {as_json(more, f'a message of `{column}`')}" if more else role
+        lines.append(f"{MARK}{head}\n{content}")
+    return "\n".join(lines)
 
 
 def text_of_parts(parts: list[Any], column: str) -> str:
@@ -172,32 +135,35 @@ def text_of_parts(parts: list[Any], column: str) -> str:
 
 def messages_of(text: str) -> list[Message]:
     """The messages of a transcript; none where it is not one."""
-    if not text.startswith(MARK):
-        return []
-    parts = [part.partition("\n") for part in text[1:].split(MARK)]
-    ends = [1] * (len(parts) - 1) + [0]  # the line break before the next message
-    return [
-        as_message(head, content[: len(content) - end]) for (head, _, content), end in zip(parts, ends, strict=True)
-    ]
-
-
-def as_message(head: str, content: str) -> Message:
-    role, brace, more = head.partition(" {")
-    if not brace:
-        return {"role": role, "content": content}
-    try:
-        return {"role": role, "content": content, **json.loads(brace[1:] + more, strict=False)}
-    except ValueError:  # a transform changed it
-        return {"role": head, "content": content}
+    messages: list[Message] = []
+    parts = text[1:].split(MARK) if text.startswith(MARK) else []
+    for number, part in enumerate(parts, start=1):
+        head, _, content = part.partition("\n")
+        if number < len(parts):
+            content = content[:-1]  # the line break before the next message
+        role, brace, more = head.partition(" {")
+        try:
+            others = json.loads(brace[1:] + more, strict=False) if brace else {}
+            messages.append({"role": role, "content": content, **others})
+        except ValueError:  # a transform changed it
+            messages.append({"role": head, "content": content})
+    return messages
 
 
 def as_json(value: object, where: str) -> str:
     for text in texts_in(value):
         refuse_control(text, where)
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=as_text)
     except (TypeError, ValueError) as problem:
         raise BadValue("wrong value", f"{where} cannot be written as JSON: {problem}") from problem
+
+
+def as_text(value: object) -> str:
+    """Dates and decimals for JSON, which has none."""
+    if isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal):
+        return str(value)
+    raise TypeError(f"a value of type {type(value).__name__}")
 
 
 def texts_in(value: object) -> Iterator[str]:
@@ -231,52 +197,37 @@ def shown(value: object) -> str:
 
 
 def filled_lines(template: str, row: Mapping[str, object]) -> str:
-    """A template filled in, without paragraphs and lines whose columns are all empty, null or not there; the first
+    """A template filled in, without paragraphs and lines whose columns are all empty, null or missing; the first
     column's always stays."""
     columns = template_columns(template)
-    if columns[0] not in row:
-        raise BadValue("missing column", f"no column `{columns[0]}`. It has: {', '.join(map(str, row)) or 'none'}")
-    values = {name: text_in(row.get(name), name) for name in columns}
-    paragraphs = [part.split("\n") for part in template.split("\n\n") if has_something(part, values, columns[0])]
-    lines = [[line for line in part if has_something(line, values, columns[0])] for part in paragraphs]
-    return "\n\n".join("\n".join(part) for part in lines).format(**values)
+    value_of(row, columns[0])  # raises BadValue if it is missing
+    values = {name: "" if row.get(name) is None else filled_in(row[name], name) for name in columns}
 
+    def has_value(part: str) -> bool:
+        names = {name for _, name, _, _ in string.Formatter().parse(part) if name is not None}
+        return not names or columns[0] in names or any(values[name] for name in names)
 
-def has_something(part: str, values: Mapping[str, str], first: str) -> bool:
-    """Whether a part of a template names no column, the first one, or one with something in it."""
-    names = {name for _, name, _, _ in string.Formatter().parse(part) if name is not None}
-    return not names or first in names or any(values[name] for name in names)
-
-
-def text_in(value: object, column: str) -> str:
-    """A text, or a number as one; nothing for null."""
-    if value is None:
-        return ""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise BadValue("wrong type", f"`{column}` is {shown(value)}, expected a text or a number")
-    return str(value)
+    paragraphs = [filter(has_value, part.split("\n")) for part in template.split("\n\n") if has_value(part)]
+    return "\n\n".join(map("\n".join, paragraphs)).format(**values)
 
 
 SIDES = {"user": "prompt", "assistant": "completion", "chosen": "chosen", "rejected": "rejected"}
-"""Columns that are one message each where `chat` names a `user`, and which part of an example they are."""
+"""Columns that are one message each where `chat` names a `user` -> part of an example."""
 
 
 def with_turns(
     values: dict[str, Any], columns: Mapping[str, str], *, whole: bool
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The parts of an example, those that are turns as lists of messages, and the column of each.
-
-    Args:
-        values: what stands in each of `chat`'s columns.
-        columns: what `chat` names.
-        whole: a question and its answer are one conversation, with the system prompt and earlier turns.
-    """
-    system = system_turn(values.pop("system", None))
-    history = earlier_turns(values.pop("history", None), columns.get("history", ""))
+    """The parts of an example, with turns as lists of messages, and the column of each. If `whole`, a question and its
+    answer are one conversation."""
+    system, history = values.pop("system", None), values.pop("history", None)
     values = {name: [value] if isinstance(value, dict) else value for name, value in values.items()}  # a message alone
     named = dict(columns)
     if "user" in values:
-        values = {SIDES.get(name, name): as_turn(name, value) for name, value in values.items()}
+        for name, value in values.items():
+            if name in SIDES and isinstance(value, str):
+                values[name] = [{"role": "user" if name == "user" else "assistant", "content": value}]
+        values = {SIDES.get(name, name): value for name, value in values.items()}
         named = {SIDES.get(name, name): column for name, column in columns.items()}
     elif "label" in values and isinstance(values.get("messages"), list):  # the label is of the last turn
         talk = values.pop("messages")
@@ -288,51 +239,33 @@ def with_turns(
     if whole and "user" in columns and all(isinstance(values[side], list) for side in ("prompt", "completion")):
         values = {"messages": [*values["prompt"], *values["completion"]]}
         named["messages"] = named["prompt"]
-    return (with_beginning(values, named, system, history) if system or history else values), named
+    return with_beginning(values, named, system, history), named
 
 
 def with_beginning(
-    values: dict[str, Any], named: Mapping[str, str], system: list[Message], history: list[Message]
+    values: dict[str, Any], named: Mapping[str, str], system: object, history: object
 ) -> dict[str, Any]:
-    """A system prompt, unless there is one, and earlier turns before the messages of an example."""
+    """Put a system prompt, unless there is one, and earlier turns before the messages of an example."""
+    before = [{"role": "system", "content": system}] if isinstance(system, str) and system.strip() else []
+    pairs = history or []
+    if not isinstance(pairs, list) or not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
+        for pair in pairs
+    ):
+        raise BadValue("not a chat", f"`{named['history']}` is {shown(pairs)}, expected a list of [question, answer]")
+    roles = ("user", "assistant")
+    turns = [{"role": role, "content": text} for pair in pairs for role, text in zip(roles, pair, strict=True)]
+    if not before and not turns:
+        return values
     first = next(name for name in ("messages", "prompt", "chosen") if name in values)
     for side in (first, "rejected") if first == "chosen" else (first,):
         talk = values[side]
         if not isinstance(talk, list):
-            what = "a system prompt or earlier turns could stand before"
+            what = "a system prompt or earlier turns can precede"
             raise BadValue("texts and messages", f"`{named[side]}` is no list of messages that {what}")
         own = talk[: first_role(talk) == "system"]  # counts instead of the source's
-        values[side] = [*(own or system), *history, *talk[len(own) :]]
+        values[side] = [*(own or before), *turns, *talk[len(own) :]]
     return values
-
-
-def value_in(row: Mapping[str, object], written: str) -> object:
-    """What an entry of `chat` means in a row: a column's value, or the text of a template."""
-    return filled_lines(written, row) if "{" in written else row.get(written)
-
-
-def system_turn(text: object) -> list[Message]:
-    return [{"role": "system", "content": text}] if isinstance(text, str) and text.strip() else []
-
-
-def earlier_turns(pairs: object, column: str) -> list[Message]:
-    if not pairs:
-        return []
-    if not isinstance(pairs, list) or not all(is_pair(pair) for pair in pairs):
-        raise BadValue("not a chat", f"`{column}` is {shown(pairs)}, expected a list of [question, answer]")
-    roles = ("user", "assistant")
-    return [{"role": role, "content": text} for pair in pairs for role, text in zip(roles, pair, strict=True)]
-
-
-def is_pair(pair: object) -> bool:
-    return isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
-
-
-def as_turn(name: str, value: object) -> object:
-    """The text of a side as a message; anything else as it is."""
-    if name not in SIDES or not isinstance(value, str):
-        return value
-    return [{"role": "user" if name == "user" else "assistant", "content": value}]
 
 
 def first_role(talk: object) -> object:
@@ -359,26 +292,36 @@ class Example(NamedTuple):
 
 
 def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mapping[str, str]) -> str:
-    """The text of the example that a row is."""
-    values = {name: unpacked(value_in(row, column)) for name, column in columns.items()}
-    tools = values.pop("tools", None)
-    parts = {} if not tools else {"tools": as_json(parsed(tools, columns["tools"]), f"`{columns['tools']}`")}
+    values = {
+        name: unpacked(filled_lines(column, row) if "{" in column else row.get(column))
+        for name, column in columns.items()
+    }
+    parts: dict[str, str] = {}
+    if tools := values.pop("tools", None):
+        parts["tools"] = as_json(parsed_tools(tools, columns["tools"]), f"`{columns['tools']}`")
     values, columns = with_turns(values, columns, whole=form_of_source(source) in ("document", "conversation"))
     if "messages" in values:
         talk = transcript(values["messages"], columns["messages"])
-        return talk if not parts else joined({**parts, "messages": talk})
-    label = {"label": str(label_of(values.pop("label"), columns["label"])).lower()} if "label" in values else {}
+        return joined({**parts, "messages": talk}) if parts else talk
+    label: dict[str, str] = {}
+    if "label" in values:  # also as texts, as in csv files
+        value = values.pop("label")
+        wanted = LABELS.get(str(value).lower()) if isinstance(value, bool | int | str) else None
+        if wanted is None:
+            reason = "no value" if value is None else "wrong value"
+            raise BadValue(reason, f"`{columns['label']}` is {shown(value)}, expected true or false")
+        label = {"label": str(wanted).lower()}
     words = {name: words_of(value, columns[name]) for name, value in values.items()}
     kinds = {name: "messages" if text.startswith(MARK) else "a text" for name, text in words.items()}
     if len(set(kinds.values())) > 1:
         listing = ", ".join(f"`{columns[name]}` is {kind}" for name, kind in kinds.items())
         raise BadValue("texts and messages", f"{listing}: all must be texts, or all lists of messages")
-    more = {}
+    parts |= words | label
     if form_of_source(source) == "prompt":
         own = ("prompt", *columns_in(columns["prompt"]))
-        others = {str(name): plain(value, name) for name, value in row.items() if name not in own}
-        more["columns"] = as_json(others, "a column")
-    return joined({**parts, **words, **label, **more})
+        others = {str(name): value for name, value in row.items() if name not in own}
+        parts["columns"] = as_json(others, f"the columns {', '.join(others)}")
+    return joined(parts)
 
 
 def unpacked(value: object) -> object:
@@ -409,57 +352,32 @@ def words_of(value: object, column: str) -> str:
     return value
 
 
-def label_of(value: object, column: str) -> bool:
-    """Whether a completion is wanted: true or false, 1 or 0, also as texts, as in csv files."""
-    label = LABELS.get(str(value).lower()) if isinstance(value, bool | int | str) else None
-    if label is None:
-        reason = "no value" if value is None else "wrong value"
-        raise BadValue(reason, f"`{column}` is {shown(value)}, expected true or false")
-    return label
-
-
-def parsed(tools: object, column: str) -> list[dict[str, Any]]:
-    """The tools of a chat: a list of JSON schemas, or the text of one."""
+def parsed_tools(tools: object, column: str) -> list[dict[str, Any]]:
+    """A list of JSON schemas, or the text of one."""
+    problem = ""
     if isinstance(tools, str):
         try:
             tools = json.loads(tools)
-        except ValueError as problem:
-            what = f"`{column}` is {shown(tools)}, expected a list of tools: {problem}"
-            raise BadValue("wrong value", what) from problem
+        except ValueError as error:
+            problem = f": {error}"
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise BadValue("wrong value", f"`{column}` is {shown(tools)}, expected a list of tools, each an object")
+        what = f"`{column}` is {shown(tools)}, expected a list of tools, each an object{problem}"
+        raise BadValue("wrong value", what)
     return tools
 
 
-def plain(value: object, column: str) -> object:
-    """A column's value as JSON has it; dates become texts."""
-    if isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal):
-        return str(value)
-    if isinstance(value, list):
-        return [plain(item, column) for item in value]
-    if isinstance(value, Mapping):
-        return {str(key): plain(item, column) for key, item in value.items()}
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    what = f"`{column}` is of type {type(value).__name__}, which a reward cannot be given. Leave the column out"
-    raise BadValue("wrong value", what)
-
-
 def example_of(text: str) -> Example | None:
-    """The example that a text says; None for a text that a transform broke. A text without parts is a chat or a plain
-    text."""
+    """The example of a text; None if a transform broke it. A text without parts is a chat or a plain text."""
     if not text.startswith(PART):
         return Example(messages=messages_of(text) or text)
-    parts: dict[str, str] = {}
-    for part in text[1:].split(f"\n{PART}"):
-        name, _, value = part.partition("\n")
-        parts[name] = value
+    values: dict[str, Any] = {}
     try:
-        tools, columns = (
-            json.loads(parts.pop(name), strict=False) if name in parts else None for name in ("tools", "columns")
-        )
-        label = parts.pop("label", "false") == "true"
-        words = {name: messages_of(value) or value for name, value in parts.items()}
-        return Example(**words, label=label, tools=tools, columns=columns)
+        for part in text[1:].split(f"\n{PART}"):
+            name, _, value = part.partition("\n")
+            if name in ("tools", "columns"):
+                values[name] = json.loads(value, strict=False)
+            else:
+                values[name] = value == "true" if name == "label" else messages_of(value) or value
+        return Example(**values)
     except (ValueError, TypeError):
         return None

@@ -11,7 +11,6 @@ from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from cpt.data.readers.decontamination import decontaminate, key_options
@@ -35,9 +34,7 @@ def length(
         return f"shorter than {min_characters} characters"
     if max_characters is not None and size > max_characters:
         return f"longer than {max_characters} characters"
-    if not min_words and max_words is None:
-        return None
-    words = len(document["text"].split())
+    words = len(document["text"].split()) if min_words or max_words is not None else 0
     if words < min_words:
         return f"fewer than {min_words} words"
     if max_words is not None and words > max_words:
@@ -55,9 +52,8 @@ def pattern(document: DocumentView, *, drop: str | None = None, require: str | N
         if require is not None and not re.search(require, document["text"]):
             return f"does not match {require}"
     except re.error as problem:
-        raise RecipeError(
-            f"the filter `pattern` was given no regular expression: `{problem.pattern!s}`: {problem.msg}."
-        ) from problem
+        what = f"`{problem.pattern!s}` is not a regular expression"
+        raise RecipeError(f"the filter `pattern`: {what}: {problem.msg}.") from problem
     return None
 
 
@@ -65,7 +61,7 @@ def keep_share(document: DocumentView, *, share: float, seed: int = 0) -> str | 
     """Keep a sample: about `share` of the documents, chosen by the hash of their text.
 
     An equal text has the same fate in every source and run, and a smaller share is a part of a larger one. The choice
-    has nothing to do with `evaluation.held_out_share`, which hashes without our prefix.
+    is independent of `evaluation.held_out_share`, which hashes without this prefix.
     """
     if not 0 < share <= 1:
         raise RecipeError(f"the filter `keep_share` needs a `share` above 0 and at most 1, got {share}.")
@@ -123,8 +119,7 @@ def fineweb(
 
     Args:
         min_punctuated_lines: drop where at most this share of lines ends with punctuation.
-        max_duplicate_line_characters: drop where at least this share of characters stands in lines that stood there
-            before.
+        max_duplicate_line_characters: drop where at least this share of characters is in repeated lines.
         max_short_lines: drop where at least this share of lines has fewer than `short_line_characters` characters.
     """
     lines = [line for line in map(str.strip, document["text"].splitlines()) if line]
@@ -243,16 +238,12 @@ def repeated_n_grams(words: list[str], last_n: int) -> Iterator[tuple[int, float
             return
         most = first[counts == counts.max()]
         top = counts.max() * (upto[most + n] - upto[most]).max()
+        # Which words lie in an n-gram that was there before: such n-grams begun minus those ended.
         seen_before = first[grams] != np.arange(len(grams))
-        yield n, float(top / upto[-1]), float(sizes[covered(seen_before, n)].sum() / upto[-1])
-
-
-def covered(is_begin: NDArray[np.bool_], n: int) -> NDArray[np.bool_]:
-    """Which words lie in one of the n-grams that begin where marked."""
-    steps = np.zeros(len(is_begin) + n, np.int64)
-    steps[: len(is_begin)] += is_begin
-    steps[n:] -= is_begin
-    return steps.cumsum()[:-1] > 0
+        open_grams = np.zeros(len(grams) + n, np.int64)
+        open_grams[: len(grams)] += seen_before
+        open_grams[n:] -= seen_before
+        yield n, float(top / upto[-1]), float(sizes[open_grams.cumsum()[:-1] > 0].sum() / upto[-1])
 
 
 def language(
@@ -266,16 +257,13 @@ def language(
     Args:
         keep: ISO 639-1 codes: `[en, de]`.
         min_confidence: of py3langid, 0 to 1.
-        max_characters: the language is told by the first so many.
+        max_characters: only the first so many are classified.
     """
     identifier = language_identifier()
     for code in keep:
         if code not in identifier.labels:
-            known = ", ".join(sorted(identifier.labels))
-            raise RecipeError(
-                f"the filter `language` knows no language `{code}`.{did_you_mean(code, identifier.labels)} It knows:"
-                f" {known}."
-            )
+            known = f"{did_you_mean(code, identifier.labels)} It knows: {', '.join(sorted(identifier.labels))}."
+            raise RecipeError(f"the filter `language` knows no language `{code}`.{known}")
     found, confidence = identifier.classify(document["text"][:max_characters])
     if found not in keep:
         return f"language is {found}"
@@ -291,10 +279,10 @@ def language_identifier() -> Any:
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
-# --- filters ---
+# --- from the recipe's lists to functions ---
 
 
-ComponentLists = Mapping[str, Sequence[Component]]  # where a list stands in the recipe -> the list
+ComponentLists = Mapping[str, Sequence[Component]]  # location in the recipe -> the list
 BuiltIn = Mapping[str, Callable[..., Any]]
 
 
@@ -316,15 +304,14 @@ def called_on(function: Callable[..., Any], document: Mapping[str, str]) -> Any:
 
 
 def module_text(kind: str, name: str, built_in: BuiltIn) -> str:
-    """The text of the module that a function comes from, so that stored tokens are made anew when it changes."""
+    """The text of a function's module, so that stored tokens are made again when it changes."""
     function = find(kind, name, built_in)
     module = inspect.getmodule(function)
     try:
         return inspect.getsource(module if module is not None and module.__name__ != "__main__" else function)
     except (OSError, TypeError) as problem:
-        raise RecipeError(
-            f"the {kind} `{name}` must be a function in a Python file, so that we notice when it changes."
-        ) from problem
+        why = "so that we notice when it changes"
+        raise RecipeError(f"the {kind} `{name}` must be a function in a Python file, {why}.") from problem
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -335,7 +322,6 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 Transform = Callable[[DocumentView], DocumentView | list[DocumentView]]
-
 CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 
@@ -392,7 +378,14 @@ def sift(
     """The texts that transforms, one after the other, make of a document, each with the reason to drop it or None."""
     documents = [document]
     for transform in transforms:
-        documents = [made for one in documents for made in checked(transform, called_on(transform, one))]
+        results = [called_on(transform, one) for one in documents]
+        documents = [made for result in results for made in (result if isinstance(result, list) else [result])]
+        for made in documents:
+            is_view = isinstance(made, Mapping) and {"text", "source", "where"} <= set(made)
+            if not is_view or not isinstance(made["text"], str):
+                expected = "the document, changed, or a list of documents: `return {**document, 'text': ...}`"
+                given = f"the transform {name_of(transform)} returned {str(made)[:80]!r}"
+                raise RecipeError(f"{given}. It must return {expected}.")
         if not documents:
             yield document["text"], f"the transform {name_of(transform)} left nothing"
             return
@@ -400,35 +393,9 @@ def sift(
         yield one["text"], reason_to_drop(one, filters)
 
 
-def checked(transform: Transform, made: object) -> list[DocumentView]:
-    """What a transform returned, as a list of documents; users write transforms too."""
-    documents: list[DocumentView] = made if isinstance(made, list) else [made]  # type: ignore[list-item]
-    for one in documents:
-        is_view = isinstance(one, Mapping) and {"text", "source", "where"} <= set(one)
-        if not is_view or not isinstance(one["text"], str):
-            raise RecipeError(
-                f"the transform {name_of(transform)} returned {str(one)[:80]!r}. It must return the document, changed,"
-                " or a list of documents: `return {**document, 'text': ...}`."
-            )
-    return documents
-
-
-# --- filters ---
-
-
 Filter = Callable[[DocumentView], str | None]
-
-FILTERS: dict[str, Callable[..., str | None]] = {
-    "length": length,
-    "pattern": pattern,
-    "keep_share": keep_share,
-    "language": language,
-    "c4": c4,
-    "gopher_quality": gopher_quality,
-    "gopher_repetition": gopher_repetition,
-    "fineweb": fineweb,
-    "decontaminate": decontaminate,
-}
+BUILT_IN = (length, pattern, keep_share, language, c4, gopher_quality, gopher_repetition, fineweb, decontaminate)
+FILTERS: dict[str, Callable[..., str | None]] = {function.__name__: function for function in BUILT_IN}
 
 
 def build_filters(lists: ComponentLists) -> list[Filter]:
@@ -436,24 +403,21 @@ def build_filters(lists: ComponentLists) -> list[Filter]:
 
 
 def reason_to_drop(document: DocumentView, filters: Sequence[Filter]) -> str | None:
-    """What the first filter that refuses a document says; a document without any visible character is `empty`."""
+    """The first filter's reason; a document without any visible character is `empty`."""
     if not document["text"].strip():
         return "empty"
     for check in filters:
         reason = called_on(check, document)
-        if reason is None:
-            continue
-        if not isinstance(reason, str) or not reason:
-            raise RecipeError(
-                f"the filter {name_of(check)} returned {reason!r}. It must return the reason to drop (a string), or"
-                " None to keep."
-            )
-        return reason
+        if isinstance(reason, str) and reason:
+            return reason
+        if reason is not None:
+            expected = "a string, the reason to drop, or None to keep"
+            raise RecipeError(f"the filter {name_of(check)} returned {reason!r}. It must return {expected}.")
     return None
 
 
 def code_of(kind: Literal["filter", "transform"], lists: ComponentLists) -> list[list[object]]:
-    """What the key of stored tokens holds of filters or transforms: names, options and code."""
+    """Names, options and code, for the key of stored tokens."""
     built_in: BuiltIn = FILTERS if kind == "filter" else TRANSFORMS
     return [
         [one.name, key_options(one.name, one.options), module_text(kind, one.name, built_in)]

@@ -4,7 +4,7 @@ import csv
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import orjson
 import pyarrow as pa
@@ -13,28 +13,25 @@ import pyarrow.parquet as pq
 from cpt.data.readers.columns import check_columns, columns_of
 from cpt.data.readers.documents import BadRow, BadValue, Document, Origin, Piece, decode, first_line, kind_of_value
 from cpt.data.readers.example import document_of, item_of
-from cpt.data.readers.opening import BOM, BUFFER, REMOTE_BUFFER, format_of, is_url, is_whole, open_file, open_random
+from cpt.data.readers.opening import BOM, BUFFER, REMOTE_BUFFER, format_of, is_url, open_file, open_random
 from cpt.recipe.schema import DocumentSource
 
 LONGEST_LINE = 64 * 2**20
+LONGEST_RECORD = 64 * 2**20  # a quote that is never closed makes one of the rest of the file
+BATCH = 1000
+MAGIC = b"ARROW1"
 Lines = Iterator[tuple[int, int, bytes]]  # number from the origin; first byte in the file; the line with its end
-
-
-class LongLine(bytes):
-    """Stands for a line, or another document, that is too long for the memory."""
-
-
-TOO_LONG = LongLine(b"...")
+TOO_LONG = b"..."  # this object, compared by identity, is in the place of a document that is too long for the memory
 
 
 def lines_of(piece: Piece) -> tuple[Origin, Lines]:
     """The lines whose first byte lies in the piece, without a byte order mark."""
-    before = max(0, piece.start - 1)  # there a line ends, or one goes on that began before this piece
+    before = max(0, piece.start - 1)  # where a line ends, or one continues that began before this piece
     return Origin(piece.path, "line", before), read_lines(piece, before)
 
 
 def read_lines(piece: Piece, at: int) -> Lines:
-    """Go through the lines from a byte on; what stands there before the piece counts as one."""
+    """The lines from a byte on; what comes before the piece counts as one."""
     number, stop = 0, sys.maxsize if piece.stop is None else piece.stop
     with open_file(piece.path, at, piece.stop) as file:
         if piece.start:
@@ -50,8 +47,7 @@ def read_lines(piece: Piece, at: int) -> Lines:
 
 
 def pass_over(file: BinaryIO, at: int, stop: int) -> int:
-    """The byte after the end of a line, or one after `stop` where it does not end before: then nothing more begins
-    before it either."""
+    """The byte after the end of a line, or one after `stop` if it ends later: then no other line begins before it."""
     while at < stop and (part := file.readline(BUFFER)):
         at += len(part)
         if part.endswith(b"\n"):
@@ -60,30 +56,41 @@ def pass_over(file: BinaryIO, at: int, stop: int) -> int:
 
 
 def refuse_long(raw: bytes) -> None:
-    """A line, or another document, that is too long has not been read."""
-    if isinstance(raw, LongLine):
+    if raw is TOO_LONG:
         raise BadValue("too long", f"longer than the {LONGEST_LINE:,} bytes that one document may have; is it one?")
 
 
 def read_text(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     """The documents of a file, to the byte; lines lose only their end."""
-    if source.text_documents == "line":
-        yield from read_text_lines(piece)
+    for origin, number, byte, raw in raw_texts(piece, source.text_documents):
+        try:
+            refuse_long(raw)
+            yield Document(decode(raw), origin, number)
+        except BadValue as bad:
+            yield bad.at(origin, number, byte)
+
+
+def raw_texts(piece: Piece, unit: str) -> Iterator[tuple[Origin, int, int, bytes]]:
+    """Origin, number, first byte and content of each text; `unit` is `line`, `file`, or what separates texts."""
+    if unit == "line":
+        origin, lines = lines_of(piece)
+        for number, byte, line in lines:
+            if line.strip():
+                yield origin, number, byte, line if line is TOO_LONG else line.rstrip(b"\r\n")
         return
     with open_file(piece.path) as file:
-        if source.text_documents == "file":
+        if unit == "file":
             raw = file.read(LONGEST_LINE + 1)
-            yield text_document(shortened(raw.removeprefix(BOM), len(raw)), Origin(piece.path, "document"), 1, 0)
+            yield Origin(piece.path, "document"), 1, 0, shortened(raw.removeprefix(BOM), len(raw))
             return
         origin = Origin(piece.path, "item")
-        for number, (byte, part) in enumerate(split(file, source.text_documents.encode()), start=1):
+        for number, (byte, part) in enumerate(split(file, unit.encode()), start=1):
             if part.strip():
-                yield text_document(part, origin, number, byte)
+                yield origin, number, byte, part
 
 
 def split(file: BinaryIO, separator: bytes) -> Iterator[tuple[int, bytes]]:
-    """What stands between separators, with where each part begins, without a byte order mark; of the file no more is
-    held than one part."""
+    """The first byte and the content of each part, without a byte order mark; no more than one part is in memory."""
     held, at, dropped = bytearray(), 0, 0  # the part so far; where it begins; bytes of it that are held no more
     searched = 0  # bytes of `held` in which no separator begins
     while block := file.read(BUFFER):
@@ -102,23 +109,7 @@ def split(file: BinaryIO, separator: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def shortened(raw: bytes, num_bytes: int) -> bytes:
-    """A document as it is, or what stands for one that is too long."""
     return raw if num_bytes <= LONGEST_LINE else TOO_LONG
-
-
-def read_text_lines(piece: Piece) -> Iterator[Document | BadRow]:
-    origin, lines = lines_of(piece)
-    for number, byte, line in lines:
-        if line.strip():
-            yield text_document(line if isinstance(line, LongLine) else line.rstrip(b"\r\n"), origin, number, byte)
-
-
-def text_document(raw: bytes, origin: Origin, number: int, byte: int) -> Document | BadRow:
-    try:
-        refuse_long(raw)
-        return Document(decode(raw), origin, number)
-    except BadValue as bad:
-        return bad.at(origin, number, byte)
 
 
 # --- json lines ---
@@ -138,26 +129,21 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
             yield Document(text, origin, number)
         elif line.strip():
             try:
-                yield document_of(parse_object(line, columns_of(source)[0]), source, origin, number)
+                refuse_long(line)
+                row = orjson.loads(line)
+                if not isinstance(row, dict):
+                    raise not_an_object(row, columns_of(source)[0])
+                yield document_of(row, source, origin, number)
+            except orjson.JSONDecodeError as problem:
+                yield why_not_json(line, problem).at(origin, number, byte)
             except BadValue as bad:
                 yield bad.at(origin, number, byte)
         else:
             continue
         is_empty = False
-    if is_empty and is_whole(piece):
+    if is_empty and piece.is_whole:
         detail = f"no rows, only blank lines. Expected one JSON object a line with the key `{columns_of(source)[0]}`"
         yield BadRow("no rows", detail, origin, 1)
-
-
-def parse_object(line: bytes, column: str) -> dict[str, Any]:
-    refuse_long(line)
-    try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError as problem:
-        raise why_not_json(line, problem) from problem
-    if not isinstance(row, dict):
-        raise not_an_object(row, column)
-    return row
 
 
 def not_an_object(row: object, column: str) -> BadValue:
@@ -165,9 +151,8 @@ def not_an_object(row: object, column: str) -> BadValue:
 
 
 def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
-    """Say which of the usual things is wrong with JSON."""
     try:
-        text = decode(raw)  # orjson does not tell which byte is not UTF-8
+        text = decode(raw)  # orjson does not report which byte is not UTF-8
     except BadValue as bad:
         return bad
     is_cut = not raw.endswith((b"\n", b"}", b"]"))
@@ -176,7 +161,6 @@ def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
 
 
 def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
-    """The objects of a file; it is in memory as a whole."""
     origin, whole = Origin(piece.path, "item"), Origin(piece.path, "document")
     with open_file(piece.path) as file:
         raw = file.read().removeprefix(BOM)
@@ -210,29 +194,20 @@ def is_json_lines(raw: bytes) -> bool:
 # --- delimited ---
 
 
-LONGEST_RECORD = 64 * 2**20  # a quote that is never closed makes one of the rest of the file
-
-
 class Records:
-    """The records of a file, and where each begins.
-
-    Quotes may hold line breaks, so a file can be read only from its beginning. A line that is not UTF-8 spoils its
-    record and no other: it is read with its bad bytes replaced.
-    """
+    """The records of a file, and where each begins. Quotes may hold line breaks, so a file can be read only from its
+    beginning. A line that is not UTF-8 makes only its own record bad: it is read with its bad bytes replaced."""
 
     def __init__(self, piece: Piece) -> None:
-        self.origin, self._lines = lines_of(piece)
+        self.origin, self.lines = lines_of(piece)
         self.number, self.byte, self.num_lines = 1, 0, 0
         self.problem: BadValue | None = None
         csv.field_size_limit(sys.maxsize)  # Python's own limit is 128 KiB a field
         self._delimiter = "\t" if format_of(piece.path) == ".tsv" else ","
-        self._reader = self._read_on()
-
-    def _read_on(self) -> Iterator[list[str]]:
-        return csv.reader(self._text(), delimiter=self._delimiter, strict=True)
+        self._reader: Iterator[list[str]] | None = None
 
     def _text(self) -> Iterator[str]:
-        for number, byte, line in self._lines:
+        for number, byte, line in self.lines:
             if not self.num_lines:
                 self.number, self.byte = number, byte
             self.num_lines += 1
@@ -248,10 +223,11 @@ class Records:
 
     def next(self) -> list[str] | None:
         self.num_lines, self.problem = 0, None
+        self._reader = self._reader or csv.reader(self._text(), delimiter=self._delimiter, strict=True)
         try:
             record = next(self._reader, None)
         except BadValue:
-            self._reader = self._read_on()
+            self._reader = None  # the next record begins after this line
             raise
         except csv.Error as problem:
             raise BadValue("not valid CSV", f"not valid CSV ({problem})", self.byte) from problem
@@ -260,14 +236,10 @@ class Records:
         return record
 
     def bad(self, bad: BadValue) -> BadRow:
-        """The record as a bad row; a quote that is never closed swallows lines, and each of them counts."""
         byte = self.byte if bad.byte is None else bad.byte
+        # A quote that is never closed swallows lines, and each of them counts.
         num_rows = max(1, self.num_lines) if bad.reason == "not valid CSV" else 1
         return BadRow(bad.reason, bad.detail, self.origin, self.number, byte, num_rows)
-
-    def bad_file(self, bad: BadValue) -> BadRow:
-        """The header as a bad row that costs all lines after it."""
-        return replace(self.bad(bad), num_rows=max(1, sum(1 for _ in self._lines)))
 
 
 def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
@@ -276,7 +248,7 @@ def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | 
         columns = records.next() or []
         check_columns(columns, source)
     except BadValue as bad:
-        yield records.bad_file(bad)
+        yield replace(records.bad(bad), num_rows=max(1, sum(1 for _ in records.lines)))  # all lines after it are lost
         return
     places = [columns.index(column) for column in columns_of(source, columns)]
     is_empty = True
@@ -307,7 +279,6 @@ def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | 
 def read_batch(
     batch: pa.RecordBatch, source: DocumentSource, origin: Origin, rows_before: int
 ) -> Iterator[Document | BadRow]:
-    """The documents of a batch; its rows are numbered from `rows_before` + 1 on."""
     names, is_utf8 = columns_of(source, batch.schema.names), True
     try:
         columns: list[list[object]] = [batch.column(name).to_pylist() for name in names]
@@ -322,7 +293,7 @@ def read_batch(
 
 
 def without_nulls(value: object) -> object:
-    """Lists and objects without the keys that a table puts into each object because another one has them."""
+    """Without the keys that a table adds to each object because another object has them."""
     if isinstance(value, list):
         return [without_nulls(item) for item in value]
     if isinstance(value, dict):
@@ -338,9 +309,6 @@ def as_python(value: pa.Scalar) -> object:
 
 
 # --- parquet ---
-
-
-BATCH = 1000
 
 
 def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
@@ -375,24 +343,18 @@ def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | Ba
 
 def groups_of(piece: Piece, metadata: pq.FileMetaData) -> range:
     begins, at = [], 0
-    for group in range(metadata.num_row_groups):
-        at = max(at, first_byte(metadata.row_group(group)))  # in the order of the rows, wherever a writer put them
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        if group.num_columns:
+            column = group.column(0)
+            first_byte = min(column.data_page_offset, column.dictionary_page_offset or column.data_page_offset)
+            at = max(at, first_byte)  # in the order of the rows, wherever a writer put them
         begins.append(at)
     stop = sys.maxsize if piece.stop is None else piece.stop
     return range(sum(begin < piece.start for begin in begins), sum(begin < stop for begin in begins))
 
 
-def first_byte(group: pq.RowGroupMetaData) -> int:
-    if not group.num_columns:
-        return 0
-    column = group.column(0)
-    return int(min(column.data_page_offset, column.dictionary_page_offset or column.data_page_offset))
-
-
 # --- arrow ---
-
-
-MAGIC = b"ARROW1"
 
 
 def read_arrow(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
@@ -418,7 +380,7 @@ def read_arrow(piece: Piece, source: DocumentSource) -> Iterator[Document | BadR
 
 
 def batches_of(path: str) -> Iterator[pa.RecordBatch]:
-    """All batches of a file or a stream, in order; of a local file nothing is copied."""
+    """All batches of a file or a stream; of a local file nothing is copied."""
     found = open_random(path)
     with pa.memory_map(found) if isinstance(found, str) else found as file:
         is_file = file.read(len(MAGIC)) == MAGIC

@@ -1,22 +1,21 @@
-"""Datasets on the Hub: which files they are made of, at which commit, and what it means when the Hub refuses.
+"""Datasets on the Hub: their files at one commit, and what the Hub's errors mean.
 
-Files are found as `datasets` finds them and read like any others; what cannot be read file by file is streamed through
-`datasets`."""
+Files are found as `datasets` finds them and read like local ones; other datasets are streamed through `datasets`."""
 
 import json
 import logging
+import posixpath
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
-from os.path import commonpath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import cannot_keep, default_cache_dir, write_once
-from cpt.data.readers.documents import BadRow, BadValue, Document, File, Origin, first_line, refuse_surrogates
-from cpt.data.readers.example import document_of
+from cpt.data.readers.documents import BadRow, Document, File, Origin, first_line
+from cpt.data.readers.example import item_of
 from cpt.data.readers.opening import format_of
 from cpt.distributed import is_main_process
 from cpt.errors import CptError, DataError, ResourceError
@@ -26,10 +25,14 @@ from cpt.recipe.schema import DocumentSource
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder
-    from huggingface_hub.errors import HfHubHTTPError
 
 log = logging.getLogger("cpt")
 HUB_FILE = re.compile(r"hf://datasets/([^/]+/[^/@]+)@([0-9a-f]{40})/(.+)")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+SPLIT = re.compile(r"[\w.-]+")
+NO_OPTIONS = {"name", "version", "data_dir", "data_files", "description"}  # of a builder's configuration
+STARTED = time.time()
+WAIT_SECONDS = (1, 2, 4, 8)  # between asking a Hub that is down
 
 
 class Unreachable(Exception):  # noqa: N818 -- it is caught where the Hub is asked
@@ -43,7 +46,6 @@ def parts_of(path: str) -> tuple[str, str, str]:
 
 
 def is_hub_file(path: str) -> bool:
-    """True for a file of a dataset on the Hub at a commit."""
     return HUB_FILE.fullmatch(path) is not None
 
 
@@ -61,19 +63,20 @@ def cannot_fetch(path: str, problem: BaseException, key: str) -> CptError:
 
 
 def cannot_reach(dataset: str, problem: str, key: str) -> ResourceError:
-    return ResourceError(
-        f"{dataset}: no such local path, and the Hub cannot be reached: {problem}. Go online (HF_HUB_OFFLINE is not"
-        f" 1), or download the dataset and set `{key}.path` to its folder."
-    )
+    remedy = f"Go online (HF_HUB_OFFLINE is not 1), or download the dataset and set `{key}.path` to its folder."
+    return ResourceError(f"{dataset}: no such local path, and the Hub cannot be reached: {problem}. {remedy}")
+
+
+def unreadable(dataset: str, split: str, problem: str, key: str) -> DataError:
+    remedy = f"Set `{key}.path`, `.subset`, `.split`, `.data_files` or `.revision`."
+    return DataError(f"{dataset}: no dataset on the Hub that can be read with split `{split}`: {problem} {remedy}")
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What huggingface_hub and `datasets` raise where they find nothing, or not what they expect."""
     return FileNotFoundError, ValueError, RuntimeError, *broken()
 
 
 def broken() -> tuple[type[Exception], ...]:
-    """What huggingface_hub raises when it gets no answer, or an error."""
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
     httpx_error: type[Exception] = HfHubHTTPError.__bases__[0]  # of httpx or httpx2, by its version
@@ -83,62 +86,40 @@ def broken() -> tuple[type[Exception], ...]:
 def what_it_means(
     problem: BaseException | None, dataset: str, revision: str | None, key: str
 ) -> CptError | Unreachable | None:
-    """What the first error of the Hub in a chain of errors means, or None."""
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+    """The meaning of the first error of the Hub in a chain of errors, or None."""
+    from huggingface_hub import errors
 
-    if isinstance(problem, HfHubHTTPError):
-        return refused(dataset, revision, key, problem)
-    # `datasets` looks for files that need not exist: behind another error, a missing entry is not the problem.
-    while problem is not None and not isinstance(problem, EntryNotFoundError):
-        if isinstance(problem, HfHubHTTPError):
-            return refused(dataset, revision, key, problem)
-        if isinstance(problem, broken()):
+    if not isinstance(problem, errors.HfHubHTTPError):
+        while problem is not None and not isinstance(problem, broken()):
+            problem = problem.__cause__ or problem.__context__
+        # `datasets` looks for files that need not exist: behind another error, a missing entry is not the problem.
+        if problem is None or isinstance(problem, errors.EntryNotFoundError):
+            return None
+        if not isinstance(problem, errors.HfHubHTTPError):
             return Unreachable(first_line(problem).rstrip("."))
-        problem = problem.__cause__ or problem.__context__
-    return None
-
-
-def refused(dataset: str, revision: str | None, key: str, problem: "HfHubHTTPError") -> CptError | Unreachable:
-    """The error for an answer that is not what was asked for."""
-    from huggingface_hub.errors import GatedRepoError, RemoteEntryNotFoundError, RevisionNotFoundError
-
     status, page = problem.response.status_code, f"https://huggingface.co/datasets/{dataset}"
     token = "Run: hf auth login, or set HF_TOKEN"
-    if isinstance(problem, GatedRepoError):
+    if isinstance(problem, errors.GatedRepoError):
         return ResourceError(f"{dataset} (`{key}.path`) is gated. Accept its terms at {page}. {token}.")
-    if isinstance(problem, RevisionNotFoundError):
+    if isinstance(problem, errors.RevisionNotFoundError):
         return DataError(f"{dataset}: no revision `{revision}` on the Hub. Set `{key}.revision`.")
-    if isinstance(problem, RemoteEntryNotFoundError):
+    if isinstance(problem, errors.RemoteEntryNotFoundError):
         return DataError(f"{dataset}: {' '.join(str(problem).split())} Set `{key}.data_files` or `.revision`.")
     if status in (401, 403):
-        return ResourceError(
-            f"{dataset}: no such local path, and on the Hub no such dataset or a private one ({status}). {token}, with"
-            f" a token that may read it; or set `{key}.path`."
-        )
+        what = f"no such local path, and on the Hub no such dataset, or a private one ({status})"
+        return ResourceError(f"{dataset}: {what}. {token}, with a token that may read it; or set `{key}.path`.")
     if status == 404:
         return DataError(f"{dataset}: neither a local path nor a dataset on the Hub. Set `{key}.path`.")
     return Unreachable(f"it answers {status}")
 
 
-COMMIT = re.compile(r"[0-9a-f]{40}")
-SPLIT = re.compile(r"[\w.-]+")
-NO_OPTIONS = {"name", "version", "data_dir", "data_files", "description"}  # of a builder's configuration
-STARTED = time.time()
-WAIT_SECONDS = (1, 2, 4, 8)  # between asking a Hub that is down
-
-
 class HubDataset(NamedTuple):
-    """What a source on the Hub is."""
-
     commit: str
     files: list[File] | None
-    """`hf://datasets/owner/name@commit/file` with its size and what git calls its content; None of what only
-    `datasets` can read."""
+    """`hf://datasets/owner/name@commit/file`, its size and git's hash of it; None if only `datasets` can read them."""
 
 
 class HubRequest(NamedTuple):
-    """All that decides which files they are."""
-
     endpoint: str
     path: str
     subset: str | None
@@ -148,121 +129,108 @@ class HubRequest(NamedTuple):
 
 
 def hub_files(source: DocumentSource, key: str) -> HubDataset:
-    """The files of a source on the Hub, at one commit as long as this process lives.
+    """The files of a source on the Hub, at one commit for the life of this process.
 
-    They are those that `datasets.load_dataset` would read for the source's subset, split and data_files, from what the
-    dataset's card says or else by their names. They are ours to read where each is of a kind we know and the card sets
-    no options for the reading (another separator, a field of a JSON file). A txt file is what `text_documents` says.
+    They are those that `datasets.load_dataset` would read for the source's subset, split and data_files. We read them
+    if each is of a known kind and the dataset's card sets no options for reading (another separator, a field of JSON).
 
-    What was found is remembered in the cache: where the Hub cannot be reached the dataset is taken as it was last, and
-    one whose revision is a commit is asked for only once.
+    The result is stored in the cache: it is used where the Hub cannot be reached, and a source whose revision is a
+    commit is looked up only once.
     """
     from huggingface_hub import constants
 
-    asked = HubRequest(
+    request = HubRequest(
         constants.ENDPOINT, source.path, source.subset, source.split, tuple(source.data_files), source.revision
     )
-    return find(asked, key)
+    return find(request, key)
 
 
 @cache
-def find(asked: HubRequest, key: str) -> HubDataset:
-    memory = default_cache_dir() / "hub" / f"{xxh3_128_hexdigest(json.dumps(asked).encode())}.json"
-    remembered = None
-    if (stored := read_sealed(memory)) is not None:
-        files = None if stored["files"] is None else [File(*file) for file in stored["files"]]
-        remembered = HubDataset(stored["commit"], files)
-    is_pinned = asked.revision is not None and COMMIT.fullmatch(asked.revision) is not None
-    # What the main process has just found is what all processes of the run read.
-    if remembered and (is_pinned or not is_main_process() and memory.stat().st_mtime >= STARTED):
-        return remembered
+def find(request: HubRequest, key: str) -> HubDataset:
+    file = default_cache_dir() / "hub" / f"{xxh3_128_hexdigest(json.dumps(request).encode())}.json"
+    known = None
+    if (stored := read_sealed(file)) is not None:
+        files = None if stored["files"] is None else [File(*one) for one in stored["files"]]
+        known = HubDataset(stored["commit"], files)
+    is_pinned = request.revision is not None and COMMIT.fullmatch(request.revision) is not None
+    # All processes of a run read what the main process has just found.
+    if known and (is_pinned or not is_main_process() and file.stat().st_mtime >= STARTED):
+        return known
     try:
-        found = ask(asked, key)
+        found = look_up(request, key)
     except Unreachable as problem:
-        if remembered is None:
-            raise cannot_reach(asked.path, str(problem), key) from problem
+        if known is None:
+            raise cannot_reach(request.path, str(problem), key) from problem
         if is_main_process():
-            log.warning(f"{asked.path}: the Hub cannot be reached. Taken as it was last: commit {remembered.commit}.")
-        return remembered
+            log.warning(f"{request.path}: the Hub cannot be reached. Using its last known commit {known.commit}.")
+        return known
     try:
-        memory.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise cannot_keep(memory.parent, problem) from problem
-    write_once(memory, sealed({"commit": found.commit, "files": found.files}))
+        raise cannot_keep(file.parent, problem) from problem
+    write_once(file, sealed({"commit": found.commit, "files": found.files}))
     return found
 
 
-def ask(asked: HubRequest, key: str) -> HubDataset:
-    """What the Hub says now."""
+def look_up(request: HubRequest, key: str) -> HubDataset:
     try:
-        commit = commit_of(asked.endpoint, asked.path, asked.revision)
-        builder = build(asked, commit)
-        files = files_at(builder, asked, key)
-        return HubDataset(commit, None if files is None else with_sizes(files))
+        commit = commit_of(request.endpoint, request.path, request.revision)
+        import datasets  # takes a second, so only if the Hub answers
+        import fsspec
+
+        data_files = list(request.data_files) or None
+        # Downloads nothing but the dataset's card.
+        builder = datasets.load_dataset_builder(request.path, request.subset, data_files=data_files, revision=commit)
+        if builder.hash != commit:  # without a connection it takes what its cache holds
+            raise ConnectionError("the connection broke")
+        names = readable_files(builder, request, key)
+        if names is None:
+            return HubDataset(commit, None)
+        paths = [name.removeprefix("hf://") for name in names]
+        system, _ = fsspec.core.url_to_fs(names[0])
+        folder = posixpath.commonpath([posixpath.dirname(path) for path in paths])
+        listed: dict[str, dict[str, Any]] = system.find(folder, detail=True)  # a thousand files at a time
+        files = []
+        for name, path in zip(names, paths, strict=True):
+            info = listed[path]
+            version = info["lfs"]["sha256"] if info.get("lfs") else info["blob_id"]
+            files.append(File(name, int(info["size"]), str(version)))
+        return HubDataset(commit, files)
     except failures() as problem:
-        if (meant := what_it_means(problem, asked.path, asked.revision, key)) is not None:
+        if (meant := what_it_means(problem, request.path, request.revision, key)) is not None:
             raise meant from problem
-        raise DataError(
-            f"{asked.path}: not a dataset on the Hub that can be read: {' '.join(str(problem).split())[:500]} "
-            f"Set `{key}.path`, `.subset`, `.split`, `.data_files` or `.revision`."
-        ) from problem
+        raise unreadable(request.path, request.split, " ".join(str(problem).split())[:500], key) from problem
 
 
 @cache
 def commit_of(endpoint: str, dataset: str, revision: str | None) -> str:
-    """The commit of a branch or tag; asked once, so that all sources from one dataset are of one commit."""
+    """The commit of a branch or tag; one call, so that all sources of a dataset have one commit."""
     from huggingface_hub import HfApi
 
     return str(HfApi(endpoint).dataset_info(dataset, revision=revision).sha)
 
 
-def build(asked: HubRequest, commit: str) -> "DatasetBuilder":
-    """What `datasets` would read the source with; nothing is downloaded but the dataset's card."""
-    import datasets
-
-    files = list(asked.data_files) or None
-    builder = datasets.load_dataset_builder(asked.path, asked.subset, data_files=files, revision=commit)
-    if builder.hash != commit:  # where it cannot get through, it takes what its cache holds
-        raise ConnectionError("the connection broke")
-    return builder
-
-
-def files_at(builder: "DatasetBuilder", asked: HubRequest, key: str) -> Sequence[str] | None:
-    """The files of the split; None where they are not ours to read."""
+def readable_files(builder: "DatasetBuilder", request: HubRequest, key: str) -> list[str] | None:
+    """The files of the split; None if only `datasets` can read them."""
     splits = builder.config.data_files
     # `train[:10%]` and `train+test` are for `datasets` to find.
-    if not splits or asked.split == "all" or not SPLIT.fullmatch(asked.split):
+    if not splits or request.split == "all" or not SPLIT.fullmatch(request.split):
         return None
-    if asked.split not in splits:
-        raise DataError(
-            f"{asked.path}: no split `{asked.split}`. It has: {', '.join(map(str, splits))}. Set `{key}.split`."
-        )
-    files = list(splits[asked.split])
-    are_ours = all(is_hub_file(file) and "::" not in file and format_of(file) in DOCUMENT_FILES for file in files)
+    if request.split not in splits:
+        has = f"It has: {', '.join(map(str, splits))}. Set `{key}.split`."
+        raise DataError(f"{request.path}: no split `{request.split}`. {has}")
+    files = list(splits[request.split])
+    if not all(is_hub_file(file) and "::" not in file and format_of(file) in DOCUMENT_FILES for file in files):
+        return None
     plain = vars(type(builder.config)())
     if {format_of(file) for file in files} == {".tsv"}:
         plain["sep"] = "\t"
     options = {name: value for name, value in vars(builder.config).items() if name not in NO_OPTIONS}
-    return files if are_ours and all(value == plain.get(name) for name, value in options.items()) else None
-
-
-def with_sizes(files: Sequence[str]) -> list[File]:
-    """What the Hub lists of the files: it gives a thousand at a time."""
-    import fsspec
-
-    system, _ = fsspec.core.url_to_fs(files[0])
-    folder = commonpath([file.rpartition("/")[0].removeprefix("hf://") for file in files])
-    listed: dict[str, dict[str, Any]] = system.find(folder, detail=True)
-    return [as_file(file, listed[file.removeprefix("hf://")]) for file in files]
-
-
-def as_file(name: str, info: dict[str, Any]) -> File:
-    """A file of git's, or one that only its hash is in git of."""
-    return File(name, int(info["size"]), str(info["lfs"]["sha256"] if info.get("lfs") else info["blob_id"]))
+    return files if all(value == plain.get(name) for name, value in options.items()) else None
 
 
 def fetch(path: str, key: str) -> str:
-    """A file of the Hub in the Hub's cache on this machine, downloaded if it is not there."""
+    """The path of a Hub file in the Hub's cache on this machine, downloaded if missing."""
     from huggingface_hub import constants, hf_hub_download
 
     dataset, commit, file = parts_of(path)
@@ -278,13 +246,11 @@ def fetch(path: str, key: str) -> str:
 
 
 def read_hub(source: DocumentSource, key: str, commit: str) -> Iterator[Document | BadRow]:
-    """The rows of a dataset, streamed where only the first are wanted.
+    """The rows of a dataset, streamed where only the first are read.
 
-    They come in the order of the files and of the rows in them, the same each time and for any number of processes,
-    because one process reads them all from the beginning. With `streaming: true` nothing is kept but tokens; a reading
-    that breaks off begins anew.
+    One process reads them from the beginning, so the order is the same each time and for any number of processes.
     """
-    import datasets  # takes a second, and `cpt check` must answer at once
+    import datasets  # takes a second, and `cpt check` must answer fast
 
     origin = Origin(source.path, "row")
     try:
@@ -297,16 +263,8 @@ def read_hub(source: DocumentSource, key: str, commit: str) -> Iterator[Document
             streaming=source.streaming or source.max_documents is not None,
         )
         for number, row in enumerate(rows, start=1):
-            try:
-                document = document_of(row, source, origin, number)
-                refuse_surrogates(document.text)
-                yield document
-            except BadValue as bad:
-                yield bad.at(origin, number)
+            yield item_of(row, source, origin, number)
     except (FileNotFoundError, ValueError, RuntimeError) as problem:
-        raise DataError(
-            f"{source.path}: neither a local path nor a dataset that the Hub gives us with split `{source.split}`:"
-            f" {first_line(problem)} Set `{key}.path`, `.subset`, `.split`, `.data_files` or `.revision`."
-        ) from problem
+        raise unreadable(source.path, source.split, first_line(problem), key) from problem
     except OSError as problem:  # ConnectionError among them
         raise cannot_reach(source.path, first_line(problem), key) from problem

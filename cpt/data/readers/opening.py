@@ -11,23 +11,26 @@ from typing import Any, BinaryIO, TypeVar, cast
 import fsspec
 import pyarrow as pa
 
-from cpt.data.readers.documents import Piece
 from cpt.recipe.paths import DOCUMENT_FILES
 
-PAST_STOP = 1 << 16  # of the rest of a line that goes on beyond the piece in which it began, asked for at once
+BOM = b"\xef\xbb\xbf"
+COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
+KNOWN = f"{', '.join(sorted(DOCUMENT_FILES))}, or one of these with {' or '.join(COMPRESSED)}"
+BUFFER = 1 << 20
+SMALL_BUFFER = 1 << 16  # a damaged compressed file is read up to the damage, except for the last buffer
+REMOTE_BUFFER = 1 << 23  # bytes in one request: an answer of the Hub takes a good part of a second to begin
+PAST_STOP = 1 << 16  # bytes in one request for the rest of a line that ends beyond its piece
 TRIES = 5
 FIRST_WAIT_SECONDS = 0.5  # doubled with each try
-TRY_AGAIN = (408, 425, 429)  # besides all from 500 on
+TRY_AGAIN = (408, 425, 429)  # and all from 500 on
 Result = TypeVar("Result")
 
 
 class RemoteFile(io.RawIOBase):
-    """Reads through fsspec. Wrap it in a buffer, whose size is what one request asks for.
-
-    A file from an HTTP server that does not support ranges is held in memory.
+    """Reads through fsspec, in requests of the size of the buffer around it. A file from an HTTP server that does not
+    support ranges is held in memory.
 
     Args:
-        begin: the byte to start at.
         stop: where the reader will probably end: no request goes across it, and those beyond it are small.
     """
 
@@ -43,7 +46,7 @@ class RemoteFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = self.ask(self.size) if whence == io.SEEK_END else self._at if whence == io.SEEK_CUR else 0
+        base = self.use(end_of) if whence == io.SEEK_END else self._at if whence == io.SEEK_CUR else 0
         self._at = base + offset
         return self._at
 
@@ -52,7 +55,13 @@ class RemoteFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         limit = self._stop - self._at if self._at < self._stop else PAST_STOP
-        data = self.ask(lambda: self.read_at(min(len(buffer), limit)))
+        num_bytes = max(0, min(len(buffer), limit, self.use(end_of) - self._at))
+
+        def read(file: Any) -> bytes:
+            file.seek(self._at)
+            return bytes(file.read(num_bytes))
+
+        data = self.use(read)
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
@@ -62,28 +71,18 @@ class RemoteFile(io.RawIOBase):
             self._file.close()
         super().close()
 
-    def size(self) -> int:
-        try:
-            return int(self._file.seek(0, io.SEEK_END))
-        except ValueError:  # fsspec's error for a stream
-            self.fetch_whole()
-            return int(self._file.seek(0, io.SEEK_END))
-
-    def read_at(self, wanted: int) -> bytes:
-        size = self.size()
-        for _ in range(2):
+    def use(self, function: Callable[[Any], Result]) -> Result:
+        def call() -> Result:
             try:
-                self._file.seek(self._at)
-                return bytes(self._file.read(max(0, min(wanted, size - self._at))))
-            except ValueError:  # fsspec's error for a server without ranges
-                self.fetch_whole()
-        raise AssertionError("a file in memory can be read")
+                return function(self._file)
+            except ValueError:  # fsspec's error for a stream, and for a server without ranges
+                self._file = io.BytesIO(self._system.cat_file(self._name))
+                return function(self._file)
 
-    def fetch_whole(self) -> None:
-        self._file = io.BytesIO(self._system.cat_file(self._name))
+        return self.ask(call)
 
     def ask(self, function: Callable[[], Result]) -> Result:
-        """Ask an HTTP server again while it is busy or gone; fsspec's other file systems retry by themselves."""
+        """Retry on HTTP servers; fsspec's other file systems retry by themselves."""
         if is_http(self._system):
             return persistently(function)
         try:
@@ -94,12 +93,16 @@ class RemoteFile(io.RawIOBase):
             raise
 
 
+def end_of(file: Any) -> int:
+    return int(file.seek(0, io.SEEK_END))
+
+
 def is_http(system: fsspec.AbstractFileSystem) -> bool:
     return "http" in ([system.protocol] if isinstance(system.protocol, str) else system.protocol)
 
 
 def persistently(function: Callable[[], Result]) -> Result:
-    """Call a function that asks an HTTP server, again while the server is busy or gone."""
+    """Call a function, again while the HTTP server is busy or gone."""
     import aiohttp
 
     last: Exception = OSError()
@@ -120,32 +123,22 @@ def persistently(function: Callable[[], Result]) -> Result:
     raise OSError(f"asked {TRIES} times: {last or type(last).__name__}") from last
 
 
-BOM = b"\xef\xbb\xbf"
-COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
-KNOWN = f"{', '.join(sorted(DOCUMENT_FILES))}, or one of these with {' or '.join(COMPRESSED)}"
-BUFFER = 1 << 20
-SMALL_BUFFER = 1 << 16  # what stands before the damage of a compressed file is read, all but the last buffer
-REMOTE_BUFFER = 1 << 23  # asked of a server at once: an answer of the Hub takes a good part of a second to begin
-
-
 def is_url(path: str) -> bool:
-    """True for s3://, gs://, https://, memory:// and all else that fsspec opens."""
     return "://" in path
 
 
 def format_of(path: str) -> str:
-    """The suffix that tells the format: `.jsonl` of `a.jsonl.gz`."""
+    """`.jsonl` of `a.jsonl.gz`."""
     stem, suffix = splitext(path.lower())
     return splitext(stem)[1] if suffix in COMPRESSED else suffix
 
 
 def compression_of(path: str) -> str | None:
-    """`gzip`, `zstd` or None."""
     return COMPRESSED.get(splitext(path.lower())[1])
 
 
 def open_file(path: str, begin: int = 0, stop: int | None = None) -> BinaryIO:
-    """The file's content, decompressed, starting at a byte."""
+    """The file's content, decompressed, from a byte on."""
     if compression_of(path) is None:
         return open_plain(path, begin, stop)
     stream: Any = pa.CompressedInputStream(pa.PythonFile(open_plain(path), mode="r"), compression_of(path))
@@ -161,19 +154,8 @@ def open_plain(path: str, begin: int = 0, stop: int | None = None) -> BinaryIO:
 
 
 def open_random(path: str) -> Any:
-    """What pyarrow reads tables from: the file, or all of it in memory where it is compressed."""
+    """A file as pyarrow takes it; a compressed one is decompressed in memory."""
     if compression_of(path) is None:
         return io.BufferedReader(RemoteFile(path), SMALL_BUFFER) if is_url(path) else path
     with open_file(path) as file:
         return pa.BufferReader(file.read())
-
-
-def size_of(path: str) -> int:
-    if not is_url(path):
-        return Path(path).stat().st_size
-    system, name = fsspec.core.url_to_fs(path)
-    return int(system.size(name) or 0)
-
-
-def is_whole(piece: Piece) -> bool:
-    return piece.start == 0 and piece.stop is None

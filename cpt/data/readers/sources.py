@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import count, zip_longest
+from itertools import chain, count, islice, zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,41 +18,29 @@ import pyarrow as pa
 from xxhash import xxh3_128
 
 from cpt.data.readers.columns import refuse_texts
-from cpt.data.readers.documents import BadRow as BadRow
 from cpt.data.readers.documents import (
+    BadRow,
     BadValue,
+    Document,
     File,
     Origin,
+    Piece,
+    apply_policy,
     clean,
-    complaint,
     first_line,
     kind_of_value,
-    refuse_surrogates,
 )
-from cpt.data.readers.documents import Document as Document
-from cpt.data.readers.documents import Piece as Piece
 from cpt.data.readers.example import document_of
 from cpt.data.readers.formats import read_arrow, read_delimited, read_json, read_json_lines, read_parquet, read_text
 from cpt.data.readers.hub import cannot_fetch, fetch, hub_files, is_hub_file, read_hub
-from cpt.data.readers.opening import (
-    KNOWN,
-    compression_of,
-    format_of,
-    is_http,
-    is_url,
-    is_whole,
-    open_plain,
-    persistently,
-    size_of,
-)
+from cpt.data.readers.opening import KNOWN, compression_of, format_of, is_http, is_url, open_plain, persistently
 from cpt.distributed import is_main_process
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.plugins import check_options, find, user_code_error
 from cpt.recipe.paths import DOCUMENT_FILES, TEXT_FILES, is_function, is_local
 from cpt.recipe.schema import DocumentSource
 
-Reader = Callable[[Piece, DocumentSource], Iterator[Document | BadRow]]
-READERS: dict[str, Reader] = {
+READERS: dict[str, Callable[[Piece, DocumentSource], Iterator[Document | BadRow]]] = {
     ".txt": read_text,
     ".md": read_text,
     ".jsonl": read_json_lines,
@@ -63,27 +51,25 @@ READERS: dict[str, Reader] = {
     ".arrow": read_arrow,
 }
 PIECE_BYTES = 64 * 2**20
+log = logging.getLogger("cpt")
+GLOB = re.compile(r"[*?\[]")
+CONVERTED = {".pdf", ".html", ".htm", ".docx", ".epub"}  # by `cpt data ingest`
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+DATASETS_OWN = {"dataset_info.json", "state.json", "dataset_dict.json"}  # `datasets` saves them with its arrow files
+# What servers call the version of a file's content.
+TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
+LISTING_THREADS = 16
 
 
 def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
     """The documents in the order of the files' names, at most `max_documents`."""
-    number = 0
-    for piece in pieces_of(source, key):
-        for item in read_piece(source, piece, key):
-            if isinstance(item, BadRow):
-                raise DataError(complaint(item, key))
-            yield item
-            number += 1
-            if number == source.max_documents:
-                return
+    items = chain.from_iterable(read_piece(source, piece, key) for piece in pieces_of(source, key))
+    yield from islice(apply_policy(items, "error", key, []), source.max_documents)
 
 
 def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
-    """The source in pieces that can be read apart from each other, in the order of its documents.
-
-    They follow from the names and sizes of the files; none is opened. A user's function, and a dataset on the Hub that
-    only `datasets` can read, are one piece, for the main process.
-    """
+    """The pieces of a source, in the order of its documents. They follow from the names and sizes of the files; none
+    is opened. A user's function, and a dataset on the Hub that only `datasets` can read, are one piece."""
     files = files_with_sizes(source, key)
     if not files:
         return [Piece(source.path, 0, None, 0)]
@@ -97,7 +83,7 @@ def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) 
 
 
 def can_be_cut(path: str, source: DocumentSource) -> bool:
-    """True if a part of the file can be read without the bytes before it; not every HTTP server allows that."""
+    # Not every HTTP server can send a part of a file.
     if compression_of(path) or path.startswith(("http://", "https://")):
         return False
     if format_of(path) in TEXT_FILES:
@@ -106,7 +92,6 @@ def can_be_cut(path: str, source: DocumentSource) -> bool:
 
 
 def files_with_sizes(source: DocumentSource, key: str) -> list[tuple[str, int]]:
-    """The names of a source's files and their sizes in bytes, from one listing; empty for functions."""
     return [(file.name, file.size) for file in files_of(source, key)]
 
 
@@ -117,9 +102,9 @@ def read_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Docum
         items = read_function(source, key)
     elif kind == "hub" and piece.path == source.path:
         items = read_hub(source, key, hub_files(source, key).commit)
-    elif kind == "hub" and not is_first_enough:  # fetched as a whole, and kept in the Hub's cache
-        items = read_file_piece(source, replace(piece, path=fetch(piece.path, key)), key)
     else:
+        if kind == "hub" and not is_first_enough:  # fetched as a whole, and kept in the Hub's cache
+            piece = replace(piece, path=fetch(piece.path, key))
         items = read_file_piece(source, piece, key)
     if source.max_documents is None:
         yield from items
@@ -138,76 +123,64 @@ def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[
     whole = Origin(piece.path, "document")
     try:
         is_one_of_many = format_of(piece.path) in TEXT_FILES and Path(piece.path) != Path(source.path).expanduser()
-        if is_whole(piece) and not is_one_of_many and size_of(piece.path) == 0:
+        if piece.is_whole and not is_one_of_many and size_of(piece.path) == 0:
             yield BadRow("empty file", "the file is empty, expected documents", whole, 1)
             return
         yield from READERS[format_of(piece.path)](piece, source)
     except (OSError, pa.ArrowException) as problem:
-        if isinstance(problem, OSError) and (
-            problem.errno or is_url(piece.path) and not isinstance(problem, pa.ArrowException)
-        ):
+        is_of_arrow = isinstance(problem, pa.ArrowException)
+        if isinstance(problem, OSError) and (problem.errno or is_url(piece.path) and not is_of_arrow):
             raise cannot_read(piece.path, problem, key) from problem
         # A compressed file that is cut off or damaged.
         lost = f"cannot be read to its end ({first_line(problem)}); the rest of it is lost"
         yield BadRow("damaged file", lost, whole, 1)
 
 
+def size_of(path: str) -> int:
+    if not is_url(path):
+        return Path(path).stat().st_size
+    system, name = fsspec.core.url_to_fs(path)
+    return int(system.size(name) or 0)
+
+
 def find_function(source: DocumentSource, key: str) -> Callable[..., Any]:
-    """The user's function, with its options checked."""
     function = find("source", source.path, {})
     check_options(function, source.options, f"{key}.options")
     return function
 
 
-def call_function(source: DocumentSource, key: str) -> Iterable[object]:
-    """The rows that the function returns for the recipe's options."""
-    rows: object = find_function(source, key)(**source.options)
-    if isinstance(rows, str | Mapping) or not (isinstance(rows, Iterable) or hasattr(rows, "__getitem__")):
-        given = f"{source.path} returned {kind_of_value(rows)}"
-        raise RecipeError(f"`{key}.path`: {given}, expected a list or generator of texts or rows.")
-    return rows  # type: ignore[return-value]
-
-
 def read_function(source: DocumentSource, key: str) -> Iterator[Document | BadRow]:
-    """The documents in the order in which the function gives them."""
     origin = Origin(source.path, "item")
-    rows = iter(call_function(source, key))
+    returned: Any = find_function(source, key)(**source.options)
+    if isinstance(returned, str | Mapping) or not (isinstance(returned, Iterable) or hasattr(returned, "__getitem__")):
+        given = f"{source.path} returned {kind_of_value(returned)}"
+        raise RecipeError(f"`{key}.path`: {given}, expected a list or generator of texts or rows.")
+    rows = iter(returned)
     for number in count(1):
         try:
             row = next(rows)
         except StopIteration:
             return
+        except CptError:
+            raise
         except Exception as problem:
-            if isinstance(problem, CptError):
-                raise
             raise user_code_error(f"{origin.where(number)}: the source `{source.path}`", problem) from problem
         try:
             if isinstance(row, str):
-                document = Document(clean(row, "text"), origin, number)
+                yield Document(clean(row, "text"), origin, number)
             elif isinstance(row, Mapping):
-                document = document_of(row, source, origin, number)
+                yield document_of(row, source, origin, number)
             else:
                 what = f"{kind_of_value(row)}, expected a text or a row with the key `{source.text_column}`"
                 raise BadValue("wrong type", what)
-            refuse_surrogates(document.text)
-            yield document
         except BadValue as bad:
             yield bad.at(origin, number)
-
-
-log = logging.getLogger("cpt")
-GLOB = re.compile(r"[*?\[]")
-CONVERTED = {".pdf", ".html", ".htm", ".docx", ".epub"}  # by `cpt data ingest`
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-DATASETS_OWN = {"dataset_info.json", "state.json", "dataset_dict.json"}  # what `datasets` saves beside its arrow files
-TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
-ASKED_AT_ONCE = 16
 
 
 def kind_of(path: str) -> Literal["local", "url", "function", "hub"]:
     if is_url(path):
         return "url"
-    if is_function(path) and not Path(path).exists():  # a file may be called so
+    if is_function(path) and not Path(path).exists():  # a file may have such a name
         return "function"
     return "local" if is_local(path) or not HUB_ID.fullmatch(path) else "hub"
 
@@ -217,7 +190,9 @@ def files_of(source: DocumentSource, key: str) -> list[File]:
     kind = kind_of(source.path)
     if kind == "hub":
         return hub_files(source, key).files or []
-    return find_local(source, key) if kind == "local" else find_remote(source, key) if kind == "url" else []
+    if kind == "function":
+        return []
+    return find_local(source, key) if kind == "local" else find_remote(source, key)
 
 
 def find_local(source: DocumentSource, key: str) -> list[File]:
@@ -227,25 +202,26 @@ def find_local(source: DocumentSource, key: str) -> list[File]:
     try:
         if path.is_dir():
             folder = os.path.join(path, "") if path != Path() else ""
-            files = [as_file(folder + name, found) for name, found in walk(path) if is_document(name)]
+            found = [(folder + name, status) for name, status in walk(path) if is_document(name)]
         else:
             names = [str(path)] if path.is_file() else glob.glob(str(path), recursive=True)
-            files = [as_file(name, found) for name in names if stat.S_ISREG((found := os.stat(name)).st_mode)]
-            for file in files:
-                refuse_unknown(file.name, key)
+            found = [(name, status) for name in names if stat.S_ISREG((status := os.stat(name)).st_mode)]
+            for name, _ in found:
+                refuse_unknown(name, key)
     except OSError as problem:
         raise cannot_read(problem.filename or source.path, problem, key) from problem
-    if not files and path.is_dir():
+    if not found and path.is_dir():
         raise DataError(f"{path}: the folder holds no {KNOWN} file. Set `{key}.path`.")
-    if not files:
+    if not found:
         what = "no file matches" if GLOB.search(source.path) else "no such file or folder"
         where = f"(looked from {Path.cwd()}). Set `{key}.path`; a dataset on the Hub is written `owner/name`."
         raise DataError(f"{source.path}: {what} {where}")
+    files = [File(name, status.st_size, str(status.st_mtime_ns)) for name, status in found]
     return sorted(files, key=lambda file: file.name.split(os.sep))
 
 
 def walk(folder: Path, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Every file of a folder and the folders in it, by its name from there; links to folders are not followed."""
+    """Path below the folder and status of every file in it; links to folders are not followed."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -254,22 +230,15 @@ def walk(folder: Path, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
                 yield below + entry.name, entry.stat()
 
 
-def as_file(name: str, found: os.stat_result) -> File:
-    return File(name, found.st_size, str(found.st_mtime_ns))
-
-
 def is_document(name: str) -> bool:
-    """True for a file of a known kind that is not hidden, by its name from the source's folder."""
-    *folders, last = name.split("/")
-    return (
-        format_of(last) in DOCUMENT_FILES
-        and last not in DATASETS_OWN
-        and not any(part.startswith(".") for part in (*folders, last))
-    )
+    """True for a file of a known kind that is not hidden; the name is its path below the source's folder."""
+    parts = name.split("/")
+    is_hidden = any(part.startswith(".") for part in parts)
+    return format_of(parts[-1]) in DOCUMENT_FILES and parts[-1] not in DATASETS_OWN and not is_hidden
 
 
 def find_remote(source: DocumentSource, key: str) -> list[File]:
-    """The files that a URL means: one, those that match, or all of a known kind below it."""
+    """The files of a URL: one, those that match, or all of a known kind below it."""
     try:
         system, name = fsspec.core.url_to_fs(source.path)
         if GLOB.search(source.path):
@@ -279,9 +248,9 @@ def find_remote(source: DocumentSource, key: str) -> list[File]:
         else:
             below = system.find(name, detail=True).items()
             found = {file: info for file, info in below if format_of(file) in DOCUMENT_FILES}
-        # The listing of an HTTP server has nothing but names.
+        # The listing of an HTTP server has only names.
         unsized = [file for file, info in found.items() if info.get("size") is None]
-        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        with ThreadPoolExecutor(LISTING_THREADS) as pool:
             found |= zip(unsized, pool.map(lambda file: info_of(system, file), unsized), strict=True)
     except ImportError as problem:
         raise ResourceError(f"{source.path}: {first_line(problem)}. Install it, or set `{key}.path`.") from problem
@@ -291,12 +260,11 @@ def find_remote(source: DocumentSource, key: str) -> list[File]:
         raise cannot_read(source.path, problem, key) from problem
     if not found:
         raise DataError(f"{source.path}: no such file. Set `{key}.path`.")
-    files = [
-        File(str(system.unstrip_protocol(file)), int(info.get("size") or 0), version_of(info))
-        for file, info in found.items()
-    ]
-    for file in files:
-        refuse_unknown(file.name, key)
+    files = []
+    for file, info in found.items():
+        name, version = str(system.unstrip_protocol(file)), next((str(info[tag]) for tag in TAGS if info.get(tag)), "")
+        refuse_unknown(name, key)
+        files.append(File(name, int(info.get("size") or 0), version))
     return sorted(files)
 
 
@@ -304,13 +272,7 @@ def info_of(system: fsspec.AbstractFileSystem, name: str) -> Mapping[str, Any]:
     return persistently(lambda: dict(system.info(name))) if is_http(system) else dict(system.info(name))
 
 
-def version_of(info: Mapping[str, Any]) -> str:
-    """The first thing a server says of a file that changes with it, empty where it says nothing."""
-    return next((str(info[tag]) for tag in TAGS if info.get(tag)), "")
-
-
 def refuse_unknown(file: str, key: str) -> None:
-    """A file that was asked for must be of a known kind."""
     if format_of(file) not in DOCUMENT_FILES:
         suffix = Path(file).suffix
         convert = f"Convert it first: cpt data ingest {file} --output FOLDER. " if suffix.lower() in CONVERTED else ""
@@ -335,15 +297,14 @@ def log_formats(source: DocumentSource) -> None:
 
 
 def states_of(source: DocumentSource, key: str) -> list[tuple[str, int, str]]:
-    """Name, size and version of each file, as of `files_of`: equal states, equal content."""
+    """Name, size and version of each file: equal states, equal content."""
     files = files_of(source, key)
     if kind_of(source.path) == "local":
-        return [(str(Path(file.name).absolute()), file.size, file.version) for file in files]
+        files = [file._replace(name=str(Path(file.name).absolute())) for file in files]
     return [(file.name, file.size, file.version) for file in files]
 
 
 def hash_file(file: Path | str, key: str) -> str:
-    """xxh3-128 of a file's bytes."""
     digest = xxh3_128()
     try:
         with open_plain(str(file)) as stream:

@@ -2,15 +2,12 @@
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from cpt.cache import default_cache_dir, key_of
@@ -19,74 +16,67 @@ from cpt.data.readers.documents import absurd_share
 from cpt.data.rows.contamination import with_decontamination
 from cpt.data.rows.held_out import HeldOutSet, held_out_set, nothing_held_out, other_share
 from cpt.data.rows.loader import ReadAhead
-from cpt.data.rows.mixture import MixtureRows, Stretch, Turns, asked_shares, lengths_of_phases, shares_over
+from cpt.data.rows.mixture import MixtureRows, Turns, asked_shares, lengths_of_phases, shares_over
 from cpt.data.rows.open_sources import open_sources
 from cpt.data.rows.packing import Layout
 from cpt.data.rows.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
 from cpt.data.rows.windows import WindowedRows
 from cpt.data.store.shards import shuffled
-from cpt.data.store.token_files import StoredDocuments
+from cpt.data.store.token_files import Hashes
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, Wanted, make_shards
 from cpt.distributed import is_main_process, main_process_first
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.load import load_mixture
-from cpt.recipe.rules import reported_name
+from cpt.recipe.rules import check_names, reported_name
 from cpt.recipe.schema import Budget, Data, Evaluation, Source
+from cpt.recipe.tree import dotted
 
-Key = TypeVar("Key")
+Sources = Sequence[TokenizedSource]
+Windowed = Sequence[WindowedRows]
 log = logging.getLogger("cpt")
+NO_EVALUATION = Evaluation()
+CLOSE_TO_ALL = 0.9  # of a source; from here on its size must be exact
+WINDOWS_ON_DISK = 4  # of each source: read, made next, kept for slower readers, and a spare
+NO_HASHES = np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True)
 class SourceReport:
     name: str
-    documents: int
-    """Trained on."""
-    held_out: int
-    """Not trained on, because the model is evaluated on them or on an equal document of a held-out set."""
+    documents: int  # trained on
+    held_out: int  # not trained on: the model is evaluated on them or on an equal document of a held-out set
     dropped: dict[str, int]
     bad_rows: dict[str, int]
-    lengths: dict[int, int]
-    """Documents trained on, by length: n, a power of two, means n to 2n - 1 tokens."""
-    tokens: int
-    """In the documents trained on, counted once."""
+    lengths: dict[int, int]  # documents trained on, by length: n, a power of two, means n to 2n - 1 tokens
+    tokens: int  # in the documents trained on, counted once
     rows: int
-    padding: float
-    """Share of the rows' positions that hold no token."""
-    share: float
-    """Requested share of the training tokens; with phases, over the whole run if its length is known, else of the
-    first."""
-    files: dict[str, str]
-    """File -> xxh3-128 of its content, once all of the source was read."""
+    padding: float  # share of the rows' positions that hold no token
+    share: float  # requested, of the training tokens; of phases over the whole run if its length is known
+    files: dict[str, str]  # file -> xxh3-128 of its content, once all of the source was read
     licence: str | None
-    is_estimate: bool
-    """Whether the numbers are estimated from the windows read so far."""
+    is_estimate: bool  # from the windows read so far
 
 
 def report_on(rows: WindowedRows) -> SourceReport:
-    (known, windows), source = rows.known_so_far(), rows.tokenized.work.source
-    plan, total = rows.tokenized.plan, rows.total
-    scale = 1.0 if total is not None else sum(plan.num_bytes) / max(1, plan.bytes_upto[windows])
-
-    def scaled(counts: Mapping[Key, int]) -> dict[Key, int]:
-        return {name: round(scale * count) for name, count in counts.items()}
-
-    description = rows.tokenized.description
+    known, windows = rows.known_so_far()
+    source, plan, description = rows.tokenized.work.source, rows.tokenized.plan, rows.tokenized.description
+    is_estimate = rows.total is None
+    scale = sum(plan.num_bytes) / max(1, plan.bytes_upto[windows]) if is_estimate else 1.0
     return SourceReport(
         name=reported_name(source),
         documents=round(scale * known.documents),
         held_out=round(scale * known.held_out),
-        dropped=scaled(known.left_out),
-        bad_rows=scaled(known.bad_rows),
-        lengths=dict(sorted(scaled(known.lengths).items())),
+        dropped={reason: round(scale * count) for reason, count in known.left_out.items()},
+        bad_rows={reason: round(scale * count) for reason, count in known.bad_rows.items()},
+        lengths={length: round(scale * count) for length, count in sorted(known.lengths.items())},
         tokens=round(scale * known.tokens),
         rows=round(scale * known.rows),
         padding=1 - known.tokens_in_rows / max(1, known.positions),
         share=0.0,
         files=description.files if description else {},
         licence=source.licence if isinstance(source, Source) else None,
-        is_estimate=total is None,
+        is_estimate=is_estimate,
     )
 
 
@@ -107,12 +97,9 @@ def log_report(report: SourceReport, rows: WindowedRows) -> None:
 
 
 def rows_of_run(data: Data, budget: Budget, rows_of_epoch: int) -> int:
-    """Rows of the whole run. Without `global_batch_tokens` the run may be up to one step longer, because only the
-    launch decides how long a step is.
+    """Of the whole run; up to one step more without `global_batch_tokens`: the launch decides how long a step is.
 
-    Args:
-        rows_of_epoch: rows of all sources. An epoch counts rows, padding included: counted in tokens it would end
-            before the last rows.
+    An epoch counts rows, padding included: counted in tokens it would end before the last rows.
     """
     step = max(1, (budget.global_batch_tokens or 0) // data.sequence_length)
     if budget.tokens is not None:
@@ -137,19 +124,18 @@ def exceeds_max_epochs(data: Data, name: str, epochs: float, tokens: int) -> str
 
 
 def check_repeats(data: Data, mixture: MixtureRows, reports: Sequence[SourceReport], rows: int) -> None:
-    """Warn about sources that a run of so many rows reads more than once.
-
-    Raises:
-        RecipeError: `max_epochs` of a source does not allow it.
-    """
-    epochs = [(report, count / report.rows) for report, count in zip(reports, mixture.counts(rows), strict=True)]
-    if lacking := [
-        why for report, times in epochs if (why := exceeds_max_epochs(data, report.name, times, report.tokens))
-    ]:
+    """Warn about sources that a run reads more than once, and refuse what `max_epochs` does not allow."""
+    lacking, repeated = [], []
+    for report, count in zip(reports, mixture.counts(rows), strict=True):
+        epochs = count / report.rows
+        if why := exceeds_max_epochs(data, report.name, epochs, report.tokens):
+            lacking.append(why)
+        elif epochs > 1:
+            repeated.append(f"{report.name} {epochs:.2f} times ({report.tokens:,} tokens)")
+    if lacking:
         raise RecipeError(
             f"{'; '.join(lacking)}. Lower its weight or the budget, add documents, or raise `max_epochs`."
         )
-    repeated = [f"{report.name} {times:.2f} times ({report.tokens:,} tokens)" for report, times in epochs if times > 1]
     if repeated and is_main_process():
         log.warning(
             f"The run reads more than there is: {', '.join(repeated)}, each time in another order. "
@@ -165,18 +151,15 @@ class PreparedData:
     sources: list[SourceReport]
     fingerprint: str
     """Changes when any training row, or the order of rows, does; moving or touching files changes nothing."""
-    disk_bytes: int | None
-    """How much of this machine's disk large sources may take."""
-    form: str = "document"
-    """The form of the rows: see `cpt.data.readers.columns`."""
+    disk_bytes: int | None  # that large sources may take of this machine's disk
+    form: str = "document"  # of the rows: see `cpt.data.readers.columns`
     held_out_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """For each held-out set with its own files: file -> xxh3-128 of its content."""
     judges: list[TokenizedSource] = field(default_factory=list)
 
     @property
     def num_rows(self) -> int:
-        """Rows of one epoch. Exact with `budget.epochs`, which reads all of each source first; else maybe an
-        estimate."""
+        """Of one epoch: exact with `budget.epochs`, which reads all of each source first, else maybe an estimate."""
         return sum(report.rows for report in self.sources)
 
     @property
@@ -206,36 +189,25 @@ class PreparedData:
 
     def read_ahead(self, first_row: int) -> ReadAhead | None:
         """A thread to make the next windows of a run from `first_row` on; None if all are there."""
-        counts = self.rows.counts(first_row)
         ahead = [
             number
             for number, rows in enumerate(self.windowed)
             if rows.tokenized.plan.is_streamed and (self.disk_bytes is not None or not rows.is_complete)
         ]
-        _, stretch, place = self.rows.stretch_at(first_row)
-        shares = stretch.turns.shares(place)
         if not ahead:
             return None
+        shares, counts = self.rows.turns.shares(first_row), self.rows.counts(first_row)
         chosen = [self.windowed[n] for n in ahead], [shares[n] for n in ahead], [counts[n] for n in ahead]
         return ReadAhead(*chosen, self.disk_bytes)
 
     def state(self, first_row: int) -> dict[str, Any]:
         """The position of a checkpoint. With it a run resumes at `first_row`, on an empty store too."""
-        counts = self.rows.counts(first_row)
-        windows = {
-            report.name: rows.state(turn)
-            for report, rows, turn in zip(self.sources, self.windowed, counts, strict=True)
-            if rows.tokenized.plan.is_streamed
-        }
-        stretch, _, row = self.rows.stretch_at(first_row)
-        return {"fingerprint": self.fingerprint, "stretch": stretch, "row": row, "windows": windows}
+        turns = zip(self.sources, self.windowed, self.rows.counts(first_row), strict=True)
+        windows = {report.name: rows.state(turn) for report, rows, turn in turns if rows.tokenized.plan.is_streamed}
+        return {"fingerprint": self.fingerprint, "row": first_row, "windows": windows}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Prepare to resume at the position of a checkpoint.
-
-        Raises:
-            DataError: the data have changed since.
-        """
+        """Prepare to resume at the position of a checkpoint; a DataError if the data have changed since."""
         if state["fingerprint"] != self.fingerprint:
             raise DataError(
                 "the checkpoint was written with different data. Restore them, or start a new run: another `name`."
@@ -243,11 +215,6 @@ class PreparedData:
         for report, rows in zip(self.sources, self.windowed, strict=True):
             if report.name in state["windows"]:
                 rows.restore(state["windows"][report.name])
-
-
-NO_EVALUATION = Evaluation()
-CLOSE_TO_ALL = 0.9  # of a source; from here on its size must be exact
-WINDOWS_ON_DISK = 4  # of each source: read, made next, kept for slower readers, and a spare
 
 
 def build_data(
@@ -304,190 +271,144 @@ class Builder:
 
     def build(self, *, whole: bool) -> PreparedData:
         opened = open_sources(self.data, self.evaluation, self.encoder, self.cache_dir, self.seed)
-        judges = [opened[f"evaluation.perplexity[{number}]"] for number in range(len(self.evaluation.perplexity))]
-        sources = [opened[f"data.sources[{number}]"] for number in range(len(self.data.sources))]
+        judges = [source for key, source in opened.items() if key.startswith("evaluation.perplexity[")]
+        sources = [source for key, source in opened.items() if key.startswith("data.sources[")]
         needs_all = whole or why_all(self.data, self.budget) is not None
-        limit = self.data.disk_bytes
         refuse_small_disk(self.data, self.budget, sources, needs_all=needs_all)
-        make_shards(
-            [
-                *everything(judges),
-                *(shard for source in sources for shard in self.first_shards(source, needs_all=needs_all)),
-            ]
-        )
+        wanted = everything(judges)
+        for source in sources:
+            if needs_all or not source.plan.is_streamed:
+                wanted += everything([source])
+            else:  # the beginning, and what the held-out set is read from
+                held_out = source.plan.held_out if self.evaluation.held_out_share is not None else []
+                wanted += [(source, number) for number in [*held_out, *source.plan.windows[0]]]
+        make_shards(wanted)
         for source in [*judges, *sources]:
             if not source.missing(range(len(source.plan.shards))):
                 source.finish()
-        windowed = self.windowed_rows(sources, judges, is_bounded=limit is not None)
+        windowed = self.windowed_rows(sources, judges)
         for rows in windowed:
             rows.begin(all_windows=needs_all)
-        mixture, reports = self.mix(windowed)
-        if scarce := self.scarce(windowed, mixture, reports):
+        mixture, reports, num_rows = self.mix(windowed)
+        scarce = [  # of estimated size: the run may use them up, and `max_epochs` does not let it repeat them
+            rows
+            for rows, report, count in zip(windowed, reports, mixture.counts(num_rows), strict=True)
+            if report.is_estimate and count > CLOSE_TO_ALL * (rows.max_epochs or math.inf) * report.rows
+        ]
+        if scarce:
             make_shards(everything([rows.tokenized for rows in scarce]))
             for rows in scarce:
                 rows.begin(all_windows=True)
-            mixture, reports = self.mix(windowed)
-        for report, rows in zip(reports, windowed, strict=True):
-            if is_main_process():
+            mixture, reports, num_rows = self.mix(windowed)
+        if is_main_process():
+            for report, rows in zip(reports, windowed, strict=True):
                 log_report(report, rows)
         if self.budget is not None:
-            check_repeats(self.data, mixture, reports, self.num_rows(reports))
-        held_out = self.held_out_sets(windowed, judges)
+            check_repeats(self.data, mixture, reports, num_rows)
+        held_out_sets = self.held_out_sets(windowed, judges)
         files = {reported_name(judge.work.source): judge.finish().files for judge in judges}
-        fingerprint = self.fingerprint(mixture, windowed)
-        return PreparedData(mixture, windowed, held_out, reports, fingerprint, limit, self.form, files, judges)
+        fingerprint, limit = self.fingerprint(mixture, windowed), self.data.disk_bytes
+        return PreparedData(mixture, windowed, held_out_sets, reports, fingerprint, limit, self.form, files, judges)
 
-    def first_shards(self, source: TokenizedSource, *, needs_all: bool) -> list[Wanted]:
-        if not source.plan.is_streamed or needs_all:
-            return everything([source])
-        held_out = source.plan.held_out if self.evaluation.held_out_share is not None else []
-        return [(source, number) for number in [*held_out, *source.plan.windows[0]]]
+    def windowed_rows(self, sources: Sources, judges: Sources) -> list[WindowedRows]:
+        judged = np.concatenate([judge.documents(judge.plan.held_out).hashes for judge in judges] or [NO_HASHES])
+        repeated: Sequence[Repeated | None] = [None] * len(sources)
+        if self.data.deduplicate is not None:
+            kind, _, across = self.data.deduplicate.partition("_")
+            groups = [sources] if across else [[source] for source in sources]
+            repeated = [one for group in groups for one in repeated_documents(group, kind, self.cache_dir)]
+        longest, also_held_out = self.held_out_across(sources)
+        share, windowed = self.evaluation.held_out_share, []
+        for number, (source, recipe) in enumerate(zip(sources, self.data.sources, strict=True)):
+            hashes = np.union1d(judged, also_held_out[number])
+            selection = Selection(share, hashes, repeated[number], recipe.max_tokens, longest[number])
+            is_bounded = self.data.disk_bytes is not None and source.plan.is_streamed
+            where = self.layout, self.seed, self.cache_dir
+            windowed.append(WindowedRows(source, selection, *where, recipe.max_epochs, is_bounded))
+        return windowed
 
-    def windowed_rows(
-        self, sources: Sequence[TokenizedSource], judges: Sequence[TokenizedSource], *, is_bounded: bool
-    ) -> list[WindowedRows]:
-        judged = [judge.documents(judge.plan.held_out).hashes for judge in judges]
-        hashes = np.unique(np.concatenate([np.empty(0, np.uint64), *judged]))
-        repeated = self.repeated(sources)
-        longest = [self.longest_held_out(source) for source in sources]
-        also_held_out = self.held_out_of_others(sources, longest)
-        return [
-            WindowedRows(
-                source,
-                Selection(
-                    self.evaluation.held_out_share,
-                    np.union1d(hashes, also_held_out[number]),
-                    repeated[number],
-                    recipe.max_tokens,
-                    longest[number],
-                ),
-                self.layout,
-                self.seed,
-                self.cache_dir,
-                max_epochs=recipe.max_epochs,
-                is_bounded=is_bounded and source.plan.is_streamed,
-            )
-            for number, (source, recipe) in enumerate(zip(sources, self.data.sources, strict=True))
-        ]
+    def held_out_across(self, sources: Sources) -> tuple[list[int | None], list[Hashes]]:
+        """The bytes of the longest document that may be held out of each source; None for examples, which are short.
 
-    def longest_held_out(self, source: TokenizedSource) -> int | None:
-        """Bytes of the longest document that may be held out of a source; None for examples, which are short."""
-        if self.evaluation.held_out_share is None or form_of_source(source.work.source) != "document":
-            return None
-        documents = source.documents(source.plan.held_out)
-        return longest_held_out(int(documents.num_bytes.sum()), len(documents), self.evaluation.held_out_share)
-
-    def held_out_of_others(
-        self, sources: Sequence[TokenizedSource], longest: Sequence[int | None]
-    ) -> list[NDArray[np.uint64]]:
-        """For each source, the texts that are held out of another one and too long to be held out here: neither source
-        trains on them."""
+        And the texts held out of another source that are too long to be held out here: neither trains on them.
+        """
         share = self.evaluation.held_out_share
-        if share is None or len(sources) == 1:
-            return [np.empty(0, np.uint64)] * len(sources)
-        held_out = []
-        for source, limit in zip(sources, longest, strict=True):
+        if share is None:
+            return [None] * len(sources), [NO_HASHES] * len(sources)
+        longest, held_out = list[int | None](), []
+        for source in sources:
             documents = source.documents(source.plan.held_out)
+            limit: int | None = None
+            if form_of_source(source.work.source) == "document":
+                limit = longest_held_out(int(documents.num_bytes.sum()), len(documents), share)
             which = is_held_out(documents.hashes, documents.num_bytes, share, limit)
+            longest.append(limit)
             held_out.append((documents.hashes[which], documents.num_bytes[which]))
         hashes, num_bytes = (np.concatenate(arrays) for arrays in zip(*held_out, strict=True))
-        return [hashes[:0] if limit is None else hashes[num_bytes > limit] for limit in longest]
+        return longest, [hashes[:0] if limit is None else hashes[num_bytes > limit] for limit in longest]
 
-    def repeated(self, sources: Sequence[TokenizedSource]) -> Sequence[Repeated | None]:
-        deduplicate = self.data.deduplicate
-        if deduplicate is None:
-            return [None] * len(sources)
-        all_documents = [partial(documents_of, source) for source in sources]
-        kind, _, across = deduplicate.partition("_")
-        groups = [all_documents] if across else [[documents] for documents in all_documents]
-        return [one for group in groups for one in repeated_documents(group, kind, self.cache_dir)]
-
-    def mix(self, windowed: Sequence[WindowedRows]) -> tuple[MixtureRows, list[SourceReport]]:
-        """The mixture with the requested shares of tokens, and the reports with these shares."""
+    def mix(self, windowed: Windowed) -> tuple[MixtureRows, list[SourceReport], int]:
+        """The rows, a report on each source, and how many rows the run reads; 1 if that is not known."""
         reports = [report_on(rows) for rows in windowed]
         asked = asked_shares(self.data, [report.tokens for report in reports])
         filled = np.array([rows.filled for rows in windowed])
         # A source that fills its rows to one half needs twice the rows for the same tokens.
         turns = Turns([(first, (shares / filled).tolist()) for first, shares in asked])
-        mixture = MixtureRows([Stretch(windowed, turns, lengths_of_phases(self.data))], self.seed)
-        shares = shares_over(asked, self.num_rows(reports)).tolist()
-        return mixture, [replace(report, share=share) for report, share in zip(reports, shares, strict=True)]
+        mixture = MixtureRows(windowed, turns, self.seed, lengths_of_phases(self.data))
+        rows_of_epoch = sum(report.rows for report in reports)
+        num_rows = 1 if self.budget is None else rows_of_run(self.data, self.budget, rows_of_epoch)
+        shares = shares_over(asked, num_rows).tolist()
+        return mixture, [replace(report, share=share) for report, share in zip(reports, shares, strict=True)], num_rows
 
-    def num_rows(self, reports: Sequence[SourceReport]) -> int:
-        """Rows of the whole run; 1 if its length is not known."""
-        if self.budget is None:
-            return 1
-        return rows_of_run(self.data, self.budget, sum(report.rows for report in reports))
-
-    def scarce(
-        self, windowed: Sequence[WindowedRows], mixture: MixtureRows, reports: Sequence[SourceReport]
-    ) -> list[WindowedRows]:
-        """Sources of estimated size that the run may use up and `max_epochs` does not let it repeat."""
-        counts = mixture.counts(self.num_rows(reports))
-        return [
-            rows
-            for rows, report, count in zip(windowed, reports, counts, strict=True)
-            if report.is_estimate
-            and rows.max_epochs is not None
-            and count > CLOSE_TO_ALL * rows.max_epochs * report.rows
-        ]
-
-    def held_out_sets(
-        self, windowed: Sequence[WindowedRows], judges: Sequence[TokenizedSource]
-    ) -> dict[str, HeldOutSet]:
-        """The held-out share of each source, and the sets of `evaluation.perplexity`."""
-        sets = {}
-        num_documents = 0
-        for rows in windowed if self.evaluation.held_out_share is not None else []:
+    def held_out_sets(self, windowed: Windowed, judges: Sources) -> dict[str, HeldOutSet]:
+        sets, num_documents, share = {}, 0, self.evaluation.held_out_share
+        for rows in windowed if share is not None else []:
             shards, name = rows.tokenized.plan.held_out, reported_name(rows.tokenized.work.source)
             documents = rows.tokenized.documents(shards)
             num_documents += len(documents)
             chosen = rows.selection.held_out(documents, shards)
-            if len(chosen):
-                sets[name] = held_out_set(name, documents, chosen, self.layout, self.cache_dir)
-                if not documents.are_examples and is_main_process():
-                    share, sizes = self.evaluation.held_out_share or 0.0, documents.num_bytes
-                    if warning := other_share(name, share, int(sizes[chosen].sum()), int(sizes.sum()), len(chosen)):
-                        log.warning(f"{warning}.")
-            else:
+            if not len(chosen):
                 log.warning(
                     f"{name}: none of its {len(documents):,} documents fell into `evaluation.held_out_share`; it is"
                     " not evaluated."
                 )
-        if self.evaluation.held_out_share is not None and not sets:
-            raise DataError(nothing_held_out(self.evaluation.held_out_share, num_documents))
+                continue
+            sets[name] = held_out_set(name, documents, chosen, self.layout, self.cache_dir)
+            if not documents.are_examples and is_main_process():
+                sizes = documents.num_bytes
+                if warning := other_share(name, share or 0.0, int(sizes[chosen].sum()), int(sizes.sum()), len(chosen)):
+                    log.warning(f"{warning}.")
+        if share is not None and not sets:
+            raise DataError(nothing_held_out(share, num_documents))
         for judge in judges:
             documents, name = judge.documents(judge.plan.held_out), reported_name(judge.work.source)
             layout = replace(self.layout, form=form_of_source(judge.work.source))
             sets[name] = held_out_set(name, documents, np.arange(len(documents)), layout, self.cache_dir)
         return sets
 
-    def fingerprint(self, mixture: MixtureRows, windowed: Sequence[WindowedRows]) -> str:
+    def fingerprint(self, mixture: MixtureRows, windowed: Windowed) -> str:
         """A hash of all that decides the rows: documents, packing, weights, seed, and the beginning of the order."""
-        (stretch,) = mixture.stretches
+        turns = mixture.turns
         return key_of(
             {
                 "sources": [rows.fingerprint for rows in windowed],
-                "proportions": list(zip(stretch.turns.first_rows, stretch.turns.proportions, strict=True)),
+                "proportions": list(zip(turns.first_rows, turns.proportions, strict=True)),
                 "seed": mixture.seed,
                 "layout": self.layout.content(),
-                **({"lengths": stretch.lengths} if stretch.lengths else {}),
+                **({"lengths": mixture.lengths} if mixture.lengths else {}),
                 "order": [[*mixture.turn(number), shuffled(number, 1000, mixture.seed)] for number in range(100)],
             }
         )
 
 
-def documents_of(source: TokenizedSource, verified: bool) -> StoredDocuments:
-    return source.documents(range(len(source.plan.shards)), verified=verified)
-
-
-def everything(sources: Sequence[TokenizedSource]) -> list[Wanted]:
+def everything(sources: Sources) -> list[Wanted]:
     return [(source, number) for source in sources for number in range(len(source.plan.shards))]
 
 
 def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation, str]:
     """The sections with the form of their rows, and this form."""
-    check_names(data, evaluation)
+    if twice := [f"`{dotted(found.location)}`: {found.text}" for found in check_names(data, evaluation)]:
+        raise RecipeError(f"{'; '.join(twice)}.")
     data, evaluation = with_form(data, evaluation, form)
     form = form_of_source(data.sources[0])
     refuse_layout(data, form)
@@ -503,10 +424,7 @@ def why_all(data: Data, budget: Budget | None) -> str | None:
     return "budget.epochs" if budget is not None and budget.epochs is not None else None
 
 
-def refuse_small_disk(
-    data: Data, budget: Budget | None, sources: Sequence[TokenizedSource], *, needs_all: bool
-) -> None:
-    """Check that `data.disk_bytes` holds some windows of each source, and that nothing needs all of one."""
+def refuse_small_disk(data: Data, budget: Budget | None, sources: Sources, *, needs_all: bool) -> None:
     large = [source for source in sources if source.plan.is_streamed]
     if data.disk_bytes is None or not large:
         return
@@ -519,21 +437,6 @@ def refuse_small_disk(
             f"`data.disk_bytes` is {data.disk_bytes:,}, but {len(large)} source(s) in windows of"
             f" {data.window_bytes:,} bytes need {least:,}. Raise it, or lower `data.window_bytes`."
         )
-
-
-def check_names(data: Data, evaluation: Evaluation) -> None:
-    """Refuse two sources, or two held-out sets, of one name: reports could not tell them apart."""
-    sources = [reported_name(source) for source in data.sources]
-    held_out = [reported_name(source) for source in evaluation.perplexity]
-    groups = {"data.sources": sources, "evaluation.perplexity": held_out}
-    if evaluation.held_out_share is not None:  # then each source has a held-out set of its name
-        groups["data.sources` and `evaluation.perplexity"] = list({*sources}) + held_out
-    for where, names in groups.items():
-        twice = [f"`{name}`" for name, count in Counter(names).items() if count > 1]
-        if twice:
-            raise RecipeError(
-                f"`{where}`: {', '.join(twice)} is the name of more than one. Give each a `name:` of its own."
-            )
 
 
 def open_mixture(

@@ -21,7 +21,7 @@ from cpt.data.rows.selection import longest_held_out
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.data.store.shards import ShardWork, keep, plan_of
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.data.store.tokenized import POOL_BYTES, order_of, reading_content
+from cpt.data.store.tokenized import POOL_BYTES, reading_content
 from cpt.errors import DataError, RecipeError
 from cpt.files import read_sealed, report_damage, sealed, size_and_hash
 from cpt.recipe.rules import reported_name
@@ -39,11 +39,9 @@ class Hit:
     source: str
     where: str
     set_name: str
-    evaluation_document: str
-    """Its file and line, or the number of the question."""
+    evaluation_document: str  # its file and line, or the number of the question
     words: str
-    share: float
-    """Share of the evaluation document's words that the training document has."""
+    share: float  # of the evaluation document's words that the training document has
 
     def __str__(self) -> str:
         found = f"has {self.share:.0%} of the words of {self.set_name}, {self.evaluation_document}"
@@ -54,17 +52,13 @@ class Hit:
 class Contamination:
     documents: dict[str, int]
     """Source -> training documents that were read, without held-out documents and their exact copies."""
-    counts: dict[str, dict[str, int]]
-    """Source -> held-out set or task -> contaminated training documents."""
-    hits: list[Hit]
-    """The first hundred of each source."""
-    touched: int
-    """Further training documents that share only a phrase with an evaluation document."""
+    counts: dict[str, dict[str, int]]  # source -> held-out set or task -> contaminated training documents
+    hits: list[Hit]  # the first hundred of each source
+    touched: int  # further training documents that share only a phrase with an evaluation document
     judged: int
     too_short: int
     num_exact_copies: int = 0
-    """Training documents that equal a document of `evaluation.perplexity`. No run trains on them, so they do not count
-    as contaminated."""
+    """Training documents that equal one of `evaluation.perplexity`. No run trains on them: they are not counted."""
 
     @property
     def num_contaminated(self) -> int:
@@ -92,7 +86,7 @@ def find_contamination(
 
     Args:
         questions: of tasks, which are searched for as well as the recipe's held-out sets.
-        cache_dir: where the index is kept for the workers; by default $CPT_CACHE or ~/.cache/cpt.
+        cache_dir: where the index for the workers is stored; by default $CPT_CACHE or ~/.cache/cpt.
     """
     of_sets: set[int] = set()
 
@@ -110,7 +104,7 @@ def find_contamination(
         )
     index = str(runs.save((cache_dir or default_cache_dir()) / "decontamination"))
     found = {
-        reported_name(source): search_source(Searcher(work_of(data, source, f"data.sources[{number}]"), index))
+        reported_name(source): search_source(work_of(data, source, f"data.sources[{number}]"), index)
         for number, source in enumerate(data.sources)
     }
     return Contamination(
@@ -136,17 +130,15 @@ def small_sets(data: Data, evaluation: Evaluation, fewest: int) -> Iterator[tupl
     for number, held_out in enumerate(evaluation.perplexity):
         key = f"evaluation.perplexity[{number}]"
         if kind_of(held_out.path) == "local":
-            work = work_of(data, held_out, key)
-            count = sum(1 for _ in islice(texts_of(work, pieces_of(held_out, work.key)), fewest))
-            if count < fewest:
+            texts = texts_of(work_of(data, held_out, key), pieces_of(held_out, key))
+            if (count := sum(1 for _ in islice(texts, fewest))) < fewest:
                 yield key, held_out, count
 
 
 def held_out_documents(
     data: Data, evaluation: Evaluation, *, only_local: bool = False
 ) -> Iterator[EvaluationDocument]:
-    """The documents that the hash of their text keeps from training, out of the shards that the held-out sets are
-    taken from."""
+    """The documents that the hash of their text keeps from training."""
     share = evaluation.held_out_share
     for number, source in enumerate(data.sources if share else []):
         if not only_local or kind_of(source.path) == "local":
@@ -154,11 +146,10 @@ def held_out_documents(
 
 
 def held_out_of(data: Data, source: Source, key: str, share: float) -> Iterator[EvaluationDocument]:
-    work, states = work_of(data, source, key), states_of(source, key)
-    plan = plan_of(source, key, states, window_bytes=data.window_bytes, seed=0, ordered=order_of(source) is not None)
+    plan = plan_of(source, key, states_of(source, key), window_bytes=data.window_bytes, seed=0)
     jobs = [plan.shards[shard] for shard in plan.held_out]
     is_small = len(jobs) == 1 or sum(plan.num_bytes[shard] for shard in plan.held_out) < POOL_BYTES
-    search = partial(held_out_texts, work, share)
+    search = partial(held_out_texts, work_of(data, source, key), share)
     parts = list(map_in_order(lambda: search, jobs, 0 if is_small else num_workers(), WORKERS_IMPORT))
     longest = math.inf
     if form_of_source(source) == "document":
@@ -171,8 +162,7 @@ def held_out_of(data: Data, source: Source, key: str, share: float) -> Iterator[
 
 
 def held_out_texts(work: ShardWork, share: float, pieces: Sequence[Piece]) -> tuple[list[tuple[str, str]], int, int]:
-    """Place and text of the documents held out of some pieces, whatever their length; the number of documents in the
-    pieces, and their bytes."""
+    """Place and text of the documents held out, of any length; the number of all documents, and their bytes."""
     texts, documents, total, limit = [], 0, 0, int(share * 2**64)
     for text, document in texts_of(work, pieces):
         raw = text.encode()
@@ -199,9 +189,8 @@ def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) ->
         return data
     others = [component for component in data.filters if component.name != NAME or component.options.get("against")]
     # Plain text, as a recipe would hold it: options are part of what the stored tokens are found by.
-    added = Component.model_validate(
-        {"name": NAME, "index": str(index_of(data, evaluation, cache_dir / "decontamination"))}
-    )
+    index = str(index_of(data, evaluation, cache_dir / "decontamination"))
+    added = Component.model_validate({"name": NAME, "index": index})
     return data.model_copy(update={"filters": [*others, added]})
 
 
@@ -210,21 +199,16 @@ def is_refused(data: Data) -> bool:
 
 
 def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
-    """The file of the runs of words to look for; written again when a file that they come from, or what is done to its
-    documents, has changed."""
+    """The file of the runs of words to look for; written again when their files, or what is done to them, change."""
     has_share = evaluation.held_out_share is not None
-    read = {
-        key: source
-        for key, source in keyed_sources(data, evaluation)
-        if "perplexity" in key or has_share and kind_of(source.path) == "local"
-    }
-    states = {key: states_of(source, key) for key, source in read.items()}
-    content = {
-        key: reading_content(source, filters_of(data, source, key), transforms_of(data, source, key))
-        for key, source in read.items()
-    }
-    names = [reported_name(source) for source in read.values()]
-    most = [source.max_documents for source in read.values()]
+    states, content, read = {}, {}, []
+    for key, source in keyed_sources(data, evaluation):
+        if "perplexity" in key or has_share and kind_of(source.path) == "local":
+            states[key] = states_of(source, key)
+            filters, transforms = filters_of(data, source, key), transforms_of(data, source, key)
+            content[key] = reading_content(source, filters, transforms)
+            read.append(source)
+    names, most = [reported_name(source) for source in read], [source.max_documents for source in read]
     limits = [evaluation.held_out_share, data.window_bytes, data.on_bad_row, most]
     known = folder / key_of({"format": FORMAT, "states": states, "content": content, "names": names, "limits": limits})
     if all(states.values()) and (written := read_sealed(known)) is not None:
@@ -241,42 +225,34 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
 
 
 def work_of(data: Data, source: DocumentSource, key: str) -> ShardWork:
-    """What makes training documents of a source's rows; the documents are looked at and not encoded."""
+    """What makes training documents of a source's rows; they are not encoded."""
     filters, transforms, nothing = filters_of(data, source, key), transforms_of(data, source, key), None
     return ShardWork(source, key, filters, transforms, cast(DocumentEncoder, nothing), data.on_bad_row, Path())
 
 
 def texts_of(work: ShardWork, pieces: Sequence[Piece]) -> Iterator[tuple[str, Document]]:
-    """The texts that would be trained on, each with the document it comes from."""
     rows = (item for piece in pieces for item in read_piece(work.source, piece, work.key))
     return keep(islice(apply_policy(rows, work.on_bad_row, work.key, []), work.source.max_documents), work, Counter())
 
 
-@dataclass(frozen=True)
-class Searcher:
-    """Looks through pieces of a source; travels to worker processes."""
-
-    work: ShardWork
-    index: str
-
-    def __call__(self, pieces: Sequence[Piece]) -> "Found":
-        runs, found = load_runs(self.index), Found()
-        for text, document in texts_of(self.work, pieces):
-            if runs.is_own(text):  # held out, or a copy: its hash keeps it from training
-                found.equal.append(xxh3_64_intdigest(text.encode()))
-                continue
-            found.documents += 1
-            overlap = runs.find(text)
-            if overlap is None:
-                continue
-            if not overlap.is_contaminated:
-                found.touched += 1
-                continue
-            found.counts[overlap.set_name] += 1
-            if len(found.hits) < LISTED:
-                shared = overlap.set_name, overlap.where, overlap.words, overlap.share
-                found.hits.append(Hit(reported_name(self.work.source), document.where, *shared))
-        return found
+def search(work: ShardWork, index: str, pieces: Sequence[Piece]) -> "Found":
+    runs, found = load_runs(index), Found()
+    for text, document in texts_of(work, pieces):
+        if runs.is_own(text):  # held out, or a copy: its hash keeps it from training
+            found.equal.append(xxh3_64_intdigest(text.encode()))
+            continue
+        found.documents += 1
+        overlap = runs.find(text)
+        if overlap is None:
+            continue
+        if not overlap.is_contaminated:
+            found.touched += 1
+            continue
+        found.counts[overlap.set_name] += 1
+        if len(found.hits) < LISTED:
+            shared = overlap.set_name, overlap.where, overlap.words, overlap.share
+            found.hits.append(Hit(reported_name(work.source), document.where, *shared))
+    return found
 
 
 @dataclass
@@ -285,18 +261,16 @@ class Found:
     touched: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     hits: list[Hit] = field(default_factory=list)
-    equal: list[int] = field(default_factory=list)
-    """Hashes of texts that equal an evaluation document."""
+    equal: list[int] = field(default_factory=list)  # hashes of texts that equal an evaluation document
 
 
-def search_source(searcher: Searcher) -> Found:
-    source, key = searcher.work.source, searcher.work.key
-    pieces = pieces_of(source, key, PIECE_BYTES)
+def search_source(work: ShardWork, index: str) -> Found:
+    pieces = pieces_of(work.source, work.key, PIECE_BYTES)
     # A limit counts over all pieces in order, which only one process can do.
-    jobs = [[piece] for piece in pieces] if source.max_documents is None else [pieces]
-    is_small = len(jobs) == 1 or sum(size for _, size in files_with_sizes(source, key)) < POOL_BYTES
-    whole = Found()
-    for found in map_in_order(lambda: searcher, jobs, 0 if is_small else num_workers(), WORKERS_IMPORT):
+    jobs = [[piece] for piece in pieces] if work.source.max_documents is None else [pieces]
+    is_small = len(jobs) == 1 or sum(size for _, size in files_with_sizes(work.source, work.key)) < POOL_BYTES
+    whole, workers = Found(), 0 if is_small else num_workers()
+    for found in map_in_order(lambda: partial(search, work, index), jobs, workers, WORKERS_IMPORT):
         whole.documents += found.documents
         whole.touched += found.touched
         whole.counts += found.counts

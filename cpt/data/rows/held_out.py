@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from cpt.cache import hold, key_of, publish_derived
@@ -16,10 +15,14 @@ from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of
 from cpt.data.rows.contamination import texts_of, work_of
 from cpt.data.rows.packing import FORMAT, Layout, Row
 from cpt.data.rows.selection import is_held_out, longest_held_out
-from cpt.data.store.token_files import StoredDocuments
+from cpt.data.store.token_files import Hashes, Int64, StoredDocuments
 from cpt.errors import DataError
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Evaluation, Source
+
+MOST_BYTES_READ = 64 * 2**20  # of a source's files by `cpt check` and `cpt init`, which takes a second or two
+FAR_OFF = 2  # times
+REMEDY = "add documents, or name files of their own: `evaluation.perplexity`"
 
 
 @dataclass(frozen=True)
@@ -28,18 +31,12 @@ class HeldOutSet:
     rows: Sequence[Row]
     num_documents: int
     num_tokens: int
-    num_bytes: int
-    """UTF-8 bytes of what is predicted: the documents' text, of conversations the answers."""
-    chosen: NDArray[np.int64] | None = None
-    """Which of the documents behind the rows are the set's; None where rows were made by hand, and documents cannot be
-    told apart."""
-    form: str = "document"
-    """What the rows are: see `cpt.data.readers.columns`."""
+    num_bytes: int  # UTF-8, of what is predicted: the documents' text, of conversations the answers
+    chosen: Int64 | None = None  # which of the rows' documents are the set's; None of rows made by hand
+    form: str = "document"  # of the rows: see `cpt.data.readers.columns`
 
 
-def held_out_set(
-    name: str, documents: StoredDocuments, chosen: NDArray[np.int64], layout: Layout, cache_dir: Path
-) -> HeldOutSet:
+def held_out_set(name: str, documents: StoredDocuments, chosen: Int64, layout: Layout, cache_dir: Path) -> HeldOutSet:
     """A set of the chosen documents; the same rows for every seed, so that runs can be compared."""
     # Windows that overlap more would count tokens twice, and rows that cut a document wherever they are full would
     # leave tokens out. These overlap by one token, which is not predicted a second time: so figures depend neither on
@@ -53,32 +50,23 @@ def held_out_set(
     most = layout.sequence_length if layout.is_one_a_row else longest
     chosen, lengths, read, _ = fitting(documents, chosen, layout.form, most)
     starts = documents.offsets[chosen]
+    form = [] if layout.form == "document" else [layout.form, "whole"]
     what = {
         "format": FORMAT,
         "documents": documents.digest,
         "chosen": xxh3_128_hexdigest(starts.tobytes()),
-        "layout": [layout.sequence_length, packing, stride]
-        + ([] if layout.form == "document" else [layout.form, "whole"]),
+        "layout": [layout.sequence_length, packing, stride, *form],
     }
     folder = publish_derived(cache_dir / "rows" / key_of(what), layout.packer(starts, lengths, 0))
-    rows = layout.open(documents, folder)
+    rows, num_bytes = layout.open(documents, folder), int(documents.num_bytes[chosen].sum())
     hold(folder, rows)
-    return HeldOutSet(
-        name, rows, len(chosen), int(read.sum()), int(documents.num_bytes[chosen].sum()), chosen, layout.form
-    )
-
-
-MOST_BYTES_READ = 64 * 2**20  # of a source's files by `cpt check` and `cpt init`, which takes a second or two
-FAR_OFF = 2  # times
-REMEDY = "add documents, or name files of their own: `evaluation.perplexity`"
+    return HeldOutSet(name, rows, len(chosen), int(read.sum()), num_bytes, chosen, layout.form)
 
 
 def size_warnings(data: Data, evaluation: Evaluation, *, few: int) -> list[str]:
-    """Warnings about one huge document, and about what `held_out_share` holds out, for the sources that are quickly
-    read.
+    """Warnings about one huge document, and about what `held_out_share` holds out, for sources that are quickly read.
 
-    Args:
-        few: held-out documents, below which an interval means little.
+    Below `few` held-out documents, an interval means little.
     """
     share, warnings, held_out = evaluation.held_out_share, list[str](), list[tuple[int, int]]()
     for number, source in enumerate(data.sources):
@@ -105,11 +93,10 @@ def size_warnings(data: Data, evaluation: Evaluation, *, few: int) -> list[str]:
     return warnings
 
 
-def sizes_of(data: Data, source: Source, key: str) -> tuple[NDArray[np.uint64], NDArray[np.int64], str] | None:
+def sizes_of(data: Data, source: Source, key: str) -> tuple[Hashes, Int64, str] | None:
     """Of a small local source of documents: the hashes of the texts, their bytes, and where the largest one is."""
-    if kind_of(source.path) != "local" or form_of_source(source) != "document":
-        return None
-    if sum(size for _, size in files_with_sizes(source, key)) > MOST_BYTES_READ:
+    is_read = kind_of(source.path) == "local" and form_of_source(source) == "document"
+    if not is_read or sum(size for _, size in files_with_sizes(source, key)) > MOST_BYTES_READ:
         return None
     hashes, sizes, largest = list[int](), list[int](), ("", -1)
     for text, document in texts_of(work_of(data, source, key), pieces_of(source, key)):
@@ -122,7 +109,7 @@ def sizes_of(data: Data, source: Source, key: str) -> tuple[NDArray[np.uint64], 
 
 
 def other_share(name: str, asked: float, held_out: int, total: int, num_documents: int) -> str | None:
-    """A warning where the held-out bytes are a very different share of the source than the recipe asks for."""
+    """A warning where the held-out bytes are a very different share of the source than the recipe requests."""
     share = held_out / max(1, total)
     if asked / FAR_OFF <= share <= asked * FAR_OFF:
         return None

@@ -7,9 +7,11 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from shutil import rmtree
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from cpt.data.rows.mixture import MixtureRows, RowRange, shift_past_skipped
 from cpt.data.rows.packing import Row, stack_rows
-from cpt.data.rows.windows import WindowedRows
+from cpt.data.rows.windows import MARKS, WindowedRows
 from cpt.data.store.parallel import num_workers
 from cpt.data.store.tokenized import Wanted, made
 from cpt.errors import CptError
@@ -40,8 +42,7 @@ class RankSampler(Sampler[int]):
     world_size: int
     first_row: int
     left_out: Sequence[RowRange]
-    begin_at: int = 0
-    """Micro-batches that were taken before worker processes died."""
+    begin_at: int = 0  # micro-batches that were taken before worker processes died
 
     def __iter__(self) -> Iterator[int]:
         for number in range(self.begin_at, self.num_micro_batches):
@@ -89,21 +90,20 @@ class CPTDataLoader(DataLoader[Row]):
         options = {"collate_fn": stack_rows, "generator": torch.Generator(), **torch_loader_options}
         self.collates_plainly = options["collate_fn"] is stack_rows
         if complete is not None:
-            options["collate_fn"] = Completed(options["collate_fn"], complete)
-        self.complete = complete
+            options["collate_fn"] = partial(completed, options["collate_fn"], complete)
+        self.complete: Callable[[Row], Row] = complete or (lambda batch: batch)
         super().__init__(rows, batch_size=micro_batch, sampler=sampler, **options)
         self.rank_sampler = sampler
         self.waited_seconds = 0.0
         self.micro_batches_in_all = rows_in_all // (micro_batch * world_size)
 
     def __len__(self) -> int:
-        """Micro-batches of the whole run, those before `first_row` too: the Trainer derives its steps from it, resumed
-        or not."""
+        """Micro-batches of the whole run, those before `first_row` too: the Trainer derives its steps from it."""
         return self.micro_batches_in_all
 
     def __iter__(self) -> Iterator[Row]:  # type: ignore[override]
         """The micro-batches; `waited_seconds` adds up the time that the model waited for them."""
-        batches: Iterator[Row] = self.by_workers() if self.num_workers else self.made_ahead()
+        batches = self.by_workers() if self.num_workers else self.made_ahead()
         while True:
             asked = time.perf_counter()
             batch = next(batches, None)
@@ -113,16 +113,24 @@ class CPTDataLoader(DataLoader[Row]):
             yield batch
 
     def by_workers(self) -> Iterator[Row]:
-        """torch's own iterator. If worker processes die (usually out of memory), new ones continue with the next
-        micro-batch."""
+        """By torch. If workers die (usually out of memory), new ones continue with the next micro-batch."""
         taken = replaced = 0
         batches: Iterator[Row] | None = None
         while True:
             try:
-                batches = batches or self.torch_batches()
+                if batches is None:
+                    # torch's handler of SIGCHLD raises wherever the main thread is, in a backward pass too.
+                    is_main = threading.current_thread() is threading.main_thread()
+                    before = signal.getsignal(signal.SIGCHLD) if is_main else None
+                    batches = super().__iter__()
+                    if is_main:
+                        signal.signal(signal.SIGCHLD, before)
                 batch = next(batches, None)
             except (RuntimeError, OSError, EOFError) as problem:
-                if not is_lost_worker(problem) or replaced == MOST_REPLACEMENTS:
+                is_lost = not str(problem).startswith("Caught ")  # which is an error in a row
+                if isinstance(problem, RuntimeError):
+                    is_lost = str(problem).startswith("DataLoader worker (pid")
+                if not is_lost or replaced == MOST_REPLACEMENTS:
                     raise
                 replaced += 1
                 log.warning(
@@ -138,86 +146,48 @@ class CPTDataLoader(DataLoader[Row]):
             taken += 1
             yield batch
 
-    def torch_batches(self) -> Iterator[Row]:
-        """torch's own iterator without its handler of SIGCHLD, which raises wherever the main thread is, in the middle
-        of a backward pass too. Dead workers are reported when the next batch is taken."""
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        before = signal.getsignal(signal.SIGCHLD) if in_main_thread else None
-        batches: Iterator[Row] = super().__iter__()
-        if in_main_thread:
-            signal.signal(signal.SIGCHLD, before)
-        return batches
-
     def made_ahead(self) -> Iterator[Row]:
+        """Micro-batches that a thread makes ahead; one, because several would share one interpreter."""
         pins = self.pin_memory and torch.accelerator.is_available()
         device = torch.accelerator.current_device_index() if pins else 0  # a thread has a current device of its own
         rows, stacks = self.dataset, self.collates_plainly
 
         def make(numbers: list[int]) -> Row:
             if type(rows) is MixtureRows and stacks:  # a subclass may give other rows, one by one
-                batch = rows.batch(numbers)
-                batch = batch if self.complete is None else self.complete(batch)
+                batch = self.complete(rows.batch(numbers))
             else:
                 batch = self.collate_fn([rows[number] for number in numbers])
             return recursively_apply(torch.Tensor.pin_memory, batch) if pins else batch  # type: ignore[no-any-return]
 
-        return make_ahead(
-            make, self.batch_sampler or (), lambda: torch.accelerator.set_device_index(device) if pins else None
-        )
+        def begin() -> None:
+            if pins:
+                torch.accelerator.set_device_index(device)
+
+        ahead, waiting = 1, deque[Future[Row]]()
+        with ThreadPoolExecutor(1, "data-prefetch", begin) as pool:
+            try:
+                for numbers in self.batch_sampler or ():
+                    waiting.append(pool.submit(make, numbers))
+                    if len(waiting) > ahead:
+                        batch = waiting.popleft().result()
+                        values = batch.values() if isinstance(batch, dict) else ()
+                        num_bytes = sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+                        ahead = max(2, min(MOST_AHEAD, MOST_BYTES_AHEAD // max(1, num_bytes)))
+                        yield batch
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                pool.shutdown(cancel_futures=True)
 
 
-def make_ahead(
-    make: Callable[[list[int]], Row], tasks: Iterable[list[int]], begin: Callable[[], None]
-) -> Iterator[Row]:
-    """`make(task)` for each task in order, made by one thread up to MOST_AHEAD before they are taken.
-
-    One thread is enough: several share one interpreter. An error is raised where its micro-batch would have come.
-    """
-    ahead, waiting = 1, deque[Future[Row]]()
-    with ThreadPoolExecutor(1, "data-prefetch", begin) as pool:
-        try:
-            for task in tasks:
-                waiting.append(pool.submit(make, task))
-                if len(waiting) > ahead:
-                    batch = waiting.popleft().result()
-                    ahead = max(2, min(MOST_AHEAD, MOST_BYTES_AHEAD // max(1, num_bytes(batch))))
-                    yield batch
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-@dataclass(frozen=True)
-class Completed:
-    """A collate function with what completes its batches; it can be sent to worker processes."""
-
-    collate: Callable[[Any], Row]
-    complete: Callable[[Row], Row]
-
-    def __call__(self, rows: Any) -> Row:
-        return self.complete(self.collate(rows))
-
-
-def is_lost_worker(problem: Exception) -> bool:
-    """False for an error in a row: its text begins with `Caught`."""
-    if isinstance(problem, RuntimeError):
-        return str(problem).startswith("DataLoader worker (pid")
-    return not str(problem).startswith("Caught ")
-
-
-def num_bytes(batch: Row) -> int:
-    """Bytes of a batch's tensors; 0 for a batch that is not a dict."""
-    values = batch.values() if isinstance(batch, dict) else ()
-    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+def completed(collate: Callable[[Any], Row], complete: Callable[[Row], Row], rows: Any) -> Row:
+    return complete(collate(rows))
 
 
 class Stop(NamedTuple):
     source: int
     epoch: int
-    """Times that it went through the source before."""
-    place: int
-    """The window's place in the order of this epoch."""
+    place: int  # the window's place in the order of this epoch
     window: int
 
 
@@ -227,39 +197,30 @@ class ReadAhead:
     It works with objects of its own, so it shares only the store with readers.
 
     Args:
-        rows: of each source.
         shares: of the run's rows that come from each source; they decide only what is made first.
         first_turns: where the run begins in each source.
         disk_bytes: that the tokens of all these sources may take, about; None for as many as there are.
     """
 
     def __init__(
-        self,
-        rows: Sequence[WindowedRows],
-        shares: Sequence[float],
-        first_turns: Sequence[int],
-        disk_bytes: int | None = None,
+        self, rows: Sequence[WindowedRows], shares: Sequence[float], first_turns: Sequence[int], disk_bytes: int | None
     ) -> None:
         self.rows = [WindowedRows(*one.__reduce__()[1]) for one in rows]
         self.shares, self.first_turns, self.disk_bytes = shares, first_turns, disk_bytes
         self.unwanted = threading.Event()
-        self.begun: list[Stop] = []
-        """Windows with missing shards."""
-        self.needed: list[Stop] = []
-        """From the readers on, as far as the thread is."""
-        self.present = {
+        self.begun: list[Stop] = []  # windows with missing shards
+        self.needed: list[Stop] = []  # from the readers on, as far as the thread is
+        self.present = {  # bytes of the windows that are there, by source and window
             (number, window): one.num_bytes(window)
             for number, one in enumerate(self.rows)
             for window in range(len(one.tokenized.plan.windows) if disk_bytes is not None else 0)
             if one.window_folder(window).exists()
         }
-        """Bytes of the windows that are there, by source and window."""
         for one in self.rows:
-            one.forget_marks()
+            rmtree(one.folder / MARKS, ignore_errors=True)
         self.thread = threading.Thread(target=self.run, name="data-read-ahead", daemon=True)
 
     def start(self) -> None:
-        """Begin; the thread ends when all is made, with an error, or with the process."""
         atexit.register(self.stop)
         self.thread.start()
 
@@ -272,48 +233,43 @@ class ReadAhead:
 
     def run(self) -> None:
         """The thread's work. An error ends it: the reader who needs the window meets the same one and raises it."""
-        cores = num_workers()
-        shards = made(
-            self.wanted(), cores and max(1, cores - 1), [rows.tokenized for rows in self.rows]
-        )  # one is left to the run itself
+        cores, sources = num_workers(), [rows.tokenized for rows in self.rows]
+        shards = made(self.wanted(), cores and max(1, cores - 1), sources)  # one core is left to the run itself
         try:
             for _ in shards:
                 self.close_windows()
                 if self.unwanted.is_set():
                     return
             self.close_windows()
-            if self.disk_bytes is None:
-                self.finish_sources()
+            for source in sources if self.disk_bytes is None else []:
+                if not self.unwanted.is_set() and not source.missing(range(len(source.plan.shards))):
+                    source.finish()
         except CptError as problem:
             log.warning(f"Reading ahead ended: {problem}")
         finally:
             shards.close()
 
-    def finish_sources(self) -> None:
-        for source in (rows.tokenized for rows in self.rows):
-            if not self.unwanted.is_set() and not source.missing(range(len(source.plan.shards))):
-                source.finish()
-
     def wanted(self) -> Iterator[Wanted]:
         """Shards that are not there, window by window, as they will be needed; waits while the disk is full."""
         for stop in self.stops():
-            tokenized = self.rows[stop.source].tokenized
+            rows = self.rows[stop.source]
             if self.is_passed(stop):  # a reader was faster and made it itself
-                self.count_if_present(stop)
+                if rows.window_folder(stop.window).exists():
+                    self.present[stop.source, stop.window] = rows.num_bytes(stop.window)
+                self.has_room()
                 continue
             self.needed.append(stop)
             self.begun.append(stop)
-            for shard in tokenized.missing(tokenized.plan.windows[stop.window]):
+            for shard in rows.tokenized.missing(rows.tokenized.plan.windows[stop.window]):
                 self.wait_until(self.has_room)
                 if self.unwanted.is_set():
                     return
-                yield tokenized, shard
+                yield rows.tokenized, shard
             if self.unwanted.is_set():
                 return
 
     def stops(self) -> Iterator[Stop]:
-        """The windows of all sources as a run comes to them, from where it begins; once through, or for ever where
-        windows are removed."""
+        """The windows as a run comes to them, from where it begins; in all epochs if windows are removed."""
         upcoming: list[tuple[float, Stop]] = []  # rows of the run before it, estimated by files' sizes
         for number, turn in enumerate(self.first_turns):
             epoch, window, _ = self.rows[number].find(turn)
@@ -340,13 +296,11 @@ class ReadAhead:
             if rows.tokenized.missing(rows.tokenized.plan.windows[stop.window]):
                 return
             rows.prepare(stop.window)
-            num_bytes = rows.num_bytes(stop.window) if self.disk_bytes is not None else 0
-            self.present[stop.source, stop.window] = num_bytes
+            self.present[stop.source, stop.window] = 0 if self.disk_bytes is None else rows.num_bytes(stop.window)
             self.begun.pop(0)
 
     def has_room(self) -> bool:
-        """Whether the windows that were begun have room, after those that all readers have left were removed as far as
-        that is needed."""
+        """Whether the windows that were begun have room, after removing consumed windows as far as that is needed."""
         if self.disk_bytes is None:
             return True
         self.close_windows()
@@ -368,12 +322,6 @@ class ReadAhead:
         rows = self.rows[stop.source]
         foremost = max(((epoch, rows.place_of(epoch, window)) for epoch, window in rows.marks()), default=(0, 0))
         return (stop.epoch, stop.place + BEHIND) < foremost
-
-    def count_if_present(self, stop: Stop) -> None:
-        rows = self.rows[stop.source]
-        if rows.window_folder(stop.window).exists():
-            self.present[stop.source, stop.window] = rows.num_bytes(stop.window)
-        self.has_room()
 
     def file_bytes(self, place: tuple[int, int]) -> int:
         source, window = place

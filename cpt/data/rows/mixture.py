@@ -1,12 +1,10 @@
-"""The order of training: which row of which source is global row i, a function of (sources, weights, seed, i) and of
-nothing else."""
+"""The order of training: which row of which source is global row i, a function of (sources, weights, seed, i) only."""
 
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,12 +12,15 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from cpt.data.rows.packing import IGNORED, NAMES, PackedRows, PaddedRows, Row, stack_rows
+from cpt.data.rows.windows import WindowedRows
+from cpt.data.store.token_files import Int64
 from cpt.errors import RecipeError
 from cpt.recipe.rules import reported_name
-from cpt.recipe.schema import Data, Phase
+from cpt.recipe.schema import Data
 
-RowRange = tuple[int, int]
-"""Global numbers of a first row and of the row after the last."""
+RowRange = tuple[int, int]  # global numbers of a first row and of the row after the last
+ENDLESS = 10**12  # rows that can be asked for; sources begin anew, in another order, when they are used up
+SHARE_UNIT = 2**32  # weights are kept as whole numbers of this size, so that counting rows is exact
 
 
 @dataclass
@@ -27,8 +28,7 @@ class RowsOfSteps:
     """Step s reads `rows_per_step` rows from `first(s)` on: arithmetic, so resuming needs only the skipped ranges."""
 
     rows_per_step: int
-    left_out: list[RowRange] = field(default_factory=list)
-    """Ascending; each begins where a step would begin."""
+    left_out: list[RowRange] = field(default_factory=list)  # ascending; each begins where a step would begin
 
     def first(self, step: int) -> int:
         """Global number of the step's first row, and so the number of rows before it, skipped ones included."""
@@ -39,7 +39,6 @@ class RowsOfSteps:
         return first, first + self.rows_per_step
 
     def leave_out(self, ranges: Iterable[RowRange]) -> None:
-        """From now on no step reads these rows."""
         merged: list[RowRange] = []
         for first, end in sorted({*self.left_out, *ranges}):
             if merged and first <= merged[-1][1]:
@@ -58,7 +57,6 @@ def shift_past_skipped(row: int, left_out: Iterable[RowRange]) -> int:
     return row
 
 
-Int64 = NDArray[np.int64]
 Lengths = list[tuple[int, int]]  # (row, tokens that are read at once from this row on), in the order of rows
 
 
@@ -73,96 +71,64 @@ def lengths_of_phases(data: Data) -> Lengths:
     return lengths
 
 
-def length_at(number: int, lengths: Sequence[tuple[int, int]]) -> int | None:
-    """What row `number` is cut to; None where there is no curriculum."""
-    place = bisect_right(lengths, number, key=lambda change: change[0])
-    return lengths[place - 1][1] if place else None
-
-
 def cut_documents(position_ids: Int64, labels: Int64, length: int) -> None:
-    """Cut the documents of a row, in place: positions begin anew in each piece, and a piece's first token is predicted
-    from nothing."""
-    if len(position_ids) <= length:
-        return
-    position_ids %= length
-    labels[position_ids == 0] = IGNORED
+    """Cut the documents of a row, in place: positions begin anew in each piece, whose first token is not predicted."""
+    if len(position_ids) > length:
+        position_ids %= length
+        labels[position_ids == 0] = IGNORED
 
 
 Shares = NDArray[np.float64]
-Changes = list[
-    tuple[int, Shares]
-]  # (row, shares of the sources from this row on), in the order of rows, the first from row 0 on
-
-LINEAR_BLOCKS = 64  # of a linear change; weights stand still inside a block, so that its quotas are exact
+Changes = list[tuple[int, Shares]]
+"""(row, shares of the sources from this row on), in the order of rows, the first from row 0 on."""
+LINEAR_BLOCKS = 64  # of a linear change; weights are constant inside a block, so that its quotas are exact
 
 
 def asked_shares(data: Data, tokens: Sequence[int]) -> Changes:
-    """The shares of tokens that the recipe asks for, and the rows from which they hold."""
-    if data.phases:
-        names = [reported_name(source) for source in data.sources]
-        return shares_of_phases(data.phases, names, data.sequence_length)
-    if data.temperature is not None:
-        return [(0, normalised((np.array(tokens) / max(tokens)) ** (1 / data.temperature)))]
-    return [(0, normalised(np.array([source.weight for source in data.sources])))]
+    """The shares of tokens that the recipe requests, and the rows from which they hold.
 
-
-def normalised(weights: NDArray[np.float64]) -> Shares:
-    return weights / weights.sum()
-
-
-def shares_of_phases(phases: Sequence[Phase], names: Sequence[str], sequence_length: int) -> Changes:
-    """Each phase's shares; of a linear one, those in the middle of each of its blocks. A phase ends with the row that
-    is nearest."""
+    A phase ends with the row that is nearest. A linear one is cut into blocks, each with the shares in its middle.
+    """
+    if not data.phases:
+        weights = np.array([source.weight for source in data.sources])
+        if data.temperature is not None:
+            weights = (np.array(tokens) / max(tokens)) ** (1 / data.temperature)
+        return [(0, weights / weights.sum())]
     changes: Changes = []
     first, before = 0, np.empty(0)
-    for number, phase in enumerate(phases):
+    for number, phase in enumerate(data.phases):
         if phase.until_learning_rate is not None:
             raise RecipeError(
                 f"`data.phases[{number}].until_learning_rate` follows from a run's schedule, which a mixture alone"
                 " does not have. Open it as the run does: build_data(phases_in_tokens(recipe), ...)."
             )
-        shares = normalised(np.array([phase.weights.get(name, 0.0) for name in names]))
-        after = first if phase.until is None else round(phase.until / sequence_length)
+        weights = np.array([phase.weights.get(reported_name(source), 0.0) for source in data.sources])
+        shares = weights / weights.sum()
+        after = first if phase.until is None else round(phase.until / data.sequence_length)
         if phase.change == "linear":
             for block in range(LINEAR_BLOCKS):
                 way = (block + 0.5) / LINEAR_BLOCKS
                 changes.append((first + (after - first) * block // LINEAR_BLOCKS, (1 - way) * before + way * shares))
-            changes.append((after, shares))  # a last phase goes on with them
-        else:
-            changes.append((first, shares))
+            first = after  # a last phase continues with its own shares
+        changes.append((first, shares))
         first, before = after, shares
     return changes
 
 
 def shares_over(changes: Changes, rows: int) -> Shares:
-    """The shares asked for over the first `rows` rows together."""
     ends = [first for first, _ in changes[1:]] + [max(rows, 1)]
     held = [max(0, min(end, max(rows, 1)) - first) for (first, _), end in zip(changes, ends, strict=True)]
     return np.average([shares for _, shares in changes], axis=0, weights=held)
 
 
-ENDLESS = 10**12  # rows that can be asked for; sources begin anew, in another order, when they are used up
-SHARE_UNIT = 2**32  # weights are kept as whole numbers of this size, so that counting rows is exact
-
-
-class SourceRows(Protocol):
-    """What the mixture needs of a source: endless turns, each of which is a row."""
-
-    def row_at(self, turn: int, seed: str) -> tuple[PackedRows, int, int]:
-        """The row whose turn it is, in an order drawn from the seed: the rows among which it is, its number there, and
-        how often the source was gone through before."""
-        ...
-
-
 class Turns:
     """The source of each global row: arithmetic, exact, and as fast at row 10**11 as at row 0.
 
-    Weights may change at given rows. Between two changes each source has its share to within two rows; the difference
-    is made up after the next change. Turns are counted across changes, so each source continues where it was.
+    Between two changes of the weights each source has its share to within two rows; the difference is made up after
+    the next change. Turns are counted across changes, so each source continues where it was.
 
     Args:
-        changes: (row, weights of the sources from this row on), in the order of rows, the first from row 0 on. A
-            weight may be 0.
+        changes: (row, weights of the sources from this row on), in the order of rows, the first from row 0 on.
     """
 
     def __init__(self, changes: Sequence[tuple[int, Sequence[float]]]) -> None:
@@ -174,7 +140,8 @@ class Turns:
             quotas, owed = whole_quotas(end - first, weights, owed)
             self.proportions.append(quotas)  # shared out by these, each source has exactly its quota at the end
             self.before.append([had + new for had, new in zip(self.before[-1], quotas, strict=True)])
-        self.proportions.append(in_units(changes[-1][1]))
+        weights, total = changes[-1][1], sum(changes[-1][1])  # as whole numbers, of which only 0 becomes 0
+        self.proportions.append([max(1, round(one / total * SHARE_UNIT)) if one > 0 else 0 for one in weights])
 
     def turn(self, number: int) -> tuple[int, int]:
         """The source that row `number` comes from, and how many turns it had before."""
@@ -188,20 +155,15 @@ class Turns:
         return [proportion / sum(proportions) for proportion in proportions]
 
     def counts(self, number: int) -> list[int]:
+        """How many of the rows before `number` each source takes, as `share_out` deals them."""
         part = bisect_right(self.first_rows, number) - 1
-        taken = turns_taken(number - self.first_rows[part], self.proportions[part])
-        return [had + new for had, new in zip(self.before[part], taken, strict=True)]
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """The rows of a run from `first_row` on, as one `data` section describes them. Rows are counted from there."""
-
-    sources: Sequence[SourceRows]
-    turns: Turns
-    lengths: Sequence[tuple[int, int]] = ()
-    """(row, tokens that are read at once from this row on), in the order of rows."""
-    first_row: int = 0
+        left, total = number - self.first_rows[part], sum(self.proportions[part])
+        counts = []
+        for before, proportion in zip(self.before[part], self.proportions[part], strict=True):
+            remaining = left * (total - proportion) // total if total else 0
+            counts.append(before + left - remaining)
+            left, total = remaining, total - proportion
+        return counts
 
 
 class MixtureRows(Dataset[Row]):
@@ -209,13 +171,12 @@ class MixtureRows(Dataset[Row]):
 
     Each source is read completely, in an order drawn from the seed, before it starts again in another order, also if
     the weights change in between. Among the first n rows each source has its share of n, to within one row per source.
-
-    Args:
-        stretches: the history of the run's data, in the order of rows, the first from row 0 on.
     """
 
-    def __init__(self, stretches: Sequence[Stretch], seed: int) -> None:
-        self.stretches, self.seed = list(stretches), seed
+    def __init__(
+        self, sources: Sequence[WindowedRows], turns: Turns, seed: int, lengths: Lengths | None = None
+    ) -> None:
+        self.sources, self.turns, self.seed, self.lengths = sources, turns, seed, lengths or []
 
     def __len__(self) -> int:
         return ENDLESS
@@ -223,18 +184,17 @@ class MixtureRows(Dataset[Row]):
     def __getitem__(self, number: int) -> Row:
         rows, row, epoch = self.row_at(number)
         found = rows.row(row, epoch)
-        if self.stretch_at(number)[1].lengths:
+        if self.lengths:
             self.cut(number, found["position_ids"].numpy(), found["labels"].numpy())
         return found
 
-    def cut(self, number: int, position_ids: NDArray[np.int64], labels: NDArray[np.int64]) -> None:
-        """To the length that holds at row `number`, in place."""
-        _, stretch, place = self.stretch_at(number)
-        if (length := length_at(place, stretch.lengths)) is not None:
-            cut_documents(position_ids, labels, length)
+    def cut(self, number: int, position_ids: Int64, labels: Int64) -> None:
+        if self.lengths:
+            change = bisect_right(self.lengths, number, key=lambda change: change[0]) - 1
+            cut_documents(position_ids, labels, self.lengths[change][1])
 
     def batch(self, numbers: Sequence[int]) -> Row:
-        """Rows as one batch, [B, T]: what `stack_rows` makes of them, written at once."""
+        """Rows as one batch, [B, T], as of `stack_rows`, but written at once."""
         found = [self.row_at(number) for number in numbers]
         if any(isinstance(rows, PaddedRows) for rows, _, _ in found):
             return stack_rows([rows.row(row, epoch) for rows, row, epoch in found])
@@ -244,55 +204,35 @@ class MixtureRows(Dataset[Row]):
             self.cut(numbers[line], arrays[2, line], arrays[1, line])
         return dict(zip(NAMES, torch.from_numpy(arrays), strict=True))
 
-    def documents_in(self, number: int) -> NDArray[np.int64]:
+    def documents_in(self, number: int) -> Int64:
         """Tokens of each document of a global row; none of them is read."""
         rows, row, epoch = self.row_at(number)
         return rows.packing.pieces(row, epoch)[1]
 
-    def stretch_at(self, number: int) -> tuple[int, Stretch, int]:
-        """The stretch of a global row, by number and itself, and the row's place in it."""
+    def turn(self, number: int) -> tuple[int, int]:
         if not 0 <= number < ENDLESS:
             raise IndexError(f"row {number}: rows go from 0 to {ENDLESS - 1}")
-        found = bisect_right(self.stretches, number, key=lambda stretch: stretch.first_row) - 1
-        return found, self.stretches[found], int(number) - self.stretches[found].first_row
-
-    def turn(self, number: int) -> tuple[int, int]:
-        """The source whose turn a global row is, and how many it had before."""
-        _, stretch, place = self.stretch_at(number)
-        return stretch.turns.turn(place)
+        return self.turns.turn(int(number))
 
     def counts(self, number: int) -> list[int]:
-        """How many rows each source had before a global row."""
-        _, stretch, place = self.stretch_at(number)
-        return stretch.turns.counts(place)
+        return self.turns.counts(number)
 
     def row_at(self, number: int) -> tuple[PackedRows, int, int]:
-        """A global row: the rows of its source among which it is, its number there, and the time through."""
-        _, stretch, place = self.stretch_at(number)
-        source, turn = stretch.turns.turn(place)
-        return stretch.sources[source].row_at(turn, f"{self.seed} {source}")
-
-
-def in_units(weights: Sequence[float]) -> list[int]:
-    """Weights as whole numbers; only 0 becomes 0."""
-    total = sum(weights)
-    return [max(1, round(weight / total * SHARE_UNIT)) if weight > 0 else 0 for weight in weights]
+        """A global row: the rows of its source among which it is, its number there, and the epoch."""
+        source, turn = self.turn(number)
+        return self.sources[source].row_at(turn, f"{self.seed} {source}")
 
 
 def whole_quotas(rows: int, weights: Sequence[float], owed: Mapping[int, float]) -> tuple[list[int], dict[int, float]]:
     """Rows of each source among `rows`, and what each is owed after them.
 
-    Args:
-        owed: rows that a source had too few before, below 0 too many; forgotten when other sources than these have a
-            weight.
+    `owed`: rows that a source had too few before; forgotten when other sources than these have a weight.
     """
     total = sum(weights)
     active = [source for source, weight in enumerate(weights) if weight > 0]
     before = owed if owed.keys() == set(active) else dict.fromkeys(active, 0.0)
     owed = {source: before[source] + rows * weights[source] / total for source in active}
-    quotas = [0] * len(weights)
-    for source in active:
-        quotas[source] = max(0, math.floor(owed[source]))
+    quotas = [max(0, math.floor(owed.get(source, 0.0))) for source in range(len(weights))]
     while (left := rows - sum(quotas)) != 0:  # at most one row a source
         step = 1 if left > 0 else -1
         source = max((s for s in active if quotas[s] + step >= 0), key=lambda s: step * (owed[s] - quotas[s]))
@@ -304,8 +244,7 @@ def share_out(number: int, proportions: Sequence[int]) -> tuple[int, int]:
     """The source whose turn it is, and how many turns it had before.
 
     Of the first n rows, the first source takes ceil(n * p / total) and leaves the others to be shared out in the same
-    way. This is what grain's MapDataset.mix does, but for its rounding of weights to 1/100 of the smallest one, which
-    turns 1.009 : 1 into 1 : 1.
+    way, as in grain's MapDataset.mix, which rounds weights to 1/100 of the smallest: 1.009 : 1 becomes 1 : 1.
     """
     before, upto, total = number, number + 1, sum(proportions)
     for source, proportion in enumerate(proportions):
@@ -314,13 +253,3 @@ def share_out(number: int, proportions: Sequence[int]) -> tuple[int, int]:
             return source, before - left_before
         before, upto, total = left_before, left_upto, total - proportion
     raise AssertionError("the last source takes what is left")
-
-
-def turns_taken(number: int, proportions: Sequence[int]) -> list[int]:
-    """How many of the first `number` rows each source takes in `share_out`."""
-    taken, left, total = [], number, sum(proportions)
-    for proportion in proportions:
-        remaining = left * (total - proportion) // total if total else 0
-        taken.append(left - remaining)
-        left, total = remaining, total - proportion
-    return taken

@@ -13,7 +13,7 @@ from cpt.data.readers.opening import format_of
 from cpt.data.readers.sources import files_with_sizes, find_function, kind_of, read_piece, states_of
 from cpt.data.store.shards import ShardWork, plan_of
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.data.store.tokenized import TokenizedSource, key_content, order_of
+from cpt.data.store.tokenized import TokenizedSource, reading_content
 from cpt.distributed import is_main_process
 from cpt.errors import CptError
 from cpt.recipe.rules import options_without_effect, reported_name
@@ -21,36 +21,29 @@ from cpt.recipe.schema import Data, DocumentSource, Evaluation, Source
 
 log = logging.getLogger("cpt")
 FILES_OPENED = 20  # of one source; for the others only name and size are checked
-UNCHECKED = {"hub": "Hub", "url": "remote"}
 
 
 def check_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) -> list[str]:
-    """Every complaint about filters, files and their columns; imports neither torch nor transformers, and `datasets`
-    only for the Hub.
+    """Every complaint about filters, files and their columns; imports neither torch nor transformers.
 
-    Args:
-        ask_hub: also check the sources on the Hub, by a listing and the first row of each.
+    `ask_hub` also checks the sources on the Hub, by a listing and the first row of each.
     """
-    complaints: list[str] = []
-    for key, source in keyed_sources(data, evaluation):
-        complaints += check_source(data, source, key, ask_hub=ask_hub)
-    return list(dict.fromkeys(complaints))
+    keyed = keyed_sources(data, evaluation)
+    return list(dict.fromkeys(each for key, source in keyed for each in check_source(data, source, key, ask_hub)))
 
 
 def unchecked_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) -> list[str]:
-    kinds = [(key, source.path, kind_of(source.path)) for key, source in keyed_sources(data, evaluation)]
+    unchecked = {"url": "remote"} if ask_hub else {"url": "remote", "hub": "Hub"}
     return [
-        f"`{key}.path`: {path} ({UNCHECKED[kind]})"
-        for key, path, kind in kinds
-        if kind == "url" or kind == "hub" and not ask_hub
+        f"`{key}.path`: {source.path} ({unchecked[kind]})"
+        for key, source in keyed_sources(data, evaluation)
+        if (kind := kind_of(source.path)) in unchecked
     ]
 
 
 def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, DocumentSource]]:
-    yield from ((f"data.sources[{number}]", source) for number, source in enumerate(data.sources))
-    yield from (
-        (f"evaluation.perplexity[{number}]", held_out) for number, held_out in enumerate(evaluation.perplexity)
-    )
+    for key, sources in (("data.sources", data.sources), ("evaluation.perplexity", evaluation.perplexity)):
+        yield from ((f"{key}[{number}]", source) for number, source in enumerate(sources))
 
 
 def filters_of(data: Data, source: DocumentSource, key: str) -> ComponentLists:
@@ -59,30 +52,29 @@ def filters_of(data: Data, source: DocumentSource, key: str) -> ComponentLists:
 
 
 def transforms_of(data: Data, source: DocumentSource, key: str) -> ComponentLists:
-    """A source's transforms with their keys in the recipe. Those of `data` apply to held-out sets too, so that equal
-    texts stay equal."""
+    """A source's transforms with their keys. Those of `data` apply to held-out sets too: equal texts stay equal."""
     own = {f"{key}.transforms": source.transforms} if isinstance(source, Source) else {}
     return {"data.transforms": data.transforms, **own}
 
 
-def check_source(data: Data, source: DocumentSource, key: str, *, ask_hub: bool = False) -> list[str]:
+def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) -> list[str]:
+    kind = kind_of(source.path)
     try:
         checks = build_filters(filters_of(data, source, key))
         changes = build_transforms(transforms_of(data, source, key))
         columns_of(source)
-        if kind_of(source.path) == "function":
+        if kind == "function":
             find_function(source, key)
-        on_hub = kind_of(source.path) == "hub"
-        files = files_with_sizes(source, key) if kind_of(source.path) == "local" or on_hub and ask_hub else []
+        files = files_with_sizes(source, key) if kind == "local" or kind == "hub" and ask_hub else []
     except CptError as problem:
         return [str(problem)]
+    formats = {format_of(file) for file, _ in files}
     written = source.model_copy(update={"chat": columns_named(source) or None})
-    useless = options_without_effect(written, {format_of(file) for file, _ in files}) if files else []
-    kinds = ", ".join(sorted({format_of(file) for file, _ in files}))
     complaints = [
-        f"`{key}.{option}` has no effect: {source.path} holds {kinds} files. Remove it." for option in useless
+        f"`{key}.{option}` has no effect: {source.path} holds {', '.join(sorted(formats))} files. Remove it."
+        for option in (options_without_effect(written, formats) if files else [])
     ]
-    if on_hub:  # a file may be large, so only its first row is fetched
+    if kind == "hub":  # a file may be large, so only its first row is fetched
         files, source = files[:1], source.model_copy(update={"max_documents": 1})
     for number, (file, size) in enumerate(files):
         if number >= FILES_OPENED and size:
@@ -117,23 +109,13 @@ def open_source(
     encoder = encoder_of(source, encoder, key)
     filters, transforms = filters_of(data, source, key), transforms_of(data, source, key)
     states = states_of(source, key)
-    warn_unpinned(source, key, are_files=bool(states))
-    enough = source.max_tokens if isinstance(source, Source) and not states else None
-    folder = cache_dir / "tokens" / key_of({**key_content(source, filters, transforms, encoder), "enough": enough})
-    work = ShardWork(source, key, filters, transforms, encoder, data.on_bad_row, folder, enough)
-    plan = plan_of(
-        source,
-        key,
-        states,
-        window_bytes=data.window_bytes if isinstance(source, Source) else None,
-        seed=seed,
-        ordered=order_of(source) is not None,
-    )
-    return TokenizedSource(work, plan, states, data.max_bad_share)
-
-
-def warn_unpinned(source: DocumentSource, key: str, *, are_files: bool) -> None:
-    """Warn about sources that may change between two starts of a run."""
     if kind_of(source.path) == "hub" and source.revision is None and is_main_process():
-        then = "a run cannot resume" if are_files else "its stored tokens are used unchanged"
+        then = "a run cannot resume" if states else "its stored tokens are used unchanged"
         log.warning(f"{source.path}: if it changes on the Hub, {then}. Pin it: `{key}.revision`.")
+    enough = source.max_tokens if isinstance(source, Source) and not states else None
+    reading = reading_content(source, filters, transforms)
+    folder = cache_dir / "tokens" / key_of({**reading, "tokenizer": encoder.fingerprint, "enough": enough})
+    work = ShardWork(source, key, filters, transforms, encoder, data.on_bad_row, folder, enough)
+    window_bytes = data.window_bytes if isinstance(source, Source) else None
+    plan = plan_of(source, key, states, window_bytes=window_bytes, seed=seed)
+    return TokenizedSource(work, plan, states, data.max_bad_share)

@@ -1,28 +1,19 @@
 """Pack documents into rows of exactly `sequence_length` tokens, so that no token is lost.
 
-best_fit: the fullest row that still has room takes the next document, longest documents first
-(arxiv.org/abs/2404.10830). Documents longer than a row are cut into full rows and a rest, which is packed like a
-document. There is padding only where nothing fits.
-concatenate: all documents one after the other, cut wherever a row is full; only the last row is padded, but most rows
-begin with the rest of a document whose beginning they do not see.
-sliding_window: windows of a row's length, one each `stride` tokens of a document, so that each token is read with
-something before it; tokens in several windows are learnt from several times. The windows are packed by best fit,
-because a document's last one may be short.
-none: one row for each document, or piece of one.
-token_budget: documents of similar length, as many as fit into a row's tokens when each is padded to the longest of
-them: one batch, for models that cannot keep the documents of a packed row apart.
-
-Whatever the packing, documents that share a row do so anew in each epoch: pieces of one length change places (see
-`Packing.pieces`)."""
+best_fit: the fullest row that has room takes the next document, longest first (arxiv.org/abs/2404.10830); a document
+longer than a row is cut into full rows and a rest. concatenate: documents one after the other, cut where a row is
+full. sliding_window: one window each `stride` tokens of a document, packed by best fit. none: one row for each
+document, or piece of one. token_budget: a row is a batch of documents of similar length, each padded to the longest,
+for models that cannot keep the documents of a packed row apart."""
 
 import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import gcd
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,28 +23,19 @@ from xxhash import xxh3_64_intdigest
 from cpt.cache import open_array
 from cpt.data.examples.encoder import CONTEXT, LEARNED, ROW, UNWANTED
 from cpt.data.readers.columns import ONE_A_ROW
-from cpt.data.store.token_files import StoredDocuments
+from cpt.data.store.token_files import Int64, StoredDocuments
 
 FORMAT = 3  # of the stored packing; counts up when the same documents are packed, or change places, another way
-Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Which pieces of documents stand in which row."""
-
-    first_piece: Int64
-    """Row r holds the pieces first_piece[r] to first_piece[r + 1]."""
-    starts: Int64
-    """Where a piece begins among the source's tokens."""
-    lengths: Int64
-    """How many tokens it has."""
-    by_length: NDArray[np.integer]
-    """The pieces, by number, sorted by length."""
-    rank: NDArray[np.integer]
-    """Where each piece stands in `by_length`."""
-    first_of_length: Int64
-    """Where the pieces of each length begin in `by_length`."""
+    first_piece: Int64  # row r holds the pieces first_piece[r] to first_piece[r + 1]
+    starts: Int64  # where each piece begins among the source's tokens
+    lengths: Int64  # its tokens
+    by_length: NDArray[np.integer]  # the pieces, by number, sorted by length
+    rank: NDArray[np.integer]  # where each piece is in `by_length`
+    first_of_length: Int64  # where the pieces of each length begin in `by_length`
 
     @property
     def num_rows(self) -> int:
@@ -64,18 +46,15 @@ class Packing:
 
         In epoch 0 these are the pieces that were packed together. In each later epoch the pieces of one length swap
         places, for each length by another map i -> a * i + b modulo their number. So rows stay as full as they are,
-        each piece is in one row of each epoch, and only the requested row is computed. A piece of a unique length
-        stays.
+        each piece is in one row of each epoch, and only the requested row is computed.
         """
         first, after = self.first_piece[row : row + 2]
         lengths = self.lengths[first:after]
         if not epoch:
             return self.starts[first:after], lengths
         begins, ends = self.first_of_length[lengths].tolist(), self.first_of_length[lengths + 1].tolist()
-        places = []
-        for rank, begin, end, length in zip(
-            self.rank[first:after].tolist(), begins, ends, lengths.tolist(), strict=True
-        ):
+        ranks, places = self.rank[first:after].tolist(), []
+        for rank, begin, end, length in zip(ranks, begins, ends, lengths.tolist(), strict=True):
             factor, offset = exchange(end - begin, length, epoch)
             places.append(begin + (factor * (rank - begin) + offset) % (end - begin))
         return self.starts[self.by_length[places]], lengths
@@ -84,14 +63,11 @@ class Packing:
 def pack(
     starts: Int64, lengths: Int64, sequence_length: int, packing: str, seed: int, stride: int | None = None
 ) -> Packing:
-    """Lay documents out in rows.
+    """Lay documents out in rows; the seed decides which of equally long documents come together.
 
     Args:
         starts, lengths: of the documents, among the source's tokens.
-        packing: a name of PACKINGS.
-        seed: decides which of equally long documents come together.
-        stride: tokens from one piece of a long document to the next; by default all of a row, so that no token is read
-            twice.
+        stride: tokens from one piece of a long document to the next; by default all of a row.
     """
     order = np.random.default_rng(seed).permutation(len(starts))
     pieces_of, rows_of = PACKINGS[packing]
@@ -110,15 +86,13 @@ def pack(
 
 @lru_cache(maxsize=2**14)
 def exchange(count: int, length: int, epoch: int) -> tuple[int, int]:
-    """Factor and offset of the map by which the `count` pieces of one length change places; without a common divisor
-    it is one to one."""
+    """Factor and offset of the map by which the `count` pieces of one length swap places."""
     draws = (xxh3_64_intdigest(f"{epoch} {length} {number}".encode()) % count for number in itertools.count())
-    return next(draw for draw in draws if gcd(draw, count) == 1), next(draws)
+    return next(draw for draw in draws if gcd(draw, count) == 1), next(draws)  # no common divisor: one to one
 
 
 def cut(starts: Int64, lengths: Int64, sequence_length: int, stride: int) -> tuple[Int64, Int64]:
-    """Pieces of at most `sequence_length` tokens, one each `stride` tokens until a document ends: full ones, then the
-    rest."""
+    """Pieces of at most `sequence_length` tokens, one each `stride` tokens: full ones, then the rest."""
     pieces = 1 + -(-np.maximum(0, lengths - sequence_length) // stride)
     number = np.arange(pieces.sum()) - np.repeat(pieces.cumsum() - pieces, pieces)  # 0, 1, 2 ... within each document
     piece_starts = np.repeat(starts, pieces) + number * stride
@@ -128,9 +102,8 @@ def cut(starts: Int64, lengths: Int64, sequence_length: int, stride: int) -> tup
 def cut_stream(starts: Int64, lengths: Int64, sequence_length: int, stride: int) -> tuple[Int64, Int64]:
     """Pieces of the documents laid end to end: a cut where a document ends, and where a row does."""
     begins = lengths.cumsum() - lengths
-    bounds = np.unique(
-        np.concatenate([begins, np.arange(0, lengths.sum(), sequence_length), lengths.sum(keepdims=True)])
-    )
+    rows = np.arange(0, lengths.sum(), sequence_length)
+    bounds = np.unique(np.concatenate([begins, rows, lengths.sum(keepdims=True)]))
     document = np.searchsorted(begins, bounds[:-1], side="right") - 1
     return starts[document] + bounds[:-1] - begins[document], np.diff(bounds)
 
@@ -173,14 +146,6 @@ def best_fit(lengths: Int64, sequence_length: int) -> Int64:
     return row_of
 
 
-def in_order(lengths: Int64, sequence_length: int) -> Int64:
-    return (lengths.cumsum() - lengths) // sequence_length
-
-
-def one_per_row(lengths: Int64, sequence_length: int) -> Int64:
-    return np.arange(len(lengths))
-
-
 def alike(lengths: Int64, sequence_length: int) -> Int64:
     """Pieces by falling length; a row takes as many as fit when all are as long as its first."""
     order = np.argsort(-lengths, kind="stable")
@@ -196,19 +161,11 @@ def alike(lengths: Int64, sequence_length: int) -> Int64:
 Cut = Callable[[Int64, Int64, int, int], tuple[Int64, Int64]]
 PACKINGS: dict[str, tuple[Cut, Callable[[Int64, int], Int64]]] = {
     "best_fit": (cut, best_fit),
-    "concatenate": (cut_stream, in_order),
+    "concatenate": (cut_stream, lambda lengths, sequence_length: (lengths.cumsum() - lengths) // sequence_length),
     "sliding_window": (cut, best_fit),
-    "none": (cut, one_per_row),
+    "none": (cut, lambda lengths, sequence_length: np.arange(len(lengths))),
     "token_budget": (cut, alike),
 }
-
-
-def fill_packing(
-    starts: Int64, lengths: Int64, sequence_length: int, packing: str, seed: int, stride: int | None, folder: Path
-) -> None:
-    packed = pack(starts, lengths, sequence_length, packing, seed, stride)
-    for field in fields(packed):
-        np.save(folder / f"{field.name}.npy", getattr(packed, field.name))
 
 
 def open_packing(folder: Path) -> Packing:
@@ -225,47 +182,36 @@ class PackedRows(Sequence[Row]):
 
     A row is {"input_ids", "labels", "position_ids"}, int64 of `sequence_length`. Positions restart with each document,
     which is all that transformers needs to keep documents apart. A document's first token has no label, because the
-    token before it belongs to another document; in an example only the learned tokens have labels. Padding comes last,
-    as a separate document without labels.
+    token before it belongs to another document. Padding comes last, as a separate document without labels.
     """
 
-    def __init__(self, documents: StoredDocuments, packing_folder: Path, sequence_length: int, pad: int) -> None:
-        self.documents, self.packing_folder = documents, packing_folder
-        self.sequence_length, self.pad = sequence_length, pad
+    def __init__(self, documents: StoredDocuments, packing_folder: Path, layout: "Layout") -> None:
+        self.documents, self.packing_folder, self.layout = documents, packing_folder, layout
+        self.sequence_length, self.pad = layout.sequence_length, layout.pad
         self.packing = open_packing(packing_folder)
-        self._counting = np.arange(sequence_length)
+        self._counting = np.arange(self.sequence_length)
 
-    def __reduce__(self) -> tuple[type["PackedRows"], tuple[StoredDocuments, Path, int, int]]:
-        return type(self), (self.documents, self.packing_folder, self.sequence_length, self.pad)
+    def __reduce__(self) -> tuple[type["PackedRows"], tuple[StoredDocuments, Path, "Layout"]]:
+        return type(self), (self.documents, self.packing_folder, self.layout)
 
     def __len__(self) -> int:
         return self.packing.num_rows
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in the rows, without padding; more than the documents have if windows overlap."""
+        """Without padding; more than the documents have if windows overlap."""
         return int(self.packing.lengths.sum())
 
     @property
     def num_positions(self) -> int:
         return len(self) * self.sequence_length
 
-    @overload
-    def __getitem__(self, number: int) -> Row: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Row]: ...
-    def __getitem__(self, number: int | slice) -> Row | list[Row]:
-        if isinstance(number, slice):
-            return [self[n] for n in range(*number.indices(len(self)))]
-        if number < 0:
-            number += len(self)
+    def __getitem__(self, number: int) -> Row:  # type: ignore[override]
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
         return self.row(number, epoch=0)
 
     def row(self, number: int, epoch: int) -> Row:
-        """Row `number` as it is in an epoch: in each, documents of one length change places, so that others share a
-        row."""
         arrays = np.empty((3, self.sequence_length), np.int64)
         self.fill(number, epoch, *arrays)
         return dict(zip(NAMES, torch.from_numpy(arrays), strict=True))
@@ -273,8 +219,8 @@ class PackedRows(Sequence[Row]):
     def fill(self, number: int, epoch: int, input_ids: Int64, labels: Int64, position_ids: Int64) -> None:
         """Write a row into arrays of `sequence_length`, which may be lines of a batch."""
         at, counting, begins = 0, self._counting, []
-        starts, lengths = self.packing.pieces(number, epoch)
-        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        pieces = [array.tolist() for array in self.packing.pieces(number, epoch)]
+        for start, length in zip(*pieces, strict=True):
             begins.append(at)
             after = at + length
             input_ids[at:after] = self.documents.tokens(start, length)
@@ -286,10 +232,7 @@ class PackedRows(Sequence[Row]):
         labels[:at] = input_ids[:at]
         labels[at:] = IGNORED
         if self.documents.are_examples:
-            segments = [
-                self.documents.segments(start, length)
-                for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
-            ]
+            segments = [self.documents.segments(start, length) for start, length in zip(*pieces, strict=True)]
             labels[:at][np.concatenate(segments) == CONTEXT] = IGNORED
         for begin in begins:
             labels[begin] = IGNORED
@@ -298,42 +241,32 @@ class PackedRows(Sequence[Row]):
 class PaddedRows(PackedRows):
     """Rows of `packing: token_budget`: each row is a batch, whose documents do not share a sequence.
 
-    A row is {"input_ids", "labels", "position_ids", "attention_mask"}, int64 of [documents, longest]; together at most
-    `sequence_length`.
+    It has an "attention_mask" too; its arrays are int64 of [documents, longest], together at most `sequence_length`.
     """
 
     @property
     def num_positions(self) -> int:
         """Tokens, and the padding up to the longest document of each row."""
-        packing = self.packing
-        return int(
-            (np.diff(packing.first_piece) * np.maximum.reduceat(packing.lengths, packing.first_piece[:-1])).sum()
-        )
+        first, lengths = self.packing.first_piece, self.packing.lengths
+        return int((np.diff(first) * np.maximum.reduceat(lengths, first[:-1])).sum())
 
     def row(self, number: int, epoch: int) -> Row:
-        """Row `number` as it is in an epoch: in each, documents of one length change places."""
         starts, lengths = self.packing.pieces(number, epoch)
         position_ids = np.tile(np.arange(lengths.max()), (len(lengths), 1))
         attention_mask = (position_ids < lengths[:, None]).astype(np.int64)
         input_ids = np.full(position_ids.shape, self.pad, np.int64)
-        for line, start, length in zip(input_ids, starts.tolist(), lengths.tolist(), strict=True):
-            line[:length] = self.documents.tokens(start, length)
-        labels = np.where((position_ids == 0) | (attention_mask == 0), IGNORED, input_ids)
-        for line, start, length in (
-            zip(labels, starts.tolist(), lengths.tolist(), strict=True) if self.documents.are_examples else ()
-        ):
-            line[:length][self.documents.segments(start, length) == CONTEXT] = IGNORED
-        arrays = {
-            "input_ids": input_ids,
-            "labels": labels,
-            "position_ids": position_ids,
-            "attention_mask": attention_mask,
-        }
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        is_context = np.zeros(position_ids.shape, bool)
+        for line, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
+            input_ids[line, :length] = self.documents.tokens(start, length)
+            if self.documents.are_examples:
+                is_context[line, :length] = self.documents.segments(start, length) == CONTEXT
+        labels = np.where((position_ids == 0) | (attention_mask == 0) | is_context, IGNORED, input_ids)
+        arrays = (input_ids, labels, position_ids, attention_mask)
+        return dict(zip((*NAMES, "attention_mask"), map(torch.from_numpy, arrays), strict=True))
 
 
 def stack_rows(rows: Sequence[Row]) -> Row:
-    """Rows of [T] to a batch of [B, T]; one row of [documents, longest] is a batch already."""
+    """[B, T] of rows of [T]; a row of `packing: token_budget` is a batch already."""
     if rows[0]["input_ids"].dim() == 2:
         (row,) = rows
         return row
@@ -341,21 +274,11 @@ def stack_rows(rows: Sequence[Row]) -> Row:
 
 
 class ExampleRows(PackedRows):
-    """Row r of a source, by number.
+    """Rows of examples, one a row, as a trainer takes them.
 
     preference: {"prompt_ids", "chosen_ids", "rejected_ids"}, lists of ids. judged: {"prompt_ids", "completion_ids",
-    "label"}. Prompt and completion are cut at their end to `sequence_length` ids together. prompt: the columns of the
-    file's row, with the prompt as "prompt".
+    "label"}. Both are cut at their end to `sequence_length` ids. prompt: the columns of the file's row.
     """
-
-    def __init__(
-        self, documents: StoredDocuments, packing_folder: Path, sequence_length: int, pad: int, form: str
-    ) -> None:
-        super().__init__(documents, packing_folder, sequence_length, pad)
-        self.form = form
-
-    def __reduce__(self) -> Any:
-        return type(self), (self.documents, self.packing_folder, self.sequence_length, self.pad, self.form)
 
     @property
     def num_positions(self) -> int:
@@ -363,17 +286,16 @@ class ExampleRows(PackedRows):
         return self.num_tokens
 
     def row(self, number: int, epoch: int) -> dict[str, Any]:  # type: ignore[override]
-        """Row `number` as it is in an epoch: in each, examples of one length change places."""
         starts, lengths = self.packing.pieces(number, epoch)
         start, length = int(starts[0]), int(lengths[0])
         ids, segments = self.documents.tokens(start, length), self.documents.segments(start, length)
-        if self.form == "prompt":
+        if self.layout.form == "prompt":
             row: dict[str, Any] = json.loads(ids[segments == ROW].astype(np.uint8).tobytes())
             return row
         prompt = ids[segments == CONTEXT].tolist()
         room = self.sequence_length - len(prompt)
         wanted, unwanted = (ids[segments == segment][:room].tolist() for segment in (LEARNED, UNWANTED))
-        if self.form == "preference":
+        if self.layout.form == "preference":
             return {"prompt_ids": prompt, "chosen_ids": wanted, "rejected_ids": unwanted}
         return {"prompt_ids": prompt, "completion_ids": wanted or unwanted, "label": bool(wanted)}
 
@@ -396,12 +318,17 @@ class Layout:
 
     def packer(self, starts: Int64, lengths: Int64, seed: int) -> Callable[[Path], None]:
         """A function that writes the packing into an empty folder; an example with its own row is never cut."""
+        sequence_length, packing, stride = self.sequence_length, self.packing, self.stride
         if self.is_one_a_row:
-            return partial(fill_packing, starts, lengths, int(lengths.max()), "none", seed, None)
-        return partial(fill_packing, starts, lengths, self.sequence_length, self.packing, seed, self.stride)
+            sequence_length, packing, stride = int(lengths.max()), "none", None
+
+        def fill(folder: Path) -> None:
+            packed = pack(starts, lengths, sequence_length, packing, seed, stride)
+            for field in fields(packed):
+                np.save(folder / f"{field.name}.npy", getattr(packed, field.name))
+
+        return fill
 
     def open(self, documents: StoredDocuments, folder: Path) -> PackedRows:
-        if self.is_one_a_row:
-            return ExampleRows(documents, folder, self.sequence_length, self.pad, self.form)
-        rows = PaddedRows if self.packing == "token_budget" else PackedRows
-        return rows(documents, folder, self.sequence_length, self.pad)
+        rows = ExampleRows if self.is_one_a_row else PaddedRows if self.packing == "token_budget" else PackedRows
+        return rows(documents, folder, self)

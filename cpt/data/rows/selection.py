@@ -1,6 +1,6 @@
 """Which of a source's documents are trained on: duplicates and held-out documents are not."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -12,7 +12,8 @@ from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import hold, key_of, open_array, publish_derived
 from cpt.data.store.shards import ORDERED_PARTS
-from cpt.data.store.token_files import StoredDocuments, TokenFiles
+from cpt.data.store.token_files import Hashes, Int64, Mask, StoredDocuments, TokenFiles
+from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import ResourceError
 
 FORMAT = 2  # of what is kept of a comparison; counts up when it is made another way
@@ -23,14 +24,18 @@ BANDS, ROWS = 14, 8
 LIKENESS = 0.75
 CHUNK_TOKENS = 4_000_000
 FILES = {"exact duplicate": "is_equal.npy", "near duplicate": "is_near.npy"}  # reason -> file
+AFTER_MAX_TOKENS = "after max_tokens"  # a reason to leave documents out
+ROWS_OF_A_PART = 8  # at least, of a source that is read by a score
+# A longer document is never held out: it would be much of the held-out bytes, and the interval of the verdict would
+# rest on it. With fewer than 20 documents to hold out, a fifth of their bytes is little more than an average document,
+# so four of these are allowed.
+LARGEST_PART, LARGEST_OF_AVERAGE = 1 / 5, 4
 
 
 class Repeated:
     """Which documents of a source repeat an earlier one, by reason; memory-mapped.
 
-    Args:
-        folder: holds a file for each reason.
-        first_documents: number of each shard's first document among all that were compared, and the number of all.
+    `first_documents`: number of each shard's first document among all that were compared, and the number of all.
     """
 
     def __init__(self, folder: Path, first_documents: Sequence[int]) -> None:
@@ -43,10 +48,10 @@ class Repeated:
 
     @property
     def name(self) -> str:
-        """A name for what was compared and how, and for the source's place in it."""
+        """A hash of what was compared and how, and the source's place in it."""
         return f"{self.folder.name} {self.first_documents[0]}"
 
-    def of_shards(self, shards: Sequence[int]) -> dict[str, NDArray[np.bool_]]:
+    def of_shards(self, shards: Sequence[int]) -> dict[str, Mask]:
         """For the documents of some shards, one after the other; at most one reason each."""
         bounds = [(self.first_documents[shard], self.first_documents[shard + 1]) for shard in shards]
         return {
@@ -55,51 +60,41 @@ class Repeated:
         }
 
 
-def repeated_documents(
-    sources: Sequence[Callable[[bool], StoredDocuments]], deduplicate: str, cache_dir: Path
-) -> list[Repeated]:
+def repeated_documents(sources: Sequence[TokenizedSource], deduplicate: str, cache_dir: Path) -> list[Repeated]:
     """Which documents of each source are dropped as repeated; computed once and stored in `cache_dir`.
 
-    Args:
-        sources: open each source's documents, verified or not. They are compared with each other too: of equal
-            documents, the one of the first source stays.
-        deduplicate: exact, or near, which finds equal ones too.
+    Sources are compared with each other too: of equal documents, the one of the first source stays.
     """
-    opened = [documents(False) for documents in sources]
+
+    def parts_of(source: TokenizedSource, *, verified: bool) -> list[TokenFiles]:
+        return source.documents(range(len(source.plan.shards)), verified=verified).parts
 
     def fill(folder: Path) -> None:
-        parts = [part for documents in sources for part in documents(True).parts]
-        equal = ~first_of_each(np.concatenate([part.hashes for part in parts]))
+        parts = [part for source in sources for part in parts_of(source, verified=True)]
+        hashes = np.concatenate([part.hashes for part in parts])
+        equal = np.ones(len(hashes), bool)  # 64 bits confuse two of 10^8 texts with a probability of 0.03 %
+        equal[np.unique(hashes, return_index=True)[1]] = False
         np.save(folder / FILES["exact duplicate"], equal)
         if deduplicate == "near":
             np.save(folder / FILES["near duplicate"], near_duplicates(parts, folder) & ~equal)
 
-    numbers = [SHINGLE, BANDS, ROWS, LIKENESS] if deduplicate == "near" else []
+    opened = [[part.description for part in parts_of(source, verified=False)] for source in sources]
     what = {
         "format": FORMAT,
-        "parts": [part.description.digest for documents in opened for part in documents.parts],
-        "numbers": numbers,
+        "parts": [part.digest for parts in opened for part in parts],
+        "numbers": [SHINGLE, BANDS, ROWS, LIKENESS] if deduplicate == "near" else [],
     }
     folder = publish_derived(cache_dir / "duplicates" / key_of(what), fill)
-    bounds = [0, *accumulate(part.description.documents for documents in opened for part in documents.parts)]
-    last = [0, *accumulate(len(documents.parts) for documents in opened)]
+    bounds = [0, *accumulate(part.documents for parts in opened for part in parts)]
+    last = [0, *accumulate(map(len, opened))]
     return [Repeated(folder, bounds[first : after + 1]) for first, after in pairwise(last)]
 
 
-def first_of_each(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """True for the first document of each text; hashes of 64 bits confuse two of 10^8 texts with a probability of 0.03
-    %."""
-    is_first = np.zeros(len(hashes), bool)
-    is_first[np.unique(hashes, return_index=True)[1]] = True
-    return is_first
+def near_duplicates(parts: Sequence[TokenFiles], folder: Path) -> Mask:
+    """True for documents much like an earlier one (MinHash, doi.org/10.1109/SEQUEN.1997.666900), dropped or not.
 
-
-def near_duplicates(parts: Sequence[TokenFiles], folder: Path) -> NDArray[np.bool_]:
-    """True for documents much like an earlier one (MinHash, doi.org/10.1109/SEQUEN.1997.666900).
-
-    Two documents are compared if one of their `BANDS` groups of hashes is equal. A document like a dropped one is
-    dropped too. The hashes are in a temporary file, 448 bytes a document; memory is about 100 bytes a document
-    (estimated).
+    A document is compared with the first one that has equal hashes in one of the `BANDS` groups. The hashes are in a
+    temporary file, 448 bytes a document; memory is about 100 bytes a document (estimated).
     """
     file = folder / "hashes.bin"
     hashes = np.memmap(file, np.uint32, "w+", shape=(sum(part.description.documents for part in parts), BANDS * ROWS))
@@ -107,13 +102,19 @@ def near_duplicates(parts: Sequence[TokenFiles], folder: Path) -> NDArray[np.boo
     for some in (some for part in parts for some in minhashes(part)):
         hashes[at : at + len(some)] = some
         at += len(some)
-    found = is_like_earlier(hashes)
+    like = np.zeros(len(hashes), bool)
+    for band in range(BANDS):
+        rows = np.ascontiguousarray(hashes[:, band * ROWS : (band + 1) * ROWS])
+        _, first, group = np.unique(rows.view(f"V{ROWS * 4}").ravel(), return_index=True, return_inverse=True)
+        candidates = np.flatnonzero((first[group] != np.arange(len(hashes))) & ~like)
+        for chunk in np.array_split(candidates, len(candidates) // 100_000 + 1):
+            like[chunk] |= (hashes[chunk] == hashes[first[group[chunk]]]).mean(1) >= LIKENESS
     file.unlink()
-    return found
+    return like
 
 
 def minhashes(store: TokenFiles) -> Iterator[NDArray[np.uint32]]:
-    """The hashes of some documents after the other: [documents, BANDS * ROWS]."""
+    """Of some documents after the other: [documents, BANDS * ROWS]."""
     try:
         from rensa import RMinHash
     except ImportError as problem:
@@ -128,11 +129,8 @@ def minhashes(store: TokenFiles) -> Iterator[NDArray[np.uint32]]:
         first = after
 
 
-def shingles(
-    tokens: NDArray[np.unsignedinteger], offsets: NDArray[np.int64]
-) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """A hash of each run of `SHINGLE` tokens inside a document, and where each document's begin; a shorter document is
-    one run."""
+def shingles(tokens: NDArray[np.unsignedinteger], offsets: Int64) -> tuple[Hashes, Hashes]:
+    """A hash of each run of `SHINGLE` tokens of a document, and where each document's begin; one for a shorter one."""
     padded = np.concatenate([tokens.astype(np.uint64), np.zeros(SHINGLE, np.uint64)])
     lengths = np.diff(offsets)
     counts = np.maximum(1, lengths - SHINGLE + 1)
@@ -147,54 +145,23 @@ def shingles(
     return hashes, bounds.astype(np.uint64)
 
 
-def is_like_earlier(hashes: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Whether a document is like the first one that has the same hashes in one of the bands."""
-    like = np.zeros(len(hashes), bool)
-    for band in range(BANDS):
-        rows = np.ascontiguousarray(hashes[:, band * ROWS : (band + 1) * ROWS])
-        _, first, group = np.unique(rows.view(f"V{ROWS * 4}").ravel(), return_index=True, return_inverse=True)
-        candidates = np.flatnonzero((first[group] != np.arange(len(hashes))) & ~like)
-        for some in np.array_split(candidates, len(candidates) // 100_000 + 1):
-            like[some] |= (hashes[some] == hashes[first[group[some]]]).mean(1) >= LIKENESS
-    return like
-
-
-AFTER_MAX_TOKENS = "after max_tokens"  # a reason to leave documents out
-ROWS_OF_A_PART = 8  # at least, of a source that is read by a score
-# A longer document is never held out: it would be much of the held-out bytes, and the interval of the verdict would
-# rest on it. With fewer than 20 documents to hold out, a fifth of their bytes is little more than an average document,
-# so four of these are allowed.
-LARGEST_PART, LARGEST_OF_AVERAGE = 1 / 5, 4
-
-
 @dataclass(frozen=True)
 class Chosen:
-    """The documents that are trained on, by number, and what became of the others."""
+    """The documents that are trained on, by number, and how many of the others were held out or left out."""
 
-    documents: NDArray[np.int64]
+    documents: Int64
     held_out: int
     left_out: dict[str, int]
-    is_limit_reached: bool
-    """Whether `max_tokens` leaves nothing of what comes after."""
+    is_limit_reached: bool  # whether `max_tokens` leaves nothing of what comes after
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which of a source's documents are trained on.
-
-    Attributes:
-        held_out_share: of the documents that is kept from training, by the hash of their text.
-        longest_held_out: bytes; a longer document is trained on whatever its hash is.
-        judged: sorted hashes of documents that the model is evaluated on.
-        repeated: the repeated documents, if these are dropped.
-        max_tokens: of the source; its documents come in the order of the windows.
-    """
-
-    held_out_share: float | None
-    judged: NDArray[np.uint64]
+    held_out_share: float | None  # of the documents, kept from training by the hash of their text
+    judged: Hashes  # sorted, of documents that the model is evaluated on
     repeated: Repeated | None
     max_tokens: int | None
-    longest_held_out: int | None = None
+    longest_held_out: int | None = None  # bytes; a longer document is trained on whatever its hash is
 
     def content(self) -> dict[str, Any]:
         return {
@@ -206,10 +173,9 @@ class Selection:
         }
 
     def choose(self, documents: StoredDocuments, shards: Sequence[int], tokens_before: int) -> Chosen:
-        """Among the documents of some shards."""
+        repeated = self.repeated_by_reason(shards)
+        is_first = ~np.logical_or.reduce([*repeated.values(), np.zeros(len(documents), bool)])
         hashes = documents.hashes
-        repeated = self.is_repeated(shards)
-        is_first = ~np.logical_or.reduce([*repeated.values(), np.zeros(len(hashes), bool)])
         is_allowed = is_first & ~self.is_held_out(documents) & ~np.isin(hashes, self.judged)
         left_out = {reason: int(which.sum()) for reason, which in repeated.items() if which.any()}
         chosen, number = np.flatnonzero(is_allowed), int(is_allowed.sum())
@@ -221,38 +187,32 @@ class Selection:
         held_out = int(is_first.sum()) - len(chosen)
         return Chosen(chosen[:number], held_out, left_out, is_limit_reached=number < len(chosen))
 
-    def held_out(self, documents: StoredDocuments, shards: Sequence[int]) -> NDArray[np.int64]:
+    def held_out(self, documents: StoredDocuments, shards: Sequence[int]) -> Int64:
         """The documents that the hash of their text keeps from training, each text once."""
-        is_repeated = np.logical_or.reduce([*self.is_repeated(shards).values(), np.zeros(len(documents), bool)])
+        is_repeated = np.logical_or.reduce([*self.repeated_by_reason(shards).values(), np.zeros(len(documents), bool)])
         return np.flatnonzero(self.is_held_out(documents) & ~is_repeated)
 
-    def is_held_out(self, documents: StoredDocuments) -> NDArray[np.bool_]:
+    def is_held_out(self, documents: StoredDocuments) -> Mask:
         if self.held_out_share is None:
             return np.zeros(len(documents), bool)
         return is_held_out(documents.hashes, documents.num_bytes, self.held_out_share, self.longest_held_out)
 
-    def is_repeated(self, shards: Sequence[int]) -> dict[str, NDArray[np.bool_]]:
+    def repeated_by_reason(self, shards: Sequence[int]) -> dict[str, Mask]:
         return {} if self.repeated is None else self.repeated.of_shards(shards)
 
 
-def is_held_out(
-    hashes: NDArray[np.uint64], num_bytes: NDArray[np.int64], share: float, longest: int | None = None
-) -> NDArray[np.bool_]:
-    """Which documents are held out."""
+def is_held_out(hashes: Hashes, num_bytes: Int64, share: float, longest: int | None = None) -> Mask:
     is_chosen = hashes < np.uint64(int(share * 2**64))
     return is_chosen if longest is None else is_chosen & (num_bytes <= longest)
 
 
 def longest_held_out(total_bytes: int, num_documents: int, share: float) -> int:
-    """Bytes of the longest document that may be held out, so that no single one decides what the others say."""
+    """In bytes: so that no single document decides what the others say."""
     return int(total_bytes * max(LARGEST_PART * share, LARGEST_OF_AVERAGE / max(1, num_documents)))
 
 
-def part_by_score(
-    documents: StoredDocuments, chosen: NDArray[np.int64], part: int, sequence_length: int
-) -> NDArray[np.int64]:
-    """A part of the chosen documents, by their score: equally many tokens each; fewer parts than there may be where
-    each would be tiny."""
+def part_by_score(documents: StoredDocuments, chosen: Int64, part: int, sequence_length: int) -> Int64:
+    """A part of the chosen documents, by score: equally many tokens each; fewer parts where each would be tiny."""
     order = chosen[np.argsort(documents.scores[chosen], kind="stable")]
     ends = np.diff(documents.offsets)[order].cumsum()
     parts = int(np.clip(ends[-1] // (ROWS_OF_A_PART * sequence_length), 1, ORDERED_PARTS)) if len(order) else 0

@@ -6,17 +6,16 @@ before the window, so any place of the source is found at once."""
 import threading
 from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import accumulate, count
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import has_sound_files, hold, key_of, publish_derived, size_of, write_once
@@ -24,38 +23,31 @@ from cpt.data.examples.encoder import LONG_PROMPT, NOTHING_LEARNED, fitting
 from cpt.data.rows.packing import FORMAT, Layout, PackedRows
 from cpt.data.rows.selection import AFTER_MAX_TOKENS, Chosen, Selection, part_by_score
 from cpt.data.store.shards import seed_of, shuffled
-from cpt.data.store.token_files import StoredDocuments
+from cpt.data.store.token_files import Int64, StoredDocuments
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import DataError
 from cpt.files import read_sealed, sealed
 
-Key = TypeVar("Key")
+OPENED = 2  # windows of a source that a process keeps open
+MARKS = "readers"
 
 
 @dataclass(frozen=True)
 class WindowEntry:
-    first_row: int
-    """Rows of the windows before."""
+    first_row: int  # the rows of the windows before
     rows: int
-    tokens_before: int
-    """Tokens of the documents trained on in the windows before."""
+    tokens_before: int  # of the documents trained on in the windows before
     tokens: int
-    tokens_in_rows: int
-    """More than these where windows of a document overlap."""
-    positions: int
-    """Positions of all rows, padding included."""
+    tokens_in_rows: int  # more than `tokens` where sliding windows overlap
+    positions: int  # of all rows, padding included
     documents: int
     held_out: int
-    left_out: dict[str, int]
-    """Reason -> documents, those of the source's filters among them."""
+    left_out: dict[str, int]  # reason -> documents, including those that the source's filters drop
     bad_rows: dict[str, int]
-    lengths: dict[int, int]
-    """Documents trained on, by length: n, a power of two, stands for n up to 2n - 1 tokens."""
-    longest: tuple[str, int]
-    own_digest: str
-    """A hash of the documents trained on."""
-    digest: str
-    """A hash of these and of all windows before."""
+    lengths: dict[int, int]  # documents trained on, by length: n, a power of two, means n to 2n - 1 tokens
+    longest: tuple[str, int]  # its file and line, its tokens
+    own_digest: str  # of the documents trained on
+    digest: str  # of these and of all windows before
 
     @property
     def end(self) -> int:
@@ -71,33 +63,28 @@ def entry_of(content: Mapping[str, Any]) -> WindowEntry:
 
 
 def summed(entries: Sequence[WindowEntry]) -> WindowEntry:
-    """The entries of consecutive windows as one."""
     if not entries:
         return START
+    numbers = ("rows", "tokens", "tokens_in_rows", "positions", "documents", "held_out")
+    counts = ("left_out", "bad_rows", "lengths")
+    columns: dict[str, list[Any]] = {name: [vars(entry)[name] for entry in entries] for name in (*numbers, *counts)}
+    sums: dict[str, Any] = {name: sum(columns[name]) for name in numbers}
     return replace(
         START,
-        rows=sum(entry.rows for entry in entries),
-        tokens=sum(entry.tokens for entry in entries),
-        tokens_in_rows=sum(entry.tokens_in_rows for entry in entries),
-        positions=sum(entry.positions for entry in entries),
-        documents=sum(entry.documents for entry in entries),
-        held_out=sum(entry.held_out for entry in entries),
-        left_out=added([entry.left_out for entry in entries]),
-        bad_rows=added([entry.bad_rows for entry in entries]),
-        lengths=added([entry.lengths for entry in entries]),
+        **sums | {name: added(columns[name]) for name in counts},
         longest=max((entry.longest for entry in entries), key=lambda place: place[1]),
         digest=entries[-1].digest,
     )
 
 
-def added(counts: Sequence[Mapping[Key, int]]) -> dict[Key, int]:
-    total: Counter[Key] = Counter()
+def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
     for one in counts:
         total.update(one)
     return dict(total)
 
 
-def by_power_of_two(lengths: NDArray[np.int64]) -> dict[int, int]:
+def by_power_of_two(lengths: Int64) -> dict[int, int]:
     """How many lengths there are from each power of two to the next; lengths are 1 at least."""
     exponents, counts = np.unique(np.frexp(lengths)[1] - 1, return_counts=True)
     return {2**exponent: count for exponent, count in zip(exponents.tolist(), counts.tolist(), strict=True)}
@@ -105,14 +92,13 @@ def by_power_of_two(lengths: NDArray[np.int64]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Total:
-    """The totals of one epoch of a source."""
+    """The totals of one epoch of a source; two are None if a checkpoint resumed in an empty store, which lacks the
+    windows before it."""
 
     rows: int
     windows: int
-    rows_of: list[int] | None
-    """Rows of each window; None where a checkpoint continued in an empty store, which lacks the windows before it."""
-    everything: WindowEntry | None
-    """The sum over all windows; None in the same case."""
+    rows_of: list[int] | None  # of each window
+    everything: WindowEntry | None  # the sum over all windows
 
     @cached_property
     def first_rows(self) -> list[int]:
@@ -127,29 +113,11 @@ def write_total(folder: Path, last: int, entries: Sequence[WindowEntry]) -> None
     write_once(folder / "total.json", sealed(content))
 
 
-def read_total(folder: Path) -> Total | None:
-    """The totals of one epoch; None if its last window was not made yet, or if the file is damaged."""
-    content = read_sealed(folder / "total.json")
-    if content is None:
-        with suppress(OSError):
-            (folder / "total.json").unlink()  # otherwise each read would report the damage
-        return None
-    everything = content.pop("everything")
-    return Total(**content, everything=None if everything is None else entry_of(everything))
-
-
-OPENED = 2  # windows of a source that a process keeps open
-MARKS = "readers"
-
-
 @dataclass(frozen=True)
 class OpenWindow:
-    first_turn: int
-    end_turn: int
-    order: str
-    """The caller's seed."""
-    seed: int
-    """The seed of the order inside the window."""
+    turns: range
+    order: str  # the caller's seed
+    seed: int  # of the order inside the window
     epoch: int
     rows: PackedRows
 
@@ -158,11 +126,8 @@ class WindowedRows:
     """The rows of one source by turn, and what is known of its windows.
 
     In the first epoch the windows come in the order of the plan. Each later epoch has another order of windows, and
-    puts the pieces of a window into other rows.
-
-    Args:
-        max_epochs: how often the source may be read.
-        is_bounded: windows are removed behind the readers, who therefore leave marks of where they are.
+    puts the pieces of a window into other rows. With `is_bounded`, consumed windows are removed, so readers leave
+    marks of where they are.
     """
 
     def __init__(
@@ -177,15 +142,8 @@ class WindowedRows:
     ) -> None:
         self.tokenized, self.selection, self.layout, self.seed = tokenized, selection, layout, seed
         self.cache_dir, self.max_epochs, self.is_bounded = cache_dir, max_epochs, is_bounded
-        content = {
-            "format": FORMAT,
-            "tokens": tokenized.name,
-            "plan": tokenized.plan.windows,
-            "seed": seed,
-            **layout.content(),
-            **selection.content(),
-        }
-        self.folder = cache_dir / "rows" / key_of(content)
+        content = {"format": FORMAT, "tokens": tokenized.name, "plan": tokenized.plan.windows, "seed": seed}
+        self.folder = cache_dir / "rows" / key_of({**content, **layout.content(), **selection.content()})
         hold(self.folder, self)
         self._lock = threading.RLock()  # micro-batches may be made by several threads
         self._opened: OrderedDict[int, PackedRows] = OrderedDict()
@@ -197,8 +155,7 @@ class WindowedRows:
         self._sum: WindowEntry | None = None  # of the windows known so far, once this process made one
         self._orders: dict[int, tuple[list[int], list[int]]] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Worker processes, and the thread that reads ahead, open the files themselves."""
+    def __reduce__(self) -> tuple[Any, ...]:  # worker processes, and the thread that reads ahead, open the files
         what = self.tokenized, self.selection, self.layout, self.seed, self.cache_dir, self.max_epochs, self.is_bounded
         return WindowedRows, what
 
@@ -206,25 +163,25 @@ class WindowedRows:
     def fingerprint(self) -> str:
         """A hash of the documents and of how they are packed; moving files does not change it.
 
-        A source of several windows is hashed by its first window, its plan and the rules that choose documents; each
-        later window is compared with the entry in the checkpoint.
+        Of several windows the first, the plan and the rules that choose documents are hashed; each later window is
+        compared with the entry in the checkpoint.
         """
-        plan = self.tokenized.plan
-        what = {"format": FORMAT, "documents": self.entry(0).own_digest, "seed": self.seed}
+        is_whole = self.tokenized.plan.is_whole
         return key_of(
-            {**what, "plan": "", "rules": {}}
-            if plan.is_whole
-            else {**what, "plan": plan.fingerprint, "rules": self.selection.content()}
+            {
+                "format": FORMAT,
+                "documents": self.entry(0).own_digest,
+                "seed": self.seed,
+                "plan": "" if is_whole else self.tokenized.plan.fingerprint,
+                "rules": {} if is_whole else self.selection.content(),
+            }
         )
 
     @property
     def filled(self) -> float:
-        """Share of `sequence_length` that tokens fill, in the first window with rows: known early, and constant.
-
-        Examples with a row each count as full rows, so shares are shares of examples.
-        """
+        """Share of `sequence_length` that tokens fill, in the first window with rows: known early, and constant."""
         if self.layout.is_one_a_row:
-            return 1.0
+            return 1.0  # so shares are shares of examples
         entry = next(entry for window in count() if (entry := self.entry(window)).rows)
         return entry.tokens_in_rows / (entry.rows * self.layout.sequence_length)
 
@@ -236,20 +193,18 @@ class WindowedRows:
     def row_at(self, turn: int, seed: str) -> tuple[PackedRows, int, int]:
         """The row of a turn, in an order drawn from the seed: the rows of its window, its number there, the epoch."""
         here = self._here
-        if here is None or not here.first_turn <= turn < here.end_turn or here.order != seed:
+        if here is None or turn not in here.turns or here.order != seed:
             with self._lock:
-                here = self._here = self.open_at(turn, seed)
-        return here.rows, shuffled(turn - here.first_turn, len(here.rows), here.seed), here.epoch
-
-    def open_at(self, turn: int, seed: str) -> OpenWindow:
-        """Open the window of a turn, and leave a mark if windows are removed behind the readers."""
-        epoch, window, place = self.find(turn)
-        if self.is_bounded and (epoch, window) != self._at:
-            self._at = epoch, window
-            self.leave_mark(epoch, window)
-        rows = self.window(window)
-        number = seed_of(seed, epoch) if self.tokenized.plan.is_whole else seed_of(seed, epoch, window)
-        return OpenWindow(turn - place, turn - place + len(rows), seed, number, epoch, rows)
+                epoch, window, place = self.find(turn)
+                if self.is_bounded and (epoch, window) != self._at:
+                    self._at = epoch, window
+                    (self.folder / MARKS).mkdir(exist_ok=True)
+                    (self.folder / MARKS / f"{epoch:06}-{window:06}").touch()
+                rows = self.window(window)
+                of_order = seed_of(seed, epoch) if self.tokenized.plan.is_whole else seed_of(seed, epoch, window)
+                turns = range(turn - place, turn - place + len(rows))
+                here = self._here = OpenWindow(turns, seed, of_order, epoch, rows)
+        return here.rows, shuffled(turn - here.turns.start, len(here.rows), here.seed), here.epoch
 
     def window(self, window: int) -> PackedRows:
         if window not in self._opened:
@@ -270,7 +225,11 @@ class WindowedRows:
         assert self.total is not None
         epoch, place = divmod(turn, self.total.rows)
         if self.max_epochs is not None and turn >= self.max_epochs * self.total.rows:
-            raise DataError(used_up(self.tokenized, self.max_epochs))
+            source, key = self.tokenized.work.source, self.tokenized.work.key
+            raise DataError(
+                f"{source.path}: used up after {self.max_epochs:g} time(s) through it. Lower its weight or the budget,"
+                f" add documents, or raise `{key}.max_epochs`."
+            )
         if epoch == 0:
             window = self.window_of(place)
             assert window is not None, turn
@@ -312,7 +271,6 @@ class WindowedRows:
         return self._orders[epoch]
 
     def window_at(self, epoch: int, place: int) -> int:
-        """The window at a place in the order of an epoch."""
         return place if epoch == 0 else self.order(epoch)[0][place]
 
     def place_of(self, epoch: int, window: int) -> int:
@@ -320,16 +278,21 @@ class WindowedRows:
 
     @property
     def total(self) -> Total | None:
-        """The totals of one epoch; None until its last window was made."""
+        """The totals of one epoch; None until its last window was made, or if their file is damaged."""
         if self._total is None:
-            self._total = read_total(self.folder)
+            file = self.folder / "total.json"
+            if (content := read_sealed(file)) is not None:
+                everything = content.pop("everything")
+                self._total = Total(**content, everything=None if everything is None else entry_of(everything))
+            else:
+                with suppress(OSError):
+                    file.unlink()  # otherwise each read would report the damage
         return self._total
 
     def entry_file(self, window: int) -> Path:
         return self.folder / f"{window:06}.json"
 
     def known_entry(self, window: int) -> WindowEntry | None:
-        """The entry of a window; None if it was never made."""
         if window in self._entries:
             return self._entries[window]
         content = read_sealed(self.entry_file(window))
@@ -363,17 +326,14 @@ class WindowedRows:
         return summed(entries), len(entries)
 
     def keep(self, window: int, entry: WindowEntry, *, is_last: bool) -> None:
-        """Write the entry of a window, and after the last one the totals."""
-        if self.total is not None:  # the window's file was lost
-            if self.total.rows_of is not None and self.total.rows_of[window] != entry.rows:
-                raise DataError(other_documents(self.tokenized))
-        else:
-            if self._sum is None:
-                self._sum = self.known_so_far()[0]
-            self._sum = summed([self._sum, entry])
+        """Write the entry of a window, and after the last one the totals; a DataError if no run may use the window."""
+        if self.total is None:
+            self._sum = summed([self._sum or self.known_so_far()[0], entry])
             refuse_bad_windows(self.tokenized, self._sum, window)
             if is_last and not entry.end:
                 raise DataError(all_held_out(self.tokenized, entry))
+        elif self.total.rows_of is not None and self.total.rows_of[window] != entry.rows:  # its file was lost
+            raise DataError(other_documents(self.tokenized))
         self._entries[window] = entry
         write_once(self.entry_file(window), sealed(asdict(entry)))
         if is_last and self.total is None:
@@ -381,16 +341,12 @@ class WindowedRows:
             write_total(self.folder, window, entries)
 
     def state(self, turn: int) -> dict[str, Any]:
-        """The state for a checkpoint: the window of a turn and its entry. With it a run resumes on an empty store."""
+        """The window of a turn and its entry, for a checkpoint. With it a run resumes on an empty store."""
         _, window, _ = self.find(turn)
         return {"window": window, "entry": asdict(self.entry(window))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Resume from `state`: write the entry of its window into an empty store, or compare it.
-
-        Raises:
-            DataError: the documents have changed.
-        """
+        """Write the entry of a checkpoint's window into an empty store; a DataError if the documents have changed."""
         window, content = int(state["window"]), state["entry"]
         known = self.known_entry(window)
         if known is None:
@@ -419,18 +375,17 @@ class WindowedRows:
         known = self.known_entry(window)
         before = START if window == 0 else self.entry(window - 1) if known is None else None
         tokens_before = before.tokens_before + before.tokens if before else known.tokens_before if known else 0
+        layout = self.layout
         documents, chosen = self.choose(window, tokens_before)
-        numbers, lengths, read, unfit = fitting(
-            documents, chosen.documents, self.layout.form, self.layout.sequence_length
-        )
+        numbers, lengths, read, unfit = fitting(documents, chosen.documents, layout.form, layout.sequence_length)
         starts = documents.offsets[numbers]
         own_digest = key_of({"documents": documents.digest, "starts": xxh3_128_hexdigest(starts.tobytes())})
         if known is not None and known.own_digest != own_digest:
             raise DataError(other_documents(self.tokenized))
         positions = tokens_in_rows = rows = 0
         if len(starts):
-            folder = publish_derived(self.window_folder(window), self.layout.packer(starts, lengths, self.seed))
-            packed = self.layout.open(documents, folder)
+            folder = publish_derived(self.window_folder(window), layout.packer(starts, lengths, self.seed))
+            packed = layout.open(documents, folder)
             positions, tokens_in_rows, rows = packed.num_positions, packed.num_tokens, len(packed)
         if known is not None or before is None:
             return
@@ -445,7 +400,7 @@ class WindowedRows:
             documents=len(starts),
             held_out=chosen.held_out,
             left_out=added([*(part.dropped for part in parts), chosen.left_out, unfit]),
-            bad_rows=added([part.bad_rows for part in parts]),
+            bad_rows=added(part.bad_rows for part in parts),
             lengths=by_power_of_two(read),
             longest=max((part.longest for part in parts), key=lambda place: place[1], default=("", 0)),
             own_digest=own_digest,
@@ -454,21 +409,19 @@ class WindowedRows:
         self.keep(window, entry, is_last=chosen.is_limit_reached or window + 1 == len(self.tokenized.plan.windows))
 
     def is_new(self, window: int) -> bool:
-        """Whether no earlier window has its shards; all parts of an ordered source share the same shards."""
+        """Whether no earlier window has its shards: all parts of an ordered source share the same shards."""
         return window == 0 or not self.tokenized.plan.is_ordered
 
     def choose(self, window: int, tokens_before: int) -> tuple[StoredDocuments, Chosen]:
-        """The documents of a window's shards, and which of them are trained on in this window."""
-        shards = self.tokenized.plan.windows[window]
+        shards, is_ordered = self.tokenized.plan.windows[window], self.tokenized.plan.is_ordered
         documents = self.tokenized.documents(shards)
         for part in documents.parts if self.is_new(window) else []:
             part.sync()
-        if not self.tokenized.plan.is_ordered:
-            return documents, self.selection.choose(documents, shards, tokens_before)
-        chosen = self.selection.choose(documents, shards, 0)
+        chosen = self.selection.choose(documents, shards, 0 if is_ordered else tokens_before)
+        if not is_ordered:
+            return documents, chosen
         mine = part_by_score(documents, chosen.documents, window, self.layout.sequence_length)
-        if not self.is_new(window):
-            return documents, Chosen(mine, 0, {}, is_limit_reached=False)
+        chosen = chosen if self.is_new(window) else Chosen(mine, 0, {}, is_limit_reached=False)
         return documents, replace(chosen, documents=mine, is_limit_reached=False)
 
     def remove(self, window: int) -> None:
@@ -482,7 +435,6 @@ class WindowedRows:
         return sum(map(size_of, [self.window_folder(window), *folders]))
 
     def window_folder(self, window: int) -> Path:
-        """The folder of the window's packing: complete or missing."""
         return self.folder / f"{window:06}"
 
     def own_shards(self, window: int) -> list[int]:
@@ -494,29 +446,18 @@ class WindowedRows:
         """Epochs and windows where readers have been."""
         return [(int(path.name[:6]), int(path.name[7:])) for path in (self.folder / MARKS).glob("*")]
 
-    def forget_marks(self) -> None:
-        rmtree(self.folder / MARKS, ignore_errors=True)
-
-    def leave_mark(self, epoch: int, window: int) -> None:
-        marks = self.folder / MARKS
-        marks.mkdir(exist_ok=True)
-        (marks / f"{epoch:06}-{window:06}").touch()
-
 
 def refuse_bad_windows(tokenized: TokenizedSource, known: WindowEntry, window: int) -> None:
-    """Stop if the windows so far (`known` is their sum) have more bad rows than the recipe allows for all of the
-    source."""
+    """Stop if the windows so far (`known` is their sum) have more bad rows than the recipe allows for the source."""
     plan, bad = tokenized.plan, sum(known.bad_rows.values())
     if plan.is_whole or not bad:
         return
     rows = bad + known.documents + known.held_out + sum(known.left_out.values())
-    read = plan.bytes_upto[window + 1]
-    if bad > tokenized.max_bad_share * rows * sum(plan.num_bytes) / max(1, read):
-        source, key = tokenized.work.source, tokenized.work.key
+    if bad > tokenized.max_bad_share * rows * sum(plan.num_bytes) / max(1, plan.bytes_upto[window + 1]):
         raise DataError(
-            f"{source.path}: {bad:,} of the first {rows:,} rows are bad, more than `data.max_bad_share`"
-            f" ({tokenized.max_bad_share:.2%}) allows for all of it. List them: cpt data check. Fix the files"
-            f" ({key}.path), or raise the share."
+            f"{tokenized.work.source.path}: {bad:,} of the first {rows:,} rows are bad, more than"
+            f" `data.max_bad_share` ({tokenized.max_bad_share:.2%}) allows for all of it. List them: cpt data check."
+            f" Fix the files ({tokenized.work.key}.path), or raise the share."
         )
 
 
@@ -541,11 +482,4 @@ def other_documents(tokenized: TokenizedSource) -> str:
     return (
         f"{tokenized.work.source.path}: its documents are not those that the run began with, so it cannot continue."
         f" Restore the files ({tokenized.work.key}.path), or start a new run: another `name`."
-    )
-
-
-def used_up(tokenized: TokenizedSource, max_epochs: float) -> str:
-    return (
-        f"{tokenized.work.source.path}: used up after {max_epochs:g} time(s) through it. Lower its weight or the"
-        f" budget, add documents, or raise `{tokenized.work.key}.max_epochs`."
     )

@@ -1,8 +1,7 @@
 """Call one function for many arguments in worker processes, with the results in order.
 
-loky and not concurrent.futures: spawned workers of the standard library import the user's `__main__` again, which for
-`cpt/train.py` is torch and DeepSpeed, and a script without a main guard would start itself again.
-"""
+By loky: spawned workers of the standard library import the user's `__main__` again, torch and DeepSpeed for
+`cpt/train.py`, and a script without a main guard would start itself again."""
 
 import os
 import pickle
@@ -30,22 +29,19 @@ def map_in_order(
     num_workers: int,
     imports: Sequence[str] = (),
 ) -> Iterator[Result]:
-    """The results in the order of the arguments.
+    """The results in the order of the arguments; an error is the first argument's that fails.
 
     Args:
-        prepare: gives the function, importable or a picklable object with __call__. It is called while the workers
-            start.
+        prepare: gives the function, which can be pickled. It is called while the workers start.
         arguments: taken one by one, a few ahead of the workers.
         num_workers: processes; with 0 everything is done in this one.
         imports: modules that workers import when they start, if they are installed.
 
     Raises:
         ResourceError: a worker died, most likely out of memory.
-        Exception: what the function raised. If several arguments fail, the first one's.
     """
     arguments = iter(arguments)
-    first = next(arguments, None)
-    if first is None:
+    if (first := next(arguments, None)) is None:
         return
     arguments = chain([first], arguments)
     if num_workers == 0:
@@ -96,16 +92,14 @@ def call(function: bytes, argument: Any) -> Any:
         raise
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # the function may hold a tokenizer
 def unpickled(function: bytes) -> Callable[[Any], Any]:
-    """The function, made once a worker: it may hold a tokenizer."""
     return pickle.loads(function)  # type: ignore[no-any-return]
 
 
 def num_workers() -> int:
     """CPT_WORKERS, or the number of cores that this process may use."""
-    asked = os.environ.get("CPT_WORKERS", "")
-    if not asked:
+    if not (asked := os.environ.get("CPT_WORKERS", "")):
         return count_cpu_cores()
     if not asked.isdecimal():
         raise ResourceError(f"CPT_WORKERS: expected a whole number of worker processes, 0 for none, got `{asked}`.")

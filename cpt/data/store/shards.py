@@ -1,8 +1,7 @@
 """How a source is cut into shards and windows, and how one process makes a shard: read, transform, filter, tokenise.
 
-The cut follows from the names and sizes of the files alone. A small source is one window. A large one is read window
-by window, in an order of its shards that is drawn from the seed: training begins as soon as the first, small, window
-is there, and never needs more than a few of them."""
+The names and sizes of the files alone decide the cut. A small source is one window. A large one is read window by
+window, in an order drawn from the seed: training begins when the first, small, window is there."""
 
 import math
 from collections import Counter
@@ -14,23 +13,15 @@ from os.path import commonpath
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from cpt.cache import key_of, publish_once
 from cpt.data.readers.columns import score_column
-from cpt.data.readers.documents import (
-    Document,
-    Listed,
-    OnBadRow,
-    Piece,
-    apply_policy,
-    count_reasons,
-    write_bad_rows,
-)
+from cpt.data.readers.documents import Document, Listed, OnBadRow, Piece, apply_policy, count_reasons, write_bad_rows
 from cpt.data.readers.filters import ComponentLists, build_filters, build_transforms, sift
 from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.data.store.token_files import (
+    Int64,
     ShardDescription,
     SourceDescription,
     TokenFiles,
@@ -49,22 +40,19 @@ FileState = tuple[str, int, str]  # name, size, version
 SHARD_BYTES = 16 * 2**20  # of files: a kill loses little, and the time to open a file does not matter
 ORDERED_PARTS = 64  # of a source that is read by a score
 HELD_OUT_SHARDS = 8  # of a source in windows: its held-out set must be there before the first step
+BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 4_000_000
+SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 1_000_000
+# Rows; below it grain's shuffle is slow (measured: 10 ms for one of 2 rows, 0.03 of 1,000, 0.004 from 65,536 on).
+SMALL = 2**16
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The shards of a source and the windows that they are read in."""
-
-    shards: list[Shard]
-    """In the order of the source's documents."""
-    num_bytes: list[int]
-    """Size of each shard's files or parts of files, about; 0 if unknown."""
-    windows: list[list[int]]
-    """Shards of each window, by number, in the order of training."""
-    held_out: list[int]
-    """The shards that a held-out set is taken from; the same for every seed."""
-    is_ordered: bool = False
-    """Each window is a part of all documents, by their score."""
+    shards: list[Shard]  # in the order of the source's documents
+    num_bytes: list[int]  # of each shard's files or parts of files, about; 0 if unknown
+    windows: list[list[int]]  # shards of each window, by number, in the order of training
+    held_out: list[int]  # the shards that a held-out set is taken from; the same for every seed
+    is_ordered: bool = False  # each window is a part of all documents, by their score
 
     @property
     def is_whole(self) -> bool:
@@ -90,32 +78,27 @@ class Plan:
 
 
 def plan_of(
-    source: DocumentSource,
-    key: str,
-    states: Sequence[FileState],
-    *,
-    window_bytes: int | None,
-    seed: int,
-    ordered: bool = False,
+    source: DocumentSource, key: str, states: Sequence[FileState], *, window_bytes: int | None, seed: int
 ) -> Plan:
     """Cut a source up.
 
     Args:
         states: of its files; empty for a stream of rows without size, which is one shard.
         window_bytes: of files, from which on there are several windows; None for a single one.
-        seed: decides the order of the windows.
-        ordered: whether documents have a score that they are read by, for which all must be there.
     """
     shard_bytes = SHARD_BYTES if window_bytes is None else min(SHARD_BYTES, window_bytes)
-    pieces = pieces_of(source, key, shard_bytes)
-    size_of = {name: size for name, size, _ in states}
-    sizes = [bytes_of(piece, size_of) for piece in pieces]
-    if not states or source.max_documents is not None:  # documents are counted from the first on
-        shards, num_bytes = [pieces], [sum(sizes)]
-    else:
-        shards, num_bytes = grouped(pieces, sizes, shard_bytes)
+    size_of, shards, num_bytes = {name: size for name, size, _ in states}, list[Shard](), list[int]()
+    is_one = not states or source.max_documents is not None  # documents are counted from the first on
+    for piece in pieces_of(source, key, shard_bytes):
+        size = size_of.get(piece.path) or size_of.get(str(Path(piece.path).absolute())) or 0
+        size = max(0, (size if piece.stop is None else piece.stop) - piece.start)
+        if not shards or not is_one and num_bytes[-1] + size > shard_bytes:  # small files share a shard
+            shards.append([])
+            num_bytes.append(0)
+        shards[-1].append(piece)
+        num_bytes[-1] += size
     everything = list(range(len(shards)))
-    if ordered:
+    if isinstance(source, Source) and source.order_by is not None:  # for a score, all documents must be there
         return Plan(shards, num_bytes, [everything] * ORDERED_PARTS, everything, is_ordered=True)
     if window_bytes is None or sum(num_bytes) <= window_bytes:
         return Plan(shards, num_bytes, [everything], everything)
@@ -124,22 +107,8 @@ def plan_of(
     return Plan(shards, num_bytes, in_windows(order, num_bytes, shard_bytes, window_bytes), held_out)
 
 
-def grouped(pieces: Sequence[Piece], sizes: Sequence[int], shard_bytes: int) -> tuple[list[Shard], list[int]]:
-    """Small files share a shard; with the size of each."""
-    shards: list[Shard] = []
-    num_bytes: list[int] = []
-    for piece, size in zip(pieces, sizes, strict=True):
-        if not shards or num_bytes[-1] + size > shard_bytes:
-            shards.append([])
-            num_bytes.append(0)
-        shards[-1].append(piece)
-        num_bytes[-1] += size
-    return shards, num_bytes
-
-
 def in_windows(order: Sequence[int], num_bytes: Sequence[int], first_bytes: int, window_bytes: int) -> list[list[int]]:
-    """Shards in the given order, grouped into windows: the first two of one shard, then twice as much each time, up to
-    the full size."""
+    """Shards in the given order, in windows: the first two of one shard, then twice as much each time."""
     windows: list[list[int]] = [[]]
     room = wanted = first_bytes
     for shard in order:
@@ -153,39 +122,33 @@ def in_windows(order: Sequence[int], num_bytes: Sequence[int], first_bytes: int,
     return windows
 
 
-def bytes_of(piece: Piece, size_of: dict[str, int]) -> int:
-    """The size of a piece; 0 if unknown."""
-    size = size_of.get(piece.path) or size_of.get(str(Path(piece.path).absolute())) or 0
-    return max(0, (size if piece.stop is None else piece.stop) - piece.start)
-
-
-BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 4_000_000
-SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 1_000_000
-
-
 @dataclass(frozen=True)
 class ShardWork:
     """How each shard of a source is made; sent to worker processes."""
 
     source: DocumentSource
-    key: str
-    """The source's key in the recipe, for messages: `data.sources[0]`."""
+    key: str  # of the source in the recipe, for messages: `data.sources[0]`
     filters: ComponentLists
     transforms: ComponentLists
     encoder: DocumentEncoder
     on_bad_row: OnBadRow
     folder: Path
-    enough_tokens: int | None = None
-    """Where to stop reading a stream of rows, which may be endless."""
-    prove_on_the_way: bool = False
-    """Prove the encoder on the first documents of a stream, which cannot be sampled before."""
+    enough_tokens: int | None = None  # where to stop reading a stream of rows, which may be endless
+    prove_on_the_way: bool = False  # prove the encoder on the first documents of a stream, which has no other sample
 
     def __call__(self, shard: Shard, name: str) -> None:
         """Fetch or make the shard in a folder of that name, if it is not there yet."""
 
         def fill(folder: Path) -> None:
-            if not fetch_shard(self, name, folder):
-                fill_shard(self, shard, folder)
+            store = bucket()
+            if store is not None and store.get(self.folder / name, folder):
+                if not is_sound_shard(folder):
+                    raise store.damaged(self.folder / name)
+                if self.accepts(TokenFiles(folder).description):
+                    return
+                for path in folder.iterdir():
+                    path.unlink()
+            fill_shard(self, shard, folder)
 
         publish_once(self.folder / name, fill, durable=False, is_sound=is_sound_shard)
 
@@ -194,39 +157,24 @@ class ShardWork:
         return not stored.bad_rows or self.on_bad_row == "skip"
 
 
-def fetch_shard(work: ShardWork, name: str, folder: Path) -> bool:
-    """Whether the bucket, if there is one, had the shard; then its files are in `folder`."""
-    store = bucket()
-    if store is None or not store.get(work.folder, name, folder):
-        return False
-    if not is_sound_shard(folder):
-        raise store.damaged(work.folder, name)
-    if work.accepts(TokenFiles(folder).description):
-        return True
-    for path in folder.iterdir():
-        path.unlink()
-    return False
-
-
 def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
-    """Write the shard's documents, in order, to a token store in `folder`."""
     encoder, bad, dropped = work.encoder, list[Listed](), Counter[str]()
     score = scorer(work.source)
     writer = TokenWriter(folder, encoder.dtype, scored=score is not None, segmented=encoder.form != "document")
     text_digest, longest = xxh3_128(), ("", 0)
     rows = (item for piece in shard for item in read_piece(work.source, piece, work.key))
     documents = islice(apply_policy(rows, work.on_bad_row, work.key, bad), work.source.max_documents)
-    for batch in batches(encodable(keep(documents, work, dropped), encoder, dropped)):
+    for batch in batches(keep(documents, work, dropped, encoder)):
         texts = [text for text, _ in batch]
         if work.prove_on_the_way and not writer.num_documents:
             encoder = encoder.proven_for(texts[:SAMPLE_DOCUMENTS])
         ids, lengths, segments = encoder.encode_segments(texts)
+        segments = None if encoder.form == "document" else segments  # of a chat read as a document all is learned
         raw = [text.encode() for text in texts]
         hashes = np.fromiter(map(xxh3_64_intdigest, raw), np.uint64, len(raw))
-        num_bytes = encoder.bytes_learned(texts, raw)
         text_digest.update(hashes.data)
         scores = None if score is None else np.array([score(text, document) for text, document in batch], np.float64)
-        writer.append(ids, lengths, hashes, num_bytes, scores, segments if encoder.form != "document" else None)
+        writer.append(ids, lengths, hashes, encoder.bytes_learned(texts, raw), scores, segments)
         at = int(lengths.argmax())
         if lengths[at] > longest[1]:
             longest = batch[at][1].near, int(lengths[at])
@@ -234,17 +182,12 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
             break
     if bad:
         write_bad_rows(bad, folder)
-    writer.close(
-        dropped=dict(dropped),
-        bad_rows=count_reasons(bad),
-        longest=longest,
-        engine=encoder.engine,
-        texts=text_digest.hexdigest(),
-    )
+    reasons, texts_hash = count_reasons(bad), text_digest.hexdigest()
+    writer.close(dropped=dict(dropped), bad_rows=reasons, longest=longest, engine=encoder.engine, texts=texts_hash)
 
 
 def scorer(source: DocumentSource) -> Callable[[str, Document], float] | None:
-    """The function for a document's score in the order that the source requests."""
+    """The function for a document's score, if the source is read in an order."""
     if not isinstance(source, Source) or source.order_by is None:
         return None
     function = None if score_column(source) else find("score", source.order_by, {})
@@ -261,9 +204,11 @@ def scorer(source: DocumentSource) -> Callable[[str, Document], float] | None:
     return score
 
 
-def keep(documents: Iterable[Document], work: ShardWork, dropped: Counter[str]) -> Iterator[tuple[str, Document]]:
-    """The texts that transforms make and every filter lets pass, each with the document it comes from; others are
-    counted by reason."""
+def keep(
+    documents: Iterable[Document], work: ShardWork, dropped: Counter[str], encoder: DocumentEncoder | None = None
+) -> Iterator[tuple[str, Document]]:
+    """The texts that transforms make, and that filters and the encoder's chat template accept, each with its document;
+    others are counted by reason."""
     transforms, filters = build_transforms(work.transforms), build_filters(work.filters)
     name = reported_name(work.source)
     for document in documents:
@@ -272,22 +217,12 @@ def keep(documents: Iterable[Document], work: ShardWork, dropped: Counter[str]) 
         else:  # the fast path
             parts = iter([(document.text, "empty" if not document.text or document.text.isspace() else None)])
         for text, reason in parts:
+            if reason is None and encoder is not None:
+                reason = encoder.reason_to_drop(text)
             if reason is None:
                 yield text, document
             else:
                 dropped[reason] += 1
-
-
-def encodable(
-    documents: Iterable[tuple[str, Document]], encoder: DocumentEncoder, dropped: Counter[str]
-) -> Iterator[tuple[str, Document]]:
-    """Drop examples that the chat template refuses, and count them by reason."""
-    for text, document in documents:
-        reason = encoder.reason_to_drop(text)
-        if reason is None:
-            yield text, document
-        else:
-            dropped[reason] += 1
 
 
 @dataclass(frozen=True)
@@ -298,13 +233,9 @@ class View(Mapping[str, str]):
     source: str
 
     def __getitem__(self, name: str) -> str:
-        if name == "text":
-            return self.document.text
         if name == "where":
             return self.document.where
-        if name == "source":
-            return self.source
-        raise KeyError(name)
+        return {"text": self.document.text, "source": self.source}[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(("text", "source", "where"))
@@ -315,20 +246,19 @@ class View(Mapping[str, str]):
 
 def batches(documents: Iterator[tuple[str, Document]]) -> Iterator[list[tuple[str, Document]]]:
     """Groups large enough to keep an encoder busy, small enough for the memory."""
-    for first in documents:
-        batch, characters = [first], len(first[0])
-        while (
-            characters < BATCH_CHARACTERS
-            and len(batch) < BATCH_DOCUMENTS
-            and (document := next(documents, None)) is not None
-        ):
-            batch.append(document)
-            characters += len(document[0])
+    batch, characters = list[tuple[str, Document]](), 0
+    for text, document in documents:
+        batch.append((text, document))
+        characters += len(text)
+        if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
         yield batch
 
 
 def sample(source: DocumentSource, shards: Sequence[Shard], key: str) -> list[str]:
-    """Documents to prove an encoder on: the source's first ones, and some from its middle and its end."""
+    """To prove an encoder on: the source's first documents, and some from its middle and its end."""
     texts: list[str] = []
     spread = [shards[0], *(shards[len(shards) * quarter // 4] for quarter in (1, 2, 3)), shards[-1]]
     for shard, wanted in zip(spread, (SAMPLE_DOCUMENTS // 2, *[SAMPLE_DOCUMENTS // 8] * 4), strict=True):
@@ -343,12 +273,8 @@ def sample(source: DocumentSource, shards: Sequence[Shard], key: str) -> list[st
     return texts
 
 
-# Rows; below it grain's shuffle is slow (measured: 10 ms for one of 2 rows, 0.03 of 1,000, 0.004 from 65,536 on).
-SMALL = 2**16
-
-
 def seed_of(*parts: object) -> int:
-    """A seed of 32 bits for each list of parts."""
+    """Of 32 bits."""
     return xxh3_64_intdigest(" ".join(map(str, parts)).encode()) % 2**32
 
 
@@ -360,13 +286,12 @@ def shuffled(place: int, size: int, seed: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def permutation(size: int, seed: int) -> NDArray[np.int64]:
+def permutation(size: int, seed: int) -> Int64:
     return np.random.default_rng(seed).permutation(size)
 
 
 @cache
 def index_shuffle() -> Callable[..., int]:
-    """grain's permutation that is computed and not stored."""
     from absl import logging
 
     logging.set_verbosity(logging.ERROR)  # importing grain prints a warning where there is no jax

@@ -23,16 +23,14 @@ from cpt.data.readers.documents import first_line
 from cpt.errors import DataError, ResourceError
 from cpt.files import NO_SPACE, make_durable, sealed, size_and_hash, unsealed
 
+Int64 = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+Mask = NDArray[np.bool_]
 FORMAT = 5  # of stored tokens; counts up when old folders must not be read
 DESCRIPTION = "description.json"
-ARRAYS: dict[str, str] = {
-    "tokens": "",
-    "offsets": "int64",
-    "hashes": "uint64",
-    "num_bytes": "int64",
-    "scores": "float64",
-    "segments": "uint8",
-}  # the ids' type depends on the vocabulary
+ARRAYS = {"tokens": ""}  # the ids' type depends on the vocabulary
+ARRAYS |= {"offsets": "int64", "hashes": "uint64", "num_bytes": "int64", "scores": "float64", "segments": "uint8"}
+VARIABLE = "CPT_STORE"
 
 
 @dataclass(frozen=True)
@@ -42,17 +40,12 @@ class ShardDescription:
     dtype: str
     digest: str
     scored: bool
-    segmented: bool
-    """Whether the documents are examples, each of whose tokens belongs to a segment."""
-    dropped: dict[str, int] = field(default_factory=dict)
-    """Reason -> documents that a filter dropped."""
-    bad_rows: dict[str, int] = field(default_factory=dict)
-    """Reason -> rows that are not documents; bad_rows.jsonl lists them."""
-    longest: tuple[str, int] = ("", 0)
-    """File and line of the longest document, and its tokens."""
+    segmented: bool  # the documents are examples, each of whose tokens belongs to a segment
+    dropped: dict[str, int] = field(default_factory=dict)  # reason -> documents that a filter dropped
+    bad_rows: dict[str, int] = field(default_factory=dict)  # reason -> rows; bad_rows.jsonl lists them
+    longest: tuple[str, int] = ("", 0)  # file and line of the longest document, and its tokens
     engine: str = ""
-    texts: str = ""
-    """xxh3-128 over the hashes of the texts."""
+    texts: str = ""  # xxh3-128 over the hashes of the texts
     format: int = FORMAT
 
 
@@ -69,14 +62,13 @@ class TokenWriter:
     def append(
         self,
         ids: NDArray[Any],
-        lengths: NDArray[np.int64],
-        hashes: NDArray[np.uint64],
-        num_bytes: NDArray[np.int64],
+        lengths: Int64,
+        hashes: Hashes,
+        num_bytes: Int64,
         scores: NDArray[np.float64] | None = None,
         segments: NDArray[np.uint8] | None = None,
     ) -> None:
-        """Add documents: all their ids and segments, and of each its length, the hash of its text, the text's size and
-        its score."""
+        """Add documents: all ids and segments; of each its length, its text's hash and size, and its score."""
         offsets = self.num_tokens + lengths.cumsum()
         for name, array in zip(ARRAYS, (ids, offsets, hashes, num_bytes, scores, segments), strict=True):
             if array is not None:
@@ -85,11 +77,7 @@ class TokenWriter:
         self.num_tokens += len(ids)
 
     def close(self, **described: Any) -> None:
-        """Write the description.
-
-        Args:
-            described: `dropped`, `bad_rows`, `longest`, `engine` and `texts` of `ShardDescription`.
-        """
+        """Write the description; `described` are further fields of `ShardDescription`."""
         for file in self._files.values():
             file.close()
         description = ShardDescription(
@@ -112,26 +100,21 @@ class TokenWriter:
 class TokenFiles:
     """The documents of one folder, memory-mapped.
 
-    Attributes:
-        tokens: the ids of all documents, one after the other.
-        offsets: where each document begins in `tokens`, and where the last one ends.
-        hashes: xxh3-64 of each document's text.
-        num_bytes: UTF-8 bytes of each document's text.
-        scores: what documents are ordered by; empty without an order.
-        segments: the part of the example that each token belongs to; empty for documents.
+    `offsets`: where each document begins in `tokens`, and where the last one ends. `hashes` (xxh3-64) and `num_bytes`
+    (UTF-8): of each document's text. `scores`: what documents are ordered by. `segments`: of an example's tokens.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            self.description = read_shard_description(folder)
+            content = unsealed((folder / DESCRIPTION).read_bytes())
+            self.description = known = ShardDescription(**{**content, "longest": tuple(content["longest"])})
             self.written = (folder / DESCRIPTION).stat().st_mtime_ns
-            known = self.description
             documents, tokens = known.documents, known.tokens
             self.tokens: NDArray[np.unsignedinteger] = open_raw(folder / "tokens.bin", known.dtype, tokens)
-            self.offsets: NDArray[np.int64] = open_raw(folder / "offsets.bin", "int64", documents + 1)
-            self.hashes: NDArray[np.uint64] = open_raw(folder / "hashes.bin", "uint64", documents)
-            self.num_bytes: NDArray[np.int64] = open_raw(folder / "num_bytes.bin", "int64", documents)
+            self.offsets: Int64 = open_raw(folder / "offsets.bin", "int64", documents + 1)
+            self.hashes: Hashes = open_raw(folder / "hashes.bin", "uint64", documents)
+            self.num_bytes: Int64 = open_raw(folder / "num_bytes.bin", "int64", documents)
             self.scores, self.segments = np.empty(0), np.empty(0, np.uint8)
             if known.scored:
                 self.scores = open_raw(folder / "scores.bin", "float64", documents)
@@ -143,8 +126,7 @@ class TokenFiles:
             ) from problem
 
     def is_sound(self) -> bool:
-        """Whether the arrays are what was written, after reading all of them; past the mapping, which would stay in
-        memory."""
+        """Whether the arrays are what was written; reads all of them past the mapping, which would stay in memory."""
         names = arrays(self.description.scored, self.description.segmented)
         return digest_of([size_and_hash(self.folder / f"{name}.bin")[1] for name in names]) == self.description.digest
 
@@ -185,17 +167,17 @@ class StoredDocuments:
         return key_of({"parts": [part.description.digest for part in self.parts]})
 
     @property
-    def offsets(self) -> NDArray[np.int64]:
+    def offsets(self) -> Int64:
         """Where each document begins among the tokens, and where the last one ends."""
         begins = [part.offsets[:-1] + first for part, first in zip(self.parts, self._first_tokens, strict=False)]
         return np.concatenate([*begins, np.array([self.num_tokens], np.int64)])
 
     @property
-    def hashes(self) -> NDArray[np.uint64]:
+    def hashes(self) -> Hashes:
         return np.concatenate([np.empty(0, np.uint64), *(part.hashes for part in self.parts)])
 
     @property
-    def num_bytes(self) -> NDArray[np.int64]:
+    def num_bytes(self) -> Int64:
         return np.concatenate([np.empty(0, np.int64), *(part.num_bytes for part in self.parts)])
 
     @property
@@ -207,12 +189,10 @@ class StoredDocuments:
             part.free_memory()
 
     def tokens(self, start: int, length: int) -> NDArray[np.unsignedinteger]:
-        """The ids from `start` on."""
         part, begin = self._part_at(start)
         return part.tokens[begin : begin + length]
 
     def segments(self, start: int, length: int) -> NDArray[np.uint8]:
-        """The segments of the ids from `start` on; empty for documents."""
         part, begin = self._part_at(start)
         return part.segments[begin : begin + length]
 
@@ -232,16 +212,10 @@ def open_documents(folders: Sequence[Path]) -> StoredDocuments:
 
 
 def is_sound_shard(folder: Path) -> bool:
-    """Whether a folder's documents are what was written, after reading all of them."""
     try:
         return TokenFiles(folder).is_sound()
     except DataError:
         return False
-
-
-def read_shard_description(folder: Path) -> ShardDescription:
-    content = unsealed((folder / DESCRIPTION).read_bytes())
-    return ShardDescription(**{**content, "longest": tuple(content["longest"])})
 
 
 def digest_of(digests: Sequence[str]) -> str:
@@ -249,56 +223,43 @@ def digest_of(digests: Sequence[str]) -> str:
 
 
 def open_raw(path: Path, dtype: str, length: int) -> NDArray[Any]:
-    """A memory-mapped array of exactly `length`."""
-    if path.stat().st_size != length * np.dtype(dtype).itemsize:
-        raise ValueError(
-            f"{path.name} has {path.stat().st_size:,} bytes, expected {length * np.dtype(dtype).itemsize:,}"
-        )
+    size, expected = path.stat().st_size, length * np.dtype(dtype).itemsize
+    if size != expected:
+        raise ValueError(f"{path.name} has {size:,} bytes, expected {expected:,}")
     return np.asarray(np.memmap(path, dtype, "r", shape=(length,))) if length else np.empty(0, dtype)
 
 
 @dataclass(frozen=True)
 class SourceDescription:
-    name: str
-    """Of the source, with its files as they were."""
+    name: str  # of the source, with its files as they were
     documents: int
     tokens: int
-    shards: dict[str, str]
-    """Name -> digest, in the order of the source."""
+    shards: dict[str, str]  # name -> digest, in the order of the source
     dropped: dict[str, int]
     bad_rows: dict[str, int]
     longest: tuple[str, int]
-    files: dict[str, str]
-    """File -> xxh3-128 of its content; of a URL the version that its server reports."""
+    files: dict[str, str]  # file -> xxh3-128 of its content; of a URL the version that its server reports
     made_from: dict[str, str]
     format: int = FORMAT
 
 
-def as_text(description: "ShardDescription | SourceDescription") -> str:
+def as_text(description: ShardDescription | SourceDescription) -> str:
     return sealed(asdict(description), indent=1)
 
 
 def read_description(folder: Path) -> SourceDescription:
-    """The description of a source whose shards are complete."""
     text = (folder / DESCRIPTION).read_bytes()
-    content = json.loads(text)
-    if content.get("format") != FORMAT:
+    made_by = json.loads(text).get("format", 1)
+    if made_by != FORMAT:
         raise DataError(
-            f"{folder}: made by another version of cpt (format {content.get('format', 1)}, ours is {FORMAT}); it is"
-            " not read. Remove it: cpt store prune."
+            f"{folder}: made by another version of cpt (format {made_by}, ours is {FORMAT}); it is not read. Remove"
+            " it: cpt store prune."
         )
     content = unsealed(text)
     return SourceDescription(**{**content, "longest": tuple(content["longest"])})
 
 
-# --- bucket ---
-
-
-VARIABLE = "CPT_STORE"
-
-
 def bucket() -> "Bucket | None":
-    """The bucket that $CPT_STORE names, if any."""
     url = os.environ.get(VARIABLE, "")
     return opened(url.rstrip("/")) if url else None
 
@@ -325,13 +286,12 @@ class Bucket:
     root: str
 
     def shards(self, source: Path) -> set[str]:
-        """The names of a source's shards that are in the bucket, from one listing."""
         self.system.invalidate_cache()
         paths = self._call(source.name, self.system.ls, f"{self.root}/tokens/{source.name}", detail=False)
         return {Path(path).stem for path in paths or ()}
 
     def put(self, shard: Path) -> None:
-        name = object_of(shard.parent, shard.name)
+        name = object_of(shard)
         with tempfile.NamedTemporaryFile(dir=shard.parent, suffix=".unfinished") as packed:
             with tarfile.open(fileobj=packed, mode="w") as tar:
                 for path in sorted(shard.iterdir()):
@@ -340,9 +300,9 @@ class Bucket:
             self._call(name, self.system.makedirs, f"{self.root}/tokens/{shard.parent.name}", exist_ok=True)
             self._call(name, self.system.put_file, packed.name, f"{self.root}/{name}")
 
-    def get(self, source: Path, shard: str, folder: Path) -> bool:
+    def get(self, shard: Path, folder: Path) -> bool:
         """Write the files of a shard into an empty folder; False where the bucket does not have the shard."""
-        packed, name = folder / ".packed", object_of(source, shard)
+        packed, name = folder / ".packed", object_of(shard)
         self._call(name, self.system.get_file, f"{self.root}/{name}", str(packed))
         if not packed.exists():
             return False
@@ -350,14 +310,12 @@ class Bucket:
             with tarfile.open(packed) as tar:
                 tar.extractall(folder, filter="data")
         except tarfile.TarError as problem:
-            raise self.damaged(source, shard) from problem
+            raise self.damaged(shard) from problem
         packed.unlink()
         return True
 
-    def damaged(self, source: Path, shard: str) -> DataError:
-        return DataError(
-            f"{self.url}/{object_of(source, shard)}: damaged. Delete the object and run `cpt prepare` again."
-        )
+    def damaged(self, shard: Path) -> DataError:
+        return DataError(f"{self.url}/{object_of(shard)}: damaged. Delete the object and run `cpt prepare` again.")
 
     def _call(self, name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Call the file system, which retries automatically; None if the object does not exist."""
@@ -374,5 +332,5 @@ class Bucket:
             ) from problem
 
 
-def object_of(source: Path, shard: str) -> str:
-    return f"tokens/{source.name}/{shard}.tar"
+def object_of(shard: Path) -> str:
+    return f"tokens/{shard.parent.name}/{shard.name}.tar"

@@ -1,16 +1,15 @@
 """Turn texts into ids: BOS where the tokenizer has one, the text, EOS; each once, and none of them from inside a text.
 
-gigatoken is many times faster than Hugging Face's tokenizers, but young, and it does not follow every tokenizer's
-rules. So it is used only after a proof: documents of the run and hard strings are encoded with both. It never gets the
-user's files, only texts that were read and checked, because its own readers stop silently at a bad row.
-"""
+gigatoken is many times faster than Hugging Face's tokenizers, but does not follow every tokenizer's rules. So it is
+used only after a proof: documents of the run and hard strings are encoded with both. It never gets the user's files:
+its own readers stop silently at a bad row."""
 
 import copy
 import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -19,26 +18,20 @@ import tokenizers
 from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
+from cpt.data.readers.documents import first_line
+from cpt.data.store.token_files import Int64
 from cpt.errors import RecipeError
 
 if TYPE_CHECKING:  # worker processes do without transformers, which takes seconds to import
     from transformers import PreTrainedTokenizerBase
 
-Lengths = NDArray[np.int64]
-Flat = tuple[NDArray[Any], Lengths]  # all ids, one text after the other, and how many each text has
+Flat = tuple[NDArray[Any], Int64]  # all ids, one text after the other, and how many each text has
 Encode = Callable[[Sequence[str]], Flat]
 PIECE = 50_000  # characters of a text in the proof: Hugging Face's encoder is what takes time there
 
 HARD_STRINGS = [
-    "",
-    " ",
-    "  ",
-    "\n",
-    "\n\n \n",
-    "\r\n\r\n",
-    "\t\t x\t",
-    " " * 300 + "x" + " " * 299,
-    "\n" * 200,
+    *("", " ", "  ", "\n", "\n\n \n", "\r\n\r\n", "\t\t x\t"),
+    *(" " * 300 + "x" + " " * 299, "\n" * 200, "x" * 5000, "ab" * 3000),
     "a \n b  \n\n   c\u00a0\u2003\u3000d\u200be\ufeff",
     "don't DON'T I'LL we've 'S 'tis it\u2019s",
     "1 12 123 1234 12345 3.14159 1,000,000 0x1F 1e-4 \u0663\u0664 \u2167 \u00bd \u00b2",
@@ -46,69 +39,45 @@ HARD_STRINGS = [
     "https://example.org/a_b-c?d=e&f=%20#g user@example.org C:\\dir\\file",
     "!?!?...---___***///\\\\\\ <<>> ((([[[{{{",
     "\u4f60\u597d\uff0c\u4e16\u754c\u3002\u3053\u3093\u306b\u3061\u306f \uc548\ub155\ud558\uc138\uc694",
-    (
-        "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u0928\u092e\u0938\u094d\u0924\u0947"
-        " \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35"
-    ),
+    "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u0928\u092e\u0938\u094d\u0924\u0947",
+    "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35",
     "e\u0301 \u00e9 n\u0303 \u1e9b\u0323 \ufb01 \uff21\uff11 \u212b \u0130i\u0307 \u1e9e",
     "a\u0300\u0301\u0302\u0303\u0304 \u0300 \u20dd",
-    (
-        "\U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \U0001f44d\U0001f3fd \u2764\ufe0f"
-        " \U000e0041"
-    ),
+    "\U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea",
+    "\U0001f44d\U0001f3fd \u2764\ufe0f \U000e0041",
     "\x01\x02\x1b[0m\x7f\x80\x9f\u2028\u2029\u0085\x0b\x0c\x1c",
     "\ufffd\uffff\U0010ffff\ue000\U000f0000",
-    "x" * 5000,
-    "ab" * 3000,
     "Stra\u00dfe \u0391\u03a3\u03a3 \u01c5 na\u00efve \u0141\u00f3d\u017a",
     "\\u0041 &amp; <p>text</p> $x^2_{i}$ |a|b|",
     "A1b2C3 camelCaseString snake_case_string SCREAMING kebab-case",
 ]
+log = logging.getLogger("cpt")
+Ids = NDArray[np.unsignedinteger]
 
 
-class Gigatoken:
-    """Encodes with gigatoken; each process builds its tables for its first text."""
+def encode_by_gigatoken(model: str, texts: Sequence[str]) -> Flat:
+    parallel = False if os.environ.get("CPT_WORKER") else None  # our worker processes share the cores already
+    encoded = gigatoken_of(model).encode_batch(list(texts), parallel=parallel).layout
+    lengths = np.diff(np.asarray(encoded.offsets.data)).astype(np.int64, copy=False)
+    if len(lengths) != len(texts):
+        raise RuntimeError(f"gigatoken gave {len(lengths)} documents for {len(texts)}")
+    return np.asarray(encoded.content.data), lengths
 
-    def __init__(self, model: str) -> None:
-        self.model_json = model
 
-    def __getstate__(self) -> dict[str, str]:
-        return {"model_json": self.model_json}
+@lru_cache(maxsize=2)  # a process builds the tables of a tokenizer once
+def gigatoken_of(model: str) -> Any:
+    import gigatoken
 
-    def __call__(self, texts: Sequence[str]) -> Flat:
-        """The ids of all texts, and how many each has.
-
-        Our worker processes share the cores already, so each uses one thread (CPT_WORKER).
-        """
-        encoded = self._tokenizer.encode_batch(
-            list(texts), parallel=False if os.environ.get("CPT_WORKER") else None
-        ).layout
-        lengths = np.diff(np.asarray(encoded.offsets.data)).astype(np.int64, copy=False)
-        if len(lengths) != len(texts):
-            raise RuntimeError(f"gigatoken gave {len(lengths)} documents for {len(texts)}")
-        return np.asarray(encoded.content.data), lengths
-
-    @cached_property
-    def _tokenizer(self) -> Any:
-        import gigatoken
-
-        return gigatoken.Tokenizer.from_json(without_special_tokens(self.model_json))
+    content = json.loads(model)  # special tokens are read as text, as by `encode_special_tokens`
+    content["added_tokens"] = [token for token in content["added_tokens"] if not token["special"]]
+    return gigatoken.Tokenizer.from_json(json.dumps(content))
 
 
 def gigatoken_version() -> str | None:
-    """`gigatoken 0.10.0`, or None where it is not installed."""
     try:
         return f"gigatoken {metadata.version('gigatoken')}"
     except metadata.PackageNotFoundError:
         return None
-
-
-def without_special_tokens(model: str) -> str:
-    """The tokenizer with special tokens read as text, which is what `encode_special_tokens` means to Hugging
-    Face's."""
-    content = json.loads(model)
-    content["added_tokens"] = [token for token in content["added_tokens"] if not token["special"]]
-    return json.dumps(content)
 
 
 def why_not(model: str, by_hugging_face: Encode, by_gigatoken: Encode, documents: Sequence[str]) -> str | None:
@@ -118,10 +87,16 @@ def why_not(model: str, by_hugging_face: Encode, by_gigatoken: Encode, documents
         return f"it is made for byte-level BPE, and this is {content['model']['type']}"
     texts = [text[:PIECE] for text in (*HARD_STRINGS, *around_added_tokens(content), *documents)]
     try:
-        text = first_difference(texts, by_hugging_face, by_gigatoken)
+        (ids, lengths), (other_ids, other_lengths) = by_hugging_face(texts), by_gigatoken(texts)
     except (RuntimeError, ValueError) as problem:  # what it raises for a tokenizer that it does not know
-        return (str(problem).splitlines() or [type(problem).__name__])[0]
-    return None if text is None else f"its ids differ for {shortened(text)!r}"
+        return first_line(problem)
+    if np.array_equal(lengths, other_lengths) and np.array_equal(ids, other_ids):
+        return None
+    parts, other_parts = np.split(ids, lengths.cumsum()), np.split(other_ids, other_lengths.cumsum())
+    pairs = zip(texts, parts, other_parts, strict=False)
+    text = next(text for text, one, other in pairs if not np.array_equal(one, other))
+    shown = text if len(text) <= 80 else f"{text[:60]} ..."
+    return f"its ids differ for {shown!r}"
 
 
 def around_added_tokens(content: Mapping[str, Any]) -> Iterator[str]:
@@ -130,38 +105,17 @@ def around_added_tokens(content: Mapping[str, Any]) -> Iterator[str]:
         yield from (token, f"a{token}b", f" {token} {token}{token}\n", f"a {token[:-1]}", f"{token.upper()} {token}s")
 
 
-def first_difference(texts: Sequence[str], one: Encode, other: Encode) -> str | None:
-    """The first text that two encoders do not give the same ids."""
-    (ids, lengths), (other_ids, other_lengths) = one(texts), other(texts)
-    if np.array_equal(lengths, other_lengths) and np.array_equal(ids, other_ids):
-        return None
-    parts, other_parts = (np.split(*flat) for flat in ((ids, lengths.cumsum()), (other_ids, other_lengths.cumsum())))
-    return next(text for text, a, b in zip(texts, parts, other_parts, strict=False) if not np.array_equal(a, b))
-
-
-def shortened(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:60]} ..."
-
-
-log = logging.getLogger("cpt")
-Ids = NDArray[np.unsignedinteger]
-
-
 class DocumentEncoder:
     """Encodes documents with the tokenizer's own rules, except that text never becomes a special token.
 
     `</s>` or `<|im_end|>` written in a document is text like any other: a document cannot end itself or open a chat
-    turn. Added tokens that are not special (new words of a domain) are found as always.
-
-    The ids are Hugging Face's; gigatoken finds them, many times faster, for documents that `proven_for` has seen it
-    encode alike.
+    turn. Added tokens that are not special (new words of a domain) are found as always. The ids are Hugging Face's.
 
     Attributes:
-        form: what the encoder is for: documents, or examples (`forms.py`).
-        engine: the library that finds the ids, with its version.
-        fingerprint: of everything that decides the ids. Not of the engine, since equal ids are what is proven of it.
-        chat_template, named_tokens, control_tokens: what `ExampleEncoder` writes chats with; the ids of texts do not
-            depend on them.
+        form: what the encoder is for: documents, or examples (`cpt.data.readers.columns`).
+        engine: the library that finds the ids, with its version; gigatoken after `proven_for`.
+        fingerprint: of everything that decides the ids, so not of the engine.
+        chat_template, named_tokens, control_tokens: what `ExampleEncoder` writes chats with.
     """
 
     form = "document"
@@ -181,12 +135,15 @@ class DocumentEncoder:
         self.dtype = np.dtype(np.uint16 if max(vocabulary.values()) < 2**16 else np.uint32)
         self.engine = f"tokenizers {tokenizers.__version__}" if tokenizer.is_fast else type(tokenizer).__name__
         self.slow_tokenizer = None if tokenizer.is_fast else tokenizer
-        self.model_json = (
-            backend_as_text(tokenizer) if tokenizer.is_fast else json.dumps([self.engine, sorted(vocabulary.items())])
-        )
-        self.fingerprint = xxh3_128_hexdigest(
-            f"{self.model_json} bos {self.bos} eos {self.eos} tokenizers {tokenizers.__version__}".encode()
-        )
+        if tokenizer.is_fast:
+            backend = copy.deepcopy(tokenizer.backend_tokenizer)  # the user's own keeps its settings
+            backend.no_truncation()  # cuts would lose tokens, and padding invent some
+            backend.no_padding()
+            self.model_json: str = backend.to_str()
+        else:
+            self.model_json = json.dumps([self.engine, sorted(vocabulary.items())])
+        what = f"{self.model_json} bos {self.bos} eos {self.eos} tokenizers {tokenizers.__version__}"
+        self.fingerprint = xxh3_128_hexdigest(what.encode())
         self.special_tokens = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
         # The unknown token may be in a text, but not where it is the EOS too, as GPT-2's is.
         if tokenizer.unk_token_id not in (self.eos, self.bos):
@@ -195,71 +152,59 @@ class DocumentEncoder:
         self.is_special[list(self.special_tokens)] = True
         edges = np.flatnonzero(np.diff(self.is_special, prepend=False, append=False)).tolist()
         self._special_ranges = list(zip(edges[::2], edges[1::2], strict=True))
-        self._gigatoken: Gigatoken | None = None
-        self.chat_template = chat_template_of(tokenizer)
+        self._gigatoken: Encode | None = None
+        templates = tokenizer.chat_template
+        self.chat_template: str | None = templates.get("default") if isinstance(templates, dict) else templates
         self.named_tokens: dict[str, Any] = dict(tokenizer.special_tokens_map)
         added = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self.control_tokens: dict[str, int] = {
-            **added,
-            **dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)),
-        }
+        named = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+        self.control_tokens: dict[str, int] = {**added, **named}
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state for a worker process, which builds the fast tokenizer from its text when needed."""
+        # A worker process builds the fast tokenizer from its text when needed.
         return {name: value for name, value in vars(self).items() if name != "fast_tokenizer"}
 
     def proven_for(self, documents: Sequence[str]) -> "DocumentEncoder":
-        """An encoder of the same ids for texts like these: gigatoken's where all of them, and many hard strings, come
-        out the same."""
-        version = gigatoken_version()
+        """An encoder of the same ids: gigatoken's if it encodes these texts, and many hard strings, alike."""
         if self.slow_tokenizer is not None:
             return self
-        if version is None:
+        if (version := gigatoken_version()) is None:
             log.info(
                 "gigatoken is not installed; Hugging Face's tokenizer does the work, many times more slowly. pip"
                 " install gigatoken"
             )
             return self
-        gigatoken = Gigatoken(self.model_json)
-        reason = why_not(self.model_json, self._by_hugging_face, gigatoken, documents)
+        by_gigatoken = partial(encode_by_gigatoken, self.model_json)
+        reason = why_not(self.model_json, self._by_hugging_face, by_gigatoken, documents)
         if reason is not None:
             log.info(f"{version} is not used for this tokenizer: {reason}. Hugging Face's does the work, more slowly.")
             return self
         proven = copy.copy(self)
-        proven.engine, proven._gigatoken = version, gigatoken
+        proven.engine, proven._gigatoken = version, by_gigatoken
         return proven
 
-    def encode(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64]]:
+    def encode(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
         """The ids of all texts, one document after the other, and how many each has."""
-        ids, lengths = self._encode_batch(texts)
-        ids, lengths = self._without_special(ids.astype(self.dtype, copy=False), lengths)
-        before = self.bos is not None
-        lengths = lengths + (2 if before else 1)
-        ends = lengths.cumsum()
-        encoded = np.empty(int(ends[-1]) if len(ends) else 0, self.dtype)
-        is_text = np.ones(len(encoded), bool)
-        is_text[ends - 1] = False
-        encoded[ends - 1] = self.eos
-        if before:
-            is_text[ends - lengths] = False
-            encoded[ends - lengths] = self.bos
-        encoded[is_text] = ids
-        return encoded, lengths
+        return self._with_bos_and_eos(*self._text_ids(texts))
 
-    def encode_segments(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64], NDArray[np.uint8] | None]:
-        """The same, with the segment of each id, which only examples have."""
+    def _with_bos_and_eos(self, ids: Ids, lengths: Int64) -> tuple[Ids, Int64]:
+        ends = lengths.cumsum()
+        if self.bos is None:
+            return np.insert(ids, ends, self.eos), lengths + 1
+        places = np.stack([ends - lengths, ends], axis=1).ravel()
+        return np.insert(ids, places, np.tile([self.bos, self.eos], len(lengths))), lengths + 2
+
+    def encode_segments(self, texts: Sequence[str]) -> tuple[Ids, Int64, NDArray[np.uint8] | None]:
         return *self.encode(texts), None
 
-    def bytes_learned(self, texts: Sequence[str], raw: Sequence[bytes]) -> NDArray[np.int64]:
+    def bytes_learned(self, texts: Sequence[str], raw: Sequence[bytes]) -> Int64:
         """UTF-8 bytes of what is learned of each text, which bits per byte are over: of a document all of it."""
         return np.fromiter(map(len, raw), np.int64, len(raw))
 
     def reason_to_drop(self, text: str) -> str | None:
-        """Why a document cannot be encoded; any text can be."""
         return None
 
     def id_of(self, token: str) -> int | None:
-        """The id of a token of the vocabulary, None where it is not one."""
         return self.fast_tokenizer.token_to_id(token) if self.slow_tokenizer is None else None
 
     def _encode_batch(self, texts: Sequence[str]) -> Flat:
@@ -267,10 +212,8 @@ class DocumentEncoder:
 
     def _by_hugging_face(self, texts: Sequence[str]) -> Flat:
         if self.slow_tokenizer is None:
-            parts = [
-                np.array(encoding.ids, self.dtype)
-                for encoding in self.fast_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-            ]
+            encodings = self.fast_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+            parts = [np.array(encoding.ids, self.dtype) for encoding in encodings]
         else:
             options = {"add_special_tokens": False, "split_special_tokens": True}
             encoded = self.slow_tokenizer(list(texts), **options)["input_ids"] if texts else []
@@ -283,16 +226,16 @@ class DocumentEncoder:
         fast.encode_special_tokens = True  # is not part of the text
         return fast
 
-    def _without_special(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> Flat:
-        """Replace special ids that are ordinary vocabulary too (SentencePiece's `</s>`) by the ids of their spelling
-        in pieces."""
+    def _text_ids(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
+        """Without BOS and EOS; special ids found in text (SentencePiece's `</s>`) become the ids of their spelling."""
+        ids, lengths = self._encode_batch(texts)
+        ids = ids.astype(self.dtype, copy=False)
         # Most texts have none, and comparing is ten times as fast as looking up.
         if not any(np.any(ids - ids.dtype.type(first) < last - first) for first, last in self._special_ranges):
             return ids, lengths
         found = np.flatnonzero(self.is_special[ids])
-        spelled = [
-            np.array(self.spelling_of(self.special_tokens[number]), self.dtype) for number in ids[found].tolist()
-        ]
+        names = [self.special_tokens[number] for number in ids[found].tolist()]
+        spelled = [np.array(self.spelling_of(name), self.dtype) for name in names]
         lengths = lengths.copy()
         np.add.at(lengths, np.searchsorted(lengths.cumsum(), found, side="right"), [len(part) - 1 for part in spelled])
         others = np.split(np.delete(ids, found), found - np.arange(len(found)))  # before, between and after them
@@ -313,23 +256,8 @@ class DocumentEncoder:
         return ids
 
 
-def backend_as_text(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """The fast tokenizer as the text of a tokenizer.json, without cuts and padding, which would lose or invent
-    tokens."""
-    backend = copy.deepcopy(tokenizer.backend_tokenizer)  # our settings must not reach the one that the user holds
-    backend.no_truncation()
-    backend.no_padding()
-    text: str = backend.to_str()
-    return text
-
-
-def chat_template_of(tokenizer: "PreTrainedTokenizerBase") -> str | None:
-    templates = tokenizer.chat_template
-    return templates.get("default") if isinstance(templates, dict) else templates
-
-
 def adds_bos(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """True if the tokenizer itself puts its BOS in front of a text."""
+    """Whether the tokenizer itself puts its BOS in front of a text."""
     with_special: list[int] = tokenizer("a")["input_ids"]  # type: ignore[assignment]
     without: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]  # type: ignore[assignment]
     bos = tokenizer.bos_token_id

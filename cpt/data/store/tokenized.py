@@ -3,10 +3,10 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -30,7 +30,6 @@ from cpt.data.store.token_files import (
     as_text,
     read_description,
 )
-from cpt.data.store.tokenization import DocumentEncoder
 from cpt.distributed import is_main_process
 from cpt.errors import DataError
 from cpt.files import report_damage
@@ -48,19 +47,16 @@ class TokenizedSource:
     """The shards of a source, by number.
 
     Any process may read a shard. A missing one is made by the process that asks for it, while others wait.
-
-    Args:
-        work: what is done to each shard; its folder holds them.
-        states: the files as they were when the plan was made.
+    `states`: the files as they were when the plan was made.
     """
 
     def __init__(self, work: ShardWork, plan: Plan, states: Sequence[FileState], max_bad_share: float) -> None:
         self.work, self.plan, self.states, self.max_bad_share = work, plan, list(states), max_bad_share
         self.folder = work.folder
-        self._release = hold(self.folder, self)
+        self._state_of = {name: (size, version) for name, size, version in states}
+        hold(self.folder, self)
         self._description: SourceDescription | None = None
-        # Shards that this process has compared with their digests, and when these were written.
-        self._verified = set[tuple[int, int]]()
+        self._verified = set[tuple[int, int]]()  # shards that this process compared with their digests; their time
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenizedSource, (self.work, self.plan, self.states, self.max_bad_share)
@@ -70,16 +66,10 @@ class TokenizedSource:
         """A hash of everything that decides the tokens: how they are made (the folder's name), and of which files."""
         return key_of({"folder": self.folder.name, "files": self.states})
 
-    @cached_property
-    def _state_of(self) -> dict[str, tuple[int, str]]:
-        return {name: (size, version) for name, size, version in self.states}
-
     def shard_folder(self, number: int) -> Path:
-        """The folder of a shard. Its name depends on the state of its own files: a changed file makes only its shards
-        again."""
-        pieces = [
-            [one.path, one.start, one.stop, self._state_of.get(absolute(one.path))] for one in self.plan.shards[number]
-        ]
+        """Named after the state of the shard's own files: a changed file makes only its shards again."""
+        shard = self.plan.shards[number]
+        pieces = [[one.path, one.start, one.stop, self._state_of.get(absolute(one.path))] for one in shard]
         return self.folder / key_of({"pieces": pieces})
 
     def missing(self, numbers: Sequence[int]) -> list[int]:
@@ -92,8 +82,7 @@ class TokenizedSource:
         return [number for number in numbers if self.shard_folder(number).name not in present]
 
     def remove(self, numbers: Sequence[int]) -> None:
-        """Remove shards; the source is then no longer described as complete."""
-        (self.folder / DESCRIPTION).unlink(missing_ok=True)
+        (self.folder / DESCRIPTION).unlink(missing_ok=True)  # the source is no longer complete
         self._description = None
         for number in numbers:
             rmtree(self.shard_folder(number), ignore_errors=True)
@@ -101,9 +90,7 @@ class TokenizedSource:
     def shard(self, number: int, *, verified: bool = False) -> TokenFiles:
         """A shard, made now if it is not there.
 
-        Args:
-            verified: compare it with its digest, unless this process has done so before, and make it again if it is
-                damaged.
+        `verified`: compare it with its digest, unless this process has done so, and make a damaged one again.
         """
         folder, is_made_again = self.shard_folder(number), False
         for _ in range(TRIES):
@@ -121,25 +108,19 @@ class TokenizedSource:
                 f"{folder}: what is written there does not come back the same. Is the disk failing? Set CPT_CACHE to"
                 " another."
             )
-        if is_made_again:
-            self.refuse_other_tokens(files)
-        if verified:
-            self._verified.add((number, files.written))
-        return files
-
-    def refuse_other_tokens(self, shard: TokenFiles) -> None:
-        """Refuse a shard that was made again and is not what it was when the source was described."""
-        digest = shard.description.digest
-        if self.description is not None and self.digests.get(shard.folder.name, digest) != digest:
-            rmtree(shard.folder, ignore_errors=True)
+        digest = files.description.digest
+        if is_made_again and self.description is not None and self.digests.get(folder.name, digest) != digest:
+            rmtree(folder, ignore_errors=True)
             raise DataError(
                 f"{self.work.source.path}: a damaged part of its stored tokens was made again, with other tokens than"
                 f" before. Libraries or your code for `{self.work.key}` have changed since. Restore them, or delete"
                 f" {self.folder} and start a new run: another `name`."
             )
+        if verified:
+            self._verified.add((number, files.written))
+        return files
 
     def documents(self, numbers: Sequence[int], *, verified: bool = True) -> StoredDocuments:
-        """The documents of some shards, one after the other."""
         return StoredDocuments([self.shard(number, verified=verified) for number in numbers])
 
     @cached_property
@@ -149,9 +130,8 @@ class TokenizedSource:
             return replace(self.work, prove_on_the_way=True)
         if sum(self.plan.num_bytes) < PROOF_BYTES:
             return self.work
-        return replace(
-            self.work, encoder=self.work.encoder.proven_for(sample(self.work.source, self.plan.shards, self.work.key))
-        )
+        texts = sample(self.work.source, self.plan.shards, self.work.key)
+        return replace(self.work, encoder=self.work.encoder.proven_for(texts))
 
     def check_files(self, number: int) -> None:
         """Refuse a shard whose files changed since the plan was made."""
@@ -165,10 +145,14 @@ class TokenizedSource:
 
     @property
     def description(self) -> SourceDescription | None:
-        """The description of the whole source, once all shards are there."""
+        """Of the whole source, once all shards are there; without their list, which may be half a million long."""
         if self._description is None:
             try:
-                self._description = self.if_ours(read_description(self.folder))
+                found = read_description(self.folder)
+                names = [self.shard_folder(number).name for number in (0, len(self.plan.shards) - 1)]
+                is_cut_so = len(found.shards) == len(self.plan.shards) and all(name in found.shards for name in names)
+                if found.name == self.name and is_cut_so and self.work.accepts(found):
+                    self._description = replace(found, shards={})
             except FileNotFoundError:
                 pass
             except (DataError, OSError, ValueError, TypeError):  # the folder's name is of this version
@@ -177,19 +161,9 @@ class TokenizedSource:
                     (self.folder / DESCRIPTION).unlink()  # otherwise each read would report the damage
         return self._description
 
-    def if_ours(self, found: SourceDescription) -> SourceDescription | None:
-        """The description, if it is of these files, cut and read as now; without the list of shards, which may be half
-        a million."""
-        cut = self.plan.shards
-        is_cut_so = len(found.shards) == len(cut) and all(
-            self.shard_folder(number).name in found.shards for number in (0, len(cut) - 1)
-        )
-        is_ours = found.name == self.name and is_cut_so and self.work.accepts(found)
-        return replace(found, shards={}) if is_ours else None
-
     @cached_property
     def digests(self) -> dict[str, str]:
-        """The digest of each shard by its name; none where another process has removed shards since."""
+        """Of each shard by its name; none where another process has removed shards since."""
         try:
             return read_description(self.folder).shards
         except FileNotFoundError:
@@ -204,6 +178,7 @@ class TokenizedSource:
         return description
 
     def describe(self) -> SourceDescription:
+        source, key = self.work.source, self.work.key
         dropped, bad_rows, bad = Counter[str](), Counter[str](), list[Listed]()
         longest, engines = ("", 0), dict[str, None]()
         documents, tokens, texts, shards = 0, 0, "", dict[str, str]()
@@ -216,34 +191,30 @@ class TokenizedSource:
             bad += read_bad_rows(self.shard_folder(number))
             engines[part.engine] = None
             shards[self.shard_folder(number).name] = part.digest
-        source = self.work.source
         if not documents:
-            raise DataError(nothing_left(source, self.work.key, dropped))
-        if states_of(source, self.work.key) != self.states:
+            what = f"no documents. Set `{key}.path`."
+            if dropped:
+                reasons = ", ".join(f"{reason}: {count:,}" for reason, count in dropped.most_common())
+                what = (
+                    f"all {dropped.total():,} documents were dropped ({reasons}). Loosen `data.filters` or"
+                    f" `{key}.filters`, or set another `{key}.path`."
+                )
+            raise DataError(f"{source.path}: {what}")
+        if states_of(source, key) != self.states:
             raise changed(self.work)
         write_bad_rows(bad, self.folder)
-        files = self.hash_files() or {f"{source.path}@{source.revision or 'main'}": texts}
-        made_from = {
-            "source": source.path,
-            "tokenizer": self.work.encoder.name,
-            "engine": ", ".join(filter(None, engines)),
-        }
+        files = {name: version if is_url(name) else hash_file(name, key) for name, _, version in self.states}
+        files = files or {f"{source.path}@{source.revision or 'main'}": texts}
+        engine = ", ".join(filter(None, engines))
+        made_from = {"source": source.path, "tokenizer": self.work.encoder.name, "engine": engine}
         counts = documents, tokens, shards, dict(dropped), dict(bad_rows)
         description = SourceDescription(self.name, *counts, longest, files, made_from)
         write_once(self.folder / DESCRIPTION, as_text(description))
-        self.clear()
-        return description
-
-    def hash_files(self) -> dict[str, str]:
-        """File -> xxh3-128 of its content; the version that its server reports for a file behind a URL."""
-        return {name: version if is_url(name) else hash_file(name, self.work.key) for name, _, version in self.states}
-
-    def clear(self) -> None:
-        """Remove what only the making needed."""
-        for lock in self.folder.glob("*.lock"):
+        for lock in self.folder.glob("*.lock"):  # only the making needed these
             lock.unlink(missing_ok=True)
         for left in self.folder.glob("*.unfinished"):
             rmtree(left, ignore_errors=True)
+        return description
 
 
 def changed(work: ShardWork) -> DataError:
@@ -253,15 +224,9 @@ def changed(work: ShardWork) -> DataError:
     )
 
 
-def key_content(
-    source: DocumentSource, filters: ComponentLists, transforms: ComponentLists, encoder: DocumentEncoder
-) -> dict[str, Any]:
-    """All that decides the tokens, except the files. Workers and gigatoken do not change the tokens."""
-    return {**reading_content(source, filters, transforms), "tokenizer": encoder.fingerprint}
-
-
 def reading_content(source: DocumentSource, filters: ComponentLists, transforms: ComponentLists) -> dict[str, Any]:
-    order, kind = order_of(source), kind_of(source.path)
+    """All that decides the tokens, except the files and the tokenizer; workers and gigatoken do not."""
+    order, kind = source.order_by if isinstance(source, Source) else None, kind_of(source.path)
     return {
         "format": FORMAT,
         "path": absolute(source.path) if kind == "local" else source.path,
@@ -278,24 +243,12 @@ def absolute(path: str) -> str:
     return path if is_url(path) else str(Path(path).expanduser().absolute())
 
 
-def order_of(source: DocumentSource) -> str | None:
-    return source.order_by if isinstance(source, Source) else None
-
-
 def read_bad_rows(folder: Path) -> Iterator[Listed]:
-    """The bad rows of a shard; a damaged line is skipped, since the rows are counted in its description."""
+    """Of a shard; a damaged line is skipped, since the rows are counted in its description."""
     file = folder / FILE_NAME
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
         with suppress(ValueError):
             yield json.loads(line)
-
-
-def nothing_left(source: DocumentSource, key: str, dropped: Counter[str]) -> str:
-    if not dropped:
-        return f"{source.path}: no documents. Set `{key}.path`."
-    reasons = ", ".join(f"{reason}: {count:,}" for reason, count in dropped.most_common())
-    what = f"{source.path}: all {dropped.total():,} documents were dropped ({reasons})."
-    return f"{what} Loosen `data.filters` or `{key}.filters`, or set another `{key}.path`."
 
 
 POOL_BYTES = 32 * 2**20  # of files; below, starting processes takes longer than the work
@@ -304,28 +257,10 @@ WORKERS_IMPORT = ("cpt.data.store.shards", "gigatoken")
 Wanted = tuple[TokenizedSource, int]  # a shard of a source
 
 
-@dataclass(frozen=True)
-class ShardMaker:
-    """Makes shards of any of some sources; travels to worker processes."""
-
-    works: dict[str, ShardWork]
-
-    def __call__(self, task: tuple[str, Shard, str]) -> None:
-        source, shard, name = task
-        self.works[source](shard, name)
-
-
 def make_shards(wanted: Sequence[Wanted], workers: int | None = None) -> None:
     """Make those of the shards that are not there yet.
 
-    Args:
-        workers: processes that share the work; 0 for none but this one. By default CPT_WORKERS or the number of cores,
-            if there is enough to do. The stored tokens do not depend on it.
-
-    Raises:
-        DataError: a row is bad, or a file cannot be read.
-        RecipeError: a filter or transform fails.
-        ResourceError: the store cannot be written, or a worker died.
+    By default CPT_WORKERS or the number of cores share the work, if there is enough to do; 0 workers: this process.
     """
     missing = [(source, number) for source, number in dict.fromkeys(wanted) if source.missing([number])]
     sizes = Counter[TokenizedSource]()
@@ -345,7 +280,6 @@ def make_shards(wanted: Sequence[Wanted], workers: int | None = None) -> None:
 
 
 def made(wanted: Iterable[Wanted], workers: int, sources: Sequence[TokenizedSource]) -> Generator[Wanted, None, None]:
-    """Each of the shards, in order, once it is there."""
     taken: list[Wanted] = []
 
     def tasks() -> Iterator[tuple[str, Shard, str]]:
@@ -353,10 +287,15 @@ def made(wanted: Iterable[Wanted], workers: int, sources: Sequence[TokenizedSour
             taken.append((source, number))
             yield source.name, source.plan.shards[number], source.shard_folder(number).name
 
-    def prepare() -> ShardMaker:
-        return ShardMaker({source.name: source.proven_work for source in sources})
+    def prepare() -> Callable[[tuple[str, Shard, str]], None]:
+        return partial(make_shard, {source.name: source.proven_work for source in sources})
 
     for _ in map_in_order(prepare, tasks(), workers, WORKERS_IMPORT):
         source, number = taken.pop(0)
         source.check_files(number)
         yield source, number
+
+
+def make_shard(works: dict[str, ShardWork], task: tuple[str, Shard, str]) -> None:
+    source, shard, name = task
+    works[source](shard, name)

@@ -14,16 +14,15 @@ def prose(seed, words=120):
 
 @pytest.fixture
 def stored(tokenized, source):
-    def run(texts, stem="a"):
-        opened = tokenized(source(stem, texts))
+    def run(texts):
+        opened = tokenized(source("a", texts))
         return opened.documents(range(len(opened.plan.shards)))
 
     return run
 
 
-def test_of_equal_documents_in_several_sources_that_of_the_first_stays(stored, tmp_path):
-    texts = {"a": ["a", "b"], "b": ["c", "a", "c"]}
-    sources = [lambda verified, stem=stem: stored(texts[stem], stem) for stem in texts]
+def test_of_equal_documents_in_several_sources_that_of_the_first_stays(tokenized, source, tmp_path):
+    sources = [tokenized(source("a", ["a", "b"])), tokenized(source("b", ["c", "a", "c"]))]
     first, second = repeated_documents(sources, "exact", tmp_path)
     assert first.of_shards([0])["exact duplicate"].tolist() == [False, False]
     assert second.of_shards([0])["exact duplicate"].tolist() == [False, True, True]
