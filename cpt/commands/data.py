@@ -245,12 +245,12 @@ def show_ingested(console: Console, done: "Ingested") -> None:
     if done.misnamed:
         console.print(f"{done.misnamed:,} file(s) are not what their suffix says, and were read as what they are.")
     if done.passed_over:
-        kinds = ", ".join(f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common(KINDS_SHOWN))
-        console.print(f"{done.passed_over.total():,} other file(s) were skipped ({kinds}).", markup=False)
+        skipped = ", ".join(f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common(KINDS_SHOWN))
+        console.print(f"{done.passed_over.total():,} other file(s) were skipped ({skipped}).", markup=False)
         readable = sorted(suffix for suffix in done.passed_over if format_of(f"file{suffix}") in DOCUMENT_FILES)
         if readable:
-            kinds = ", ".join(readable)
-            console.print(f"A recipe reads {kinds} as they are: data.sources: [{{path: THEIR FOLDER}}]", markup=False)
+            known = ", ".join(readable)
+            console.print(f"A recipe reads {known} as they are: data.sources: [{{path: THEIR FOLDER}}]", markup=False)
     if done.failed:
         first = {entry.reason: entry for entry in reversed(done.failed)}
         example = Column("for example", overflow="fold")

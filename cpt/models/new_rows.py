@@ -48,7 +48,9 @@ def add_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], known:
     for name, parameter in model.named_parameters():  # such as Gemma 3n's embeddings per layer
         is_table = parameter.dim() == 2 and parameter.shape[0] == before and "embed" in name and "pos" not in name
         if is_table and parameter is not embedding.weight and parameter is not head.weight:
-            raise RecipeError(f"{type(model).__name__} has a further table of the vocabulary, `{name}`.")
+            raise RecipeError(
+                f"{type(model).__name__} has a further table of the vocabulary, `{name}`: it cannot grow."
+            )
     if needed > before:
         means = [weight[:known].float().mean(0) for weight in (embedding.weight, head.weight)]
         model.resize_token_embeddings(needed, pad_to_multiple_of=multiple, mean_resizing=False)
@@ -70,7 +72,8 @@ def tables(model: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
     with suppress(NotImplementedError):
         found = model.get_input_embeddings(), model.get_output_embeddings()
     if not found or not all(isinstance(table, nn.Embedding | nn.Linear) for table in found):
-        raise RecipeError(f"{type(model).__name__}: embedding and head cannot be found as plain tables.")
+        found_by = "get_input_embeddings() and get_output_embeddings()"
+        raise RecipeError(f"{type(model).__name__} must give its embedding and head as plain tables by {found_by}.")
     return cast(tuple[nn.Embedding, nn.Linear], found)
 
 

@@ -183,7 +183,9 @@ class GenerationBatches(PromptTrainer):
 
     # --- resuming ----------------------------------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
+    def train(  # type: ignore[override]
+        self, resume_from_checkpoint: str | Path | None = None, **options: Any
+    ) -> TrainOutput:
         """A checkpoint within a generation has its completions, for micro-batches of its size or smaller ones.
 
         Completions are sampled again if the number of processes differs or micro-batches were larger.

@@ -91,7 +91,6 @@ class Checkpointer:
         self.copies_are_too_large = False
         self.kinds_read_back: set[Kind] = set()  # each process reads one checkpoint of each kind back
         self.save_failure: SaveFailed | None = None  # of the last save
-        self.step_saved = 0
         self.not_pushed: Path | None = None  # a checkpoint that the Hub does not have yet
 
     @cached_property
@@ -178,7 +177,7 @@ class Checkpointer:
     def save_once(self, kind: Kind) -> None:
         """Take a snapshot of this step, and write it: now, or while training continues."""
         self.wait_for_saves()
-        step = self.step_saved = self.trainer.state.global_step
+        step = self.trainer.state.global_step
         zero = self.trainer.engine.zero_section or {}
         offload = zero.get("offload_optimizer", {})
         # DeepSpeed keeps the optimizer's states on a disk, or steps asynchronously: they change unasked.

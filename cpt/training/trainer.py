@@ -147,7 +147,9 @@ class CPTTrainer(TrainerHooks, Trainer):
         """A placeholder for the rows while Hugging Face's trainer is built."""
         return rows
 
-    def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
+    def train(  # type: ignore[override]
+        self, resume_from_checkpoint: str | Path | None = None, **options: Any
+    ) -> TrainOutput:
         """Train to the end of the budget, from a checkpoint where one is given: its folder."""
         checkpoint = None if resume_from_checkpoint is None else str(resume_from_checkpoint)
         if checkpoint is not None:
