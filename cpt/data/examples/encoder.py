@@ -280,7 +280,7 @@ class MiddleEncoder(DocumentEncoder):
         each = iter(np.split(ids, lengths.cumsum()[:-1]))
         documents = [self.joined([next(each) for _ in some], text) for some, text in zip(parts, texts, strict=True)]
         lengths = np.array([len(ids) for ids in documents], np.int64)
-        return self.with_bos_and_eos(np.concatenate([np.empty(0, self.dtype), *documents]), lengths)
+        return self.add_bos_and_eos(np.concatenate([np.empty(0, self.dtype), *documents]), lengths)
 
     def parts_of(self, text: str) -> list[str]:
         if drawn(text, "rate") >= self.options["rate"]:

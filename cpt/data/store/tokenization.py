@@ -185,9 +185,9 @@ class DocumentEncoder:
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
         """The ids of all texts, one document after the other, and how many each has."""
-        return self.with_bos_and_eos(*self.ids_of_texts(texts))
+        return self.add_bos_and_eos(*self.ids_of_texts(texts))
 
-    def with_bos_and_eos(self, ids: Ids, lengths: Int64) -> tuple[Ids, Int64]:
+    def add_bos_and_eos(self, ids: Ids, lengths: Int64) -> tuple[Ids, Int64]:
         ends = lengths.cumsum()
         if self.bos is None:
             return np.insert(ids, ends, self.eos), lengths + 1
