@@ -35,8 +35,6 @@ USED = {  # dotted name -> its parameters ("" for what is not called), why, what
     ),
     "transformers.Trainer._load_from_checkpoint": ("resume_from_checkpoint, model", "read pickles as data only", LOOP),
     "transformers.Trainer._run_epoch": ("", "restart after out-of-memory; a stop before the first step", LOOP),
-    "transformers.Trainer._clip_grad_norm": ("model", "the norm is judged before it is used, on the device", LOOP),
-    "transformers.Trainer._get_grad_norm": ("model, grad_norm", "the same norm is logged, without a wait", LOOP),
     "transformers.Trainer._save_checkpoint": ("model, trial", "a save is one transaction", LOOP),
     "transformers.Trainer._save": ("output_dir, state_dict", "the model's part of that transaction", LOOP),
     "transformers.Trainer._push_from_checkpoint": ("checkpoint_folder", "push after publishing", "a public push"),
@@ -205,17 +203,6 @@ class TrainerHooks(Trainer):
         run = partial(super()._run_epoch, **options, resume_from_checkpoint=None)
         self.run_epoch(resume_from_checkpoint, run)
 
-    def _clip_grad_norm(self, model: "nn.Module") -> Any:
-        return self.clip_grad_norm(partial(super()._clip_grad_norm, model))
-
-    def _get_grad_norm(self, model: "nn.Module", grad_norm: Any = None) -> Any:
-        return self.get_grad_norm(grad_norm, partial(super()._get_grad_norm, model, grad_norm))
-
-    def clip_and_measure(self, model: "nn.Module") -> Any:
-        """The Trainer's own clipping; returns the norm before it."""
-        clipped = super()._clip_grad_norm(model) if self.args.max_grad_norm > 0 else None
-        return super()._get_grad_norm(model, clipped)
-
     def _save_checkpoint(self, model: "nn.Module", trial: Any) -> None:
         self.save_checkpoint()
 
@@ -240,8 +227,6 @@ class TrainerHooks(Trainer):
         def prepare_for_training(self, checkpoint: str | None, prepare: Callable[[str | None], Any]) -> Any: ...
         def load_weights(self, checkpoint: str, load: Callable[[], None]) -> None: ...
         def run_epoch(self, checkpoint: str | None, run: Callable[[], None]) -> None: ...
-        def clip_grad_norm(self, clip: Callable[[], Any]) -> Any: ...
-        def get_grad_norm(self, clipped: Any, measure: Callable[[], Any]) -> Any: ...
         def save_checkpoint(self) -> None: ...
         def save_model_files(self, folder: Any, weights: Any, save: Callable[..., None]) -> None: ...
 

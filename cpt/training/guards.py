@@ -189,7 +189,7 @@ class StepGuard(TrainerCallback):
             # torch's own norm would be rounded where some are in half precision, or shards
             if gradients and (trainer.is_fsdp_enabled or any(gradient.dtype in HALF for gradient in gradients)):
                 return clip_gradients(gradients, most) if most > 0 else gradient_norm(gradients)
-        return trainer.clip_and_measure(model)
+        return trainer.clip_by_accelerate(model.parameters(), most if most > 0 else math.inf)
 
     def kernel_of_optimizer(self) -> Any:
         """The optimizer, if its kernel reads from the device what to divide by and whether to skip; else None."""

@@ -125,6 +125,8 @@ class CPTTrainer(TrainerHooks, Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         self.shared_rows.choose_attention()
         super().create_accelerator_and_postprocess()
+        self.clip_by_accelerate: Callable[..., torch.Tensor] = self.accelerator.clip_grad_norm_
+        self.accelerator.clip_grad_norm_ = self.clip_or_measure
         if self.shared_rows.parts > 1:
             # accelerate's adapter of the loader passes rows around; ours only gets the engine
             self.accelerator.deepspeed_ulysses_dl_adapter = self.shared_rows.take_engine
@@ -305,15 +307,13 @@ class CPTTrainer(TrainerHooks, Trainer):
             loss = loss - weight * auxiliary * (added - 1 / self.current_gradient_accumulation_steps)
         return (loss, outputs) if return_outputs else loss
 
-    def clip_grad_norm(self, clip: Callable[[], Any]) -> Any:
-        return clip() if self.is_deepspeed_enabled else self.guard.norm_of_step()
-
-    def get_grad_norm(self, clipped: Any, measure: Callable[[], Any]) -> Any:
+    def clip_or_measure(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> Any:
+        """The norm of a step's gradients, in place of accelerate's: it is checked before it is used, on the device."""
         if self.guard.released is not None:
             return self.guard.released.norm()
-        if self.is_deepspeed_enabled:
-            return measure()
-        return self.guard.norm_of_step() if clipped is None else clipped
+        return (
+            self.clip_by_accelerate(parameters, max_norm) if self.is_deepspeed_enabled else self.guard.norm_of_step()
+        )
 
     # --- after a step ------------------------------------------------------------------------------------------------
 
