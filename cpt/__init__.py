@@ -7,21 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cpt.api import (
-        RunPlan,
-        build_data,
-        build_model,
-        build_trainer,
-        compare_runs,
-        evaluate_model,
-        export_model,
-        load_tokenizer,
-        open_mixture,
-        plan_run,
-        resolve_recipe,
-    )
+    from cpt.api import *  # noqa: F403
     from cpt.recipe.load import load_recipe
 
+# ruff: noqa: F405
 __all__ = [
     "RunPlan",
     "build_data",

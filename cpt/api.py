@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpt.analysis.compare import compare
 from cpt.commands.plan import plan_recipe
-from cpt.data.rows.build import PreparedData, open_mixture
+from cpt.data.rows.build import PreparedData
+from cpt.data.rows.build import open_mixture as open_mixture
 from cpt.evaluation.evaluate import EvaluationRequest, build_report, known_positions, measure, model_at
 from cpt.evaluation.sets import data_of_texts
 from cpt.export import export
@@ -24,8 +25,6 @@ from cpt.stages.models import model_for
 from cpt.tokenizer import load as tokenizers
 from cpt.training.arguments import data_of
 from cpt.training.trainer import CPTTrainer
-
-__all__ = ["open_mixture"]
 
 
 def resolve_recipe(recipe: Recipe) -> Recipe:

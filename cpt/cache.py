@@ -1,7 +1,6 @@
 """The folder of the cache, and folders in it that are either complete or absent, however many processes make them."""
 
 import fcntl
-import json
 import os
 import shutil
 import socket
@@ -29,17 +28,13 @@ from cpt.files import (
     unsealed,
     write_atomic,
 )
+from cpt.files import key_of as key_of
 
 DIGESTS = "digests.json"  # in a folder of derived files: the hash of each
 
 
 def default_cache_dir() -> Path:
     return Path(os.environ.get("CPT_CACHE") or "~/.cache/cpt").expanduser()
-
-
-def key_of(content: dict[str, Any]) -> str:
-    """The name of a folder that holds what `content` describes: equal content, equal name."""
-    return xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 
 def publish_once(
@@ -53,9 +48,6 @@ def publish_once(
     Args:
         durable: wait for the disk, so that the folder survives a power cut and not only a killed process.
         is_sound: whether an existing folder is what was written; a damaged one is made again, which is logged.
-
-    Raises:
-        ResourceError: the disk is full or not writable.
     """
     if folder.exists() and is_sound(folder):
         return folder

@@ -118,9 +118,9 @@ def check_recipe_first(function: Callable[..., None]) -> Callable[..., None]:
     @wraps(function)
     def called(recipe: Path, overrides: list[str] | None, **options: Any) -> None:
         from cpt.recipe.load import load_recipe  # which a help page does not need
-        from cpt.recipe.paths import is_document_file
+        from cpt.recipe.paths import document_suffix
 
-        if not (recipe.is_dir() or is_document_file(recipe.name)):  # `cpt data check` takes documents too
+        if not (recipe.is_dir() or document_suffix(recipe.name)):  # `cpt data check` takes documents too
             load_recipe(recipe, overrides or (), lora=options.get("lora", False))
         function(recipe=recipe, overrides=overrides, **options)
 

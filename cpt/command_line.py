@@ -106,20 +106,18 @@ def path_errors_reported() -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        if problem.errno == errno.ENOSPC and problem.filename is None:
-            raise ResourceError(
-                "a file or the output cannot be written: no space left on its disk. Free some."
-            ) from problem
-        if problem.errno in UNWRITABLE and problem.filename is not None:
-            raise ResourceError(
-                f"{problem.filename}: {problem.strerror}. Name another path, change its permissions, or free space."
-            ) from problem
-        if problem.errno not in MISTYPED or problem.filename is None:
-            raise
         path = str(problem.filename)
-        if len(path) > LONGEST_PATH:
-            path = f"{path[: LONGEST_PATH // 2]}...{path[-LONGEST_PATH // 2 :]}"
-        raise ResourceError(f"{path}: {problem.strerror}. Name another path.") from problem
+        if problem.filename is None and problem.errno == errno.ENOSPC:
+            text = "a file or the output cannot be written: no space left on its disk. Free some."
+        elif problem.filename is not None and problem.errno in UNWRITABLE:
+            text = f"{path}: {problem.strerror}. Name another path, change its permissions, or free space."
+        elif problem.filename is not None and problem.errno in MISTYPED:
+            if len(path) > LONGEST_PATH:
+                path = f"{path[: LONGEST_PATH // 2]}...{path[-LONGEST_PATH // 2 :]}"
+            text = f"{path}: {problem.strerror}. Name another path."
+        else:
+            raise
+        raise ResourceError(text) from problem
 
 
 def refuse_ignored(given: Mapping[str, bool], because: str) -> None:
@@ -131,28 +129,23 @@ def refuse_ignored(given: Mapping[str, bool], because: str) -> None:
 
 def show_log(*, stderr: bool = False) -> None:
     """Print what cpt logs: all of it from the main process, warnings from the others."""
+    shown: deque[str] = deque(maxlen=200)
+
+    def is_news(record: logging.LogRecord) -> bool:
+        """Information is shown once: checks, training and verdict open the same sources and report the same."""
+        message = record.getMessage()
+        is_repeated = record.levelno <= logging.INFO and message in shown
+        if not is_repeated:
+            shown.append(message)
+        return not is_repeated
+
     handler = logging.StreamHandler(sys.stderr if stderr else sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
-    handler.addFilter(RepeatFilter())
+    handler.addFilter(is_news)
     logger = logging.getLogger("cpt")
     logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(logging.INFO if is_main_process() else logging.WARNING)
-
-
-class RepeatFilter(logging.Filter):
-    """Show information once: checks, training and verdict open the same sources and report the same."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shown: deque[str] = deque(maxlen=200)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        if record.levelno > logging.INFO or message not in self.shown:
-            self.shown.append(message)
-            return True
-        return False
 
 
 # --- output that cannot end a command ---

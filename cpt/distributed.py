@@ -305,12 +305,8 @@ def start_deepspeed(launched: LaunchedAs) -> None:
 
 def leave_processes(then: Sequence[str] = ()) -> None:
     """End this process of a run that went well, together with the others; it does not return where the run had a
-    process group.
-
-    Args:
-        then: module and words that the main process goes on with, alone: as a new program in its place, so that the
-            GPU is free, and its launcher waits for it.
-    """
+    process group. The main process continues alone with module and words in `then`, as a new program in its place, so
+    that the GPU is free, and its launcher waits for it."""
     import torch.distributed as dist
 
     if not dist.is_initialized():

@@ -37,10 +37,8 @@ def write_atomic(path: Path, content: Content, *, durable: bool = False, reuse_s
     Args:
         content: text, bytes, or a function that writes the file at the path it is given.
         durable: return only after the disk has the file and its name.
-        reuse_space: on a full disk, write over the old file where that is large enough (text and bytes only).
-
-    Raises:
-        OSError: the disk is full or not writable; the old file is as it was.
+        reuse_space: on a full disk, write over the old file where that is large enough (text and bytes only). After
+            an OSError the old file is as it was.
     """
     # Containers on several hosts share process ids, and threads of a process may write the same file.
     unique = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
@@ -212,19 +210,20 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def sealed(content: dict[str, Any], indent: int | None = None) -> str:
     """The content as JSON, with its own hash."""
-    seal = seal_of(json.loads(json.dumps(content, default=str)))
+    seal = key_of(json.loads(json.dumps(content, default=str)))
     return json.dumps({**content, SEAL: seal}, indent=indent, default=str)
 
 
 def unsealed(text: str | bytes) -> dict[str, Any]:
     """The content of `sealed`, without the hash; a ValueError if the text is damaged."""
     content = json.loads(text)
-    if not isinstance(content, dict) or content.pop(SEAL, None) != seal_of(content):
+    if not isinstance(content, dict) or content.pop(SEAL, None) != key_of(content):
         raise ValueError("its content does not match its own hash")
     return content
 
 
-def seal_of(content: dict[str, Any]) -> str:
+def key_of(content: dict[str, Any]) -> str:
+    """The hash of the content: also the name of a folder that holds what it describes."""
     return xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 

@@ -36,16 +36,13 @@ def kind_of(folder: Path) -> Kind:
 
 def config_json(folder: Path) -> dict[str, Any]:
     """What config.json says of the model; a CheckpointError if it is damaged."""
+    path = folder / "config.json"
     try:
-        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it holds no JSON object")
     except ValueError as problem:
-        raise CheckpointError(
-            f"{folder / 'config.json'} is damaged: {problem}. Copy it again, or choose another checkpoint."
-        ) from problem
-    if not isinstance(content, dict):
-        raise CheckpointError(
-            f"{folder / 'config.json'} holds no JSON object. Copy it again, or choose another checkpoint."
-        )
+        raise CheckpointError(f"{path} is damaged: {problem}. Copy it again, or choose another.") from problem
     return content
 
 
@@ -117,13 +114,8 @@ def write_tensors(
     compute: Callable[[str], torch.Tensor],
     max_shard_size: int | str,
 ) -> None:
-    """Compute each tensor and write them as safetensors, sharded as transformers does it.
-
-    Args:
-        shapes: name -> (shape, dtype) of what will be computed.
-        compute: gives the tensor of a name; it is called once for each.
-        max_shard_size: bytes, or `5GB`.
-    """
+    """Compute each tensor once and write all as safetensors, in shards such as `5GB`, as transformers does it;
+    `shapes` has the (shape, dtype) of what will be computed."""
     planned = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items()}
     plan = split_torch_state_dict_into_shards(planned, max_shard_size=max_shard_size)
     for file, names in plan.filename_to_tensors.items():

@@ -47,13 +47,10 @@ def choose_checkpoint(
     """Where the run in this folder continues; the main process decides for all.
 
     Args:
-        resume: `latest`: the newest sound checkpoint. `none`: from the beginning. A path: that checkpoint.
-            Newer ones are moved into set-aside/.
+        resume: `latest`: the newest sound checkpoint. `none`: from the beginning. A path: that checkpoint. Newer ones
+            are moved into set-aside/.
         allow_restart: begin anew if no checkpoint is sound.
         trust: let the pickles of a checkpoint without a manifest call functions.
-
-    Raises:
-        CheckpointError: no checkpoint is sound, or the given one cannot be used.
     """
 
     def choose() -> ResumePoint:

@@ -111,12 +111,8 @@ WAITING = 2  # checkpoints; if the archive is slower than the run, the oldest wa
 
 
 class Archive:
-    """Copies checkpoints to `place/run/checkpoint-N`, the manifest last: a copy without one is incomplete.
-
-    Args:
-        run: the run's folder; its name is the folder in the archive.
-        place: a folder, or a URL such as s3://bucket/runs.
-    """
+    """Copies checkpoints to `place/run/checkpoint-N`, the manifest last: a copy without one is incomplete. The place
+    is a folder, or a URL such as s3://bucket/runs."""
 
     def __init__(self, run: Path, place: str) -> None:
         self.run, self.place = run, place

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -73,14 +74,11 @@ def publish(
     *,
     read_back: Callable[[Path], None] | None = None,
 ) -> Manifest:
-    """Write the checkpoint `name` into the run's folder; every process must call it.
+    """Write the checkpoint `name` into the run's folder; every process must call it; all raise the same SaveFailed.
 
     Args:
         describe: makes the manifest from the entries of all files; called on the main process.
         read_back: checks the folder before it is published, and raises if it is damaged.
-
-    Raises:
-        SaveFailed: it failed on one of the processes; nothing was published.
     """
     staging = folder / STAGING / name
     needed = sum(agreement.gather(contents.num_bytes()))
@@ -195,19 +193,15 @@ def clear_leftovers(folder: Path) -> list[str]:
 # --- one file --------------------------------------------------------------------------------------------------------
 
 
-class HashedFile:
+class HashedFile(FileIO):
     """A file that is hashed while it is written; `torch.save` writes into it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path, "w")
         self.digest, self.size = xxh3_128(), 0
         self.problem: OSError | None = None
 
-    def __enter__(self) -> "HashedFile":
-        self.descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        return self
-
-    def write(self, data: Any) -> int:
+    def write(self, data: Any, /) -> int:
         """Write any buffer in pieces that stay in the processor's cache."""
         view = memoryview(data).cast("B")
         try:
@@ -216,24 +210,18 @@ class HashedFile:
                 self.digest.update(piece)
                 written = 0
                 while written < len(piece):
-                    written += os.write(self.descriptor, piece[written:])
+                    written += super().write(piece[written:])
                 self.size += written
         except OSError as problem:  # torch.save would raise a RuntimeError about an "unexpected pos" instead
-            problem.filename = str(self.path)
+            problem.filename = str(self.name)
             self.problem = problem
             raise
         return len(view)
 
-    def flush(self) -> None:  # `torch.save` calls it
-        pass
-
     def entry(self) -> FileEntry:
         """Size and hash, once the disk has the file."""
-        os.fsync(self.descriptor)
+        os.fsync(self.fileno())
         return FileEntry(self.size, self.digest.hexdigest())
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.descriptor)
 
 
 def write_state(path: Path, content: Any) -> FileEntry:
@@ -280,12 +268,8 @@ Reason = Literal["storage", "not finite", "error"]
 
 
 class SaveFailed(CheckpointError):  # noqa: N818  # it reads as what happened
-    """A checkpoint was not published; every process raises the same.
-
-    Args:
-        reason: storage: the disk is full, gone or read-only, so a retry may succeed. not finite: the weights hold NaN
-            or infinity.
-    """
+    """A checkpoint was not published; every process raises the same. After `storage` (the disk is full, gone or
+    read-only) a retry may succeed; `not finite`: the weights hold NaN or infinity."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -354,11 +338,8 @@ def read_back(folder: Path, model: nn.Module) -> None:
     A SaveFailed if it is damaged (a retry may succeed), or weights are missing.
     """
     for path in [path for path in folder.rglob("*") if path.is_file()]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:  # drop the system's cached pages, which works for durable files, so that the disk is read
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+        with path.open("rb") as file:  # drop the system's cached pages of this durable file, so that the disk is read
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     manifest = read_manifest(folder)
     if found := damages(folder):
         raise SaveFailed("storage", f"the disk does not hold what was written: {'; '.join(map(str, found[:3]))}")

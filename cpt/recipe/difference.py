@@ -32,14 +32,11 @@ built anew at each start."""
 
 def class_of_change(key: str) -> str:
     """When a key may change: `free`, at any time between a stop and a resume; `from_step`, from a step on; `fixed`, in
-    another run only.
+    another run only. A KeyError if the recipe has no such section.
 
     Args:
-        key: such as `optimizer.betas`, `data.sources[0].weight`, `data.sources[general].weight` or `training.bf16`. An
-            option, which the schema does not list, has the class of its section.
-
-    Raises:
-        KeyError: the recipe has no such section.
+        key: such as `optimizer.betas`, `data.sources[general].weight` or `training.bf16`. An option, which the schema
+            does not list, has the class of its section.
     """
     first, *below = (step for step in re.sub(r"\[.*?\]", "", key).split(".") if not step.isdigit())
     if first == "training" and below:
@@ -67,11 +64,12 @@ def differing_keys(before: Recipe, after: Recipe) -> list[str]:
     """A line `optimizer.learning_rate: 1e-5 -> 2e-5` for each key that differs and is not free to, in the schema's
     order."""
     trees = [recipe.model_dump(mode="json", by_alias=True) for recipe in (before, after)]
-    return [
-        f"{key}: {format_value(old)} -> {format_value(new)}"
-        for key, (old, new) in differing_values(trees)
-        if class_of_change(key) != "free"
-    ]
+    lines = []
+    for key, values in differing_values(trees):
+        old, new = ("not set" if value is UNSET else in_yaml(value) for value in values)
+        if class_of_change(key) != "free":
+            lines.append(f"{key}: {old} -> {new}")
+    return lines
 
 
 def differing_values(values: Sequence[Any], above: str = "") -> Iterator[tuple[str, list[Any]]]:
@@ -100,7 +98,3 @@ def by_name(items: list[Any]) -> list[Any] | dict[str, Any]:
     if len(set(names)) < len(names):
         names = [str(place) for place in range(len(items))]
     return {f"[{name}]": item for name, item in zip(names, items, strict=True)}
-
-
-def format_value(value: Any) -> str:
-    return "not set" if value is UNSET else in_yaml(value)

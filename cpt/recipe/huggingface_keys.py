@@ -89,11 +89,7 @@ def method_of(lora: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=16)
 def keys_of_config(config: str) -> Mapping[str, Key]:
-    """The keys of a config class, such as `trl:DPOConfig`, those of its base classes included.
-
-    Raises:
-        ResourceError: the package is not installed, or its sources cannot be followed.
-    """
+    """The keys of a config class, such as `trl:DPOConfig`, those of its base classes included."""
     module, _, name = config.partition(":")
     found = find_class(module, name)
     if found is None or not (keys := keys_of_class(found)):
@@ -272,11 +268,7 @@ BUILT_IN_COLUMNS: dict[str, tuple[str, ...]] = {
 
 
 def columns_of_stage(stage: str) -> tuple[str, ...]:
-    """The columns of the examples of a built-in stage, or of the user's `package.module`.
-
-    Raises:
-        RecipeError: there is no such module, or its source does not give them literally.
-    """
+    """The columns of the examples of a built-in stage, or of the user's `package.module`."""
     if stage in BUILT_IN_COLUMNS:
         return BUILT_IN_COLUMNS[stage]
     try:

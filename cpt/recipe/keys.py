@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from cpt.errors import RecipeError
-from cpt.recipe.schema import LORA_PRESETS, Model, Recipe
+from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Location, dotted, steps_of
 
 
@@ -40,11 +40,6 @@ def section_in(annotation: Any) -> type[BaseModel] | None:
 def is_free_mapping(annotation: Any) -> bool:
     """True for `dict[str, ...]`: a section whose keys are someone else's."""
     return get_origin(without_none(annotation)) is dict
-
-
-def presets_of(annotation: Any) -> tuple[str, ...]:
-    """The words that stand for whole sections there: `cpt` for `model.lora`."""
-    return LORA_PRESETS if annotation == Model.model_fields["lora"].annotation else ()
 
 
 def item_in(annotation: Any) -> Any:

@@ -11,10 +11,10 @@ from pydantic import TypeAdapter
 
 from cpt.errors import RecipeError
 from cpt.installation import SHIPPED_FILES
-from cpt.recipe.keys import child_annotation, is_free_mapping, item_in, keys_of, presets_of, section_in
+from cpt.recipe.keys import child_annotation, is_free_mapping, item_in, keys_of, section_in
 from cpt.recipe.paths import result_of_run
 from cpt.recipe.rules import check_rules
-from cpt.recipe.schema import Component, Data, Recipe
+from cpt.recipe.schema import LORA_PRESETS, Component, Data, Model, Recipe
 from cpt.recipe.shape import check_passed_on_keys, check_shape, read_option_numbers
 from cpt.recipe.tree import (
     Location,
@@ -75,14 +75,7 @@ def load_with_places(path: str | Path, overrides: Sequence[str] = (), *, lora: b
 
 def load_mixture(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Data, int]:
     """The `data:` section and the seed of a recipe, or a mixture file: a `data:` section in a file of its own, with
-    the default seed.
-
-    Args:
-        overrides: `data.key=value`, on top of the file.
-
-    Raises:
-        RecipeError: all mistakes.
-    """
+    the default seed. Overrides are `data.key=value`."""
     mistakes = Mistakes()
     root = read_or_raise(Path(path), mistakes)
     if root.value.keys() & keys_of(Recipe).keys():
@@ -138,12 +131,8 @@ REPOSITORY = SHIPPED_FILES  # in an installed package, the part of it that recip
 
 
 def resolve_references(node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:
-    """The tree with every reference below `node` replaced by what it refers to.
-
-    Args:
-        annotation: what the schema says of `node`.
-        trail: the files that led here, to find those that refer to each other in a circle.
-    """
+    """The tree with every reference below `node` replaced by what it refers to. `trail`: the files that led here, to
+    find those that refer to each other in a circle."""
     section, value = section_in(annotation), node.value
     if isinstance(value, list) and item_in(annotation) is not None:
         items = [resolve_references(item, item_in(annotation), mistakes, trail) for item in value]
@@ -151,7 +140,7 @@ def resolve_references(node: Node, annotation: Any, mistakes: Mistakes, trail: t
     if not (section or is_free_mapping(annotation)) or not isinstance(value, str | dict):
         return node
     if isinstance(value, str):
-        if value in presets_of(annotation):
+        if value in LORA_PRESETS and annotation == Model.model_fields["lora"].annotation:
             return Node({"preset": Node(value, node.place)}, node.place, node.own_file)
         if value.endswith((".yaml", ".yml")):
             base = read_base(node, annotation, mistakes, trail)
@@ -189,11 +178,8 @@ def read_base(written: Node, annotation: Any, mistakes: Mistakes, trail: tuple[P
 
 
 def find_file(written: Node, mistakes: Mistakes) -> Path | None:
-    """The file that a path in a recipe means; a mistake and None when there is none.
-
-    It is looked for beside the file that names it, then in the current folder, then among the recipes that come with
-    cpt.
-    """
+    """The file that a path in a recipe means: beside the file that names it, in the current folder, or among the
+    recipes that come with cpt. A mistake and None when there is none."""
     beside = Path(written.place.file).parent if written.place.line else Path()
     folders = [beside, Path(), REPOSITORY / "recipes", REPOSITORY]
     asked = Path(written.value).expanduser()

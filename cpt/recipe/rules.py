@@ -29,7 +29,7 @@ from cpt.recipe.schema import (
     Source,
     Tokenizer,
 )
-from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at, place_of
+from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at, place_of, steps_of
 
 PARTS_OF_EXAMPLES = (
     *("messages", "prompt", "completion", "user", "assistant"),
@@ -42,9 +42,10 @@ PARTS_OF_EXAMPLES = (
 class Violation:
     """Two values that contradict each other, or one that has no effect."""
 
-    location: Location
+    location: str | Location
+    """Such as `data.sources[0].path`; steps where a name, which may hold dots, is one of them."""
     text: str
-    other: Location | None = None
+    other: str | None = None
     """The other side of the contradiction."""
 
 
@@ -58,29 +59,28 @@ def check_rules(sections: Mapping[str, Any], root: Node, mistakes: Mistakes) -> 
         if not all(name in sections for name in needed):
             continue
         for found in rule(*(sections[name] for name in needed)):
-            here = place_of(root, found.location)
-            other = node_at(root, found.other) if found.other else None
-            where = ""
-            if other is not None and found.other is not None and (other.place.line or other.place != here):
+            location = steps_of(found.location) if isinstance(found.location, str) else found.location
+            here, where = place_of(root, location), ""
+            other = node_at(root, steps_of(found.other)) if found.other else None
+            if other is not None and (other.place.line or other.place != here):
                 is_same_file = other.place.line and other.place.file == here.file
-                line = f"line {other.place.line}" if is_same_file else other.place
-                where = f" (`{dotted(found.other)}`: {line})"
+                where = f" (`{found.other}`: {f'line {other.place.line}' if is_same_file else other.place})"
             mistakes.add(here, found.text + where)
 
 
-def not_both(location: Location, other: Location) -> Violation:
-    return Violation(location, f"give `{dotted(location)}` or `{dotted(other)}`, not both", other)
+def not_both(location: str, other: str) -> Violation:
+    return Violation(location, f"give `{location}` or `{other}`, not both", other)
 
 
-def no_effect(location: Location, why: str, other: Location | None = None) -> Violation:
-    return Violation(location, f"`{dotted(location)}` has no effect{why}", other)
+def no_effect(location: str, why: str, other: str | None = None) -> Violation:
+    return Violation(location, f"`{location}` has no effect{why}", other)
 
 
 def check_budget(budget: Budget) -> Violations:
     if budget.tokens is None and budget.epochs is None:
-        yield Violation(("budget",), "how long to train is missing: give `budget.tokens` or `budget.epochs`")
+        yield Violation("budget", "how long to train is missing: give `budget.tokens` or `budget.epochs`")
     if budget.tokens is not None and budget.epochs is not None:
-        yield not_both(("budget", "epochs"), ("budget", "tokens"))
+        yield not_both("budget.epochs", "budget.tokens")
 
 
 def check_global_batch(budget: Budget, data: Data, training: dict[str, Any]) -> Violations:
@@ -93,19 +93,18 @@ def check_global_batch(budget: Budget, data: Data, training: dict[str, Any]) -> 
     if wanted % tokens:
         text = f"{wanted:,} tokens do not divide into micro-batches of {rows} rows x {data.sequence_length:,} tokens ="
         text = f"{text} {tokens:,}. The next that does: {-(-wanted // tokens) * tokens}"
-        yield Violation(("budget", "global_batch_tokens"), text, ("data", "sequence_length"))
+        yield Violation("budget.global_batch_tokens", text, "data.sequence_length")
 
 
 def check_accumulation(budget: Budget, training: dict[str, Any]) -> Violations:
     """Gradient accumulation follows from the global batch; the tokens of a step must not depend on what fits."""
     if budget.global_batch_tokens is not None and training.get("gradient_accumulation_steps", AUTO) != AUTO:
         text = "one knob is set twice: gradient accumulation follows from `budget.global_batch_tokens`. Remove one of"
-        where = ("training", "gradient_accumulation_steps")
-        yield Violation(where, f"{text} them", ("budget", "global_batch_tokens"))
+        yield Violation("training.gradient_accumulation_steps", f"{text} them", "budget.global_batch_tokens")
     for key in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         if training.get(key) == AUTO and budget.global_batch_tokens is None:
             text = "auto needs `budget.global_batch_tokens`: the tokens of a step must not depend on what fits"
-            yield Violation(("training", key), text, ("budget",))
+            yield Violation(f"training.{key}", text, "budget")
 
 
 def check_phase_ends(budget: Budget, data: Data) -> Violations:
@@ -115,25 +114,25 @@ def check_phase_ends(budget: Budget, data: Data) -> Violations:
     """
     begins, lowest = 0, 1.0
     for index, phase in enumerate(data.phases):
-        here: Location = ("data", "phases", index)
-        until, rate = (*here, "until"), (*here, "until_learning_rate")
+        here = f"data.phases[{index}]"
+        until, rate = f"{here}.until", f"{here}.until_learning_rate"
         if index and budget.tokens is not None and begins >= budget.tokens:
-            text = f"`{dotted(here)}` never begins: the phase before lasts until {begins:,} tokens, the run"
-            yield Violation(here, f"{text} {budget.tokens:,}", ("budget", "tokens"))
+            text = f"`{here}` never begins: the phase before lasts until {begins:,} tokens, the run"
+            yield Violation(here, f"{text} {budget.tokens:,}", "budget.tokens")
         if phase.until is None and phase.until_learning_rate is None and index < len(data.phases) - 1:
-            yield Violation(here, f"`{dotted(until)}` is missing: only the last phase may last to the end of the run")
+            yield Violation(here, f"`{until}` is missing: only the last phase may last to the end of the run")
             return
         if phase.until is not None and phase.until <= begins:
-            text = f"`{dotted(until)}` is {phase.until:,}: the phase ends before it starts, at {begins:,} tokens"
-            yield Violation(until, text, ("data", "phases", index - 1, "until"))
+            text = f"`{until}` is {phase.until:,}: the phase ends before it starts, at {begins:,} tokens"
+            yield Violation(until, text, f"data.phases[{index - 1}].until")
         if phase.until is not None and phase.until_learning_rate is not None:
             yield not_both(rate, until)
         elif phase.until_learning_rate is not None and budget.tokens is None:
-            text = f"`{dotted(rate)}` needs a run whose length in tokens is known, and its schedule: write"
+            text = f"`{rate}` needs a run whose length in tokens is known, and its schedule: write"
             text = f"{text} `budget.tokens`. A mixture file alone does not have them: name a recipe"
-            yield Violation(rate, text, ("budget", "epochs"))
+            yield Violation(rate, text, "budget.epochs")
         elif phase.until_learning_rate is not None and phase.until_learning_rate >= lowest:
-            text = f"`{dotted(rate)}` is {phase.until_learning_rate:g}, but an earlier phase ends at {lowest:g}"
+            text = f"`{rate}` is {phase.until_learning_rate:g}, but an earlier phase ends at {lowest:g}"
             yield Violation(rate, text)
         begins = max(begins, phase.until or 0)
         lowest = min(lowest, phase.until_learning_rate or 1.0)
@@ -142,47 +141,45 @@ def check_phase_ends(budget: Budget, data: Data) -> Violations:
 def check_phases(data: Data) -> Violations:
     """Phases weigh sources that exist, cut documents no longer than rows, and change from a phase to a given end."""
     if data.phases and data.temperature is not None:  # either takes the place of the sources' own weights
-        yield not_both(("data", "temperature"), ("data", "phases"))
+        yield not_both("data.temperature", "data.phases")
     names = [reported_name(source) for source in data.sources]
     for index, phase in enumerate(data.phases):
-        here: Location = ("data", "phases", index)
+        here = f"data.phases[{index}]"
         for name in phase.weights:
             if name not in names:
                 text = f"no source is called `{name}`.{did_you_mean(name, names)} There is: {', '.join(names)}"
-                yield Violation((*here, "weights", name), text)
+                yield Violation((*steps_of(here), "weights", name), text)
         if not any(phase.weights.values()):
-            text = f"`{dotted(here)}.weights`: one source at least needs a weight above 0"
-            yield Violation((*here, "weights"), text)
-        length = (*here, "context_length")
+            yield Violation(f"{here}.weights", f"`{here}.weights`: one source at least needs a weight above 0")
+        length = f"{here}.context_length"
         if phase.context_length is not None and phase.context_length > data.sequence_length:
             text = f"rows have {data.sequence_length:,} tokens, and a phase cannot read more at a time. Make rows as"
-            yield Violation(length, f"{text} long as the longest", ("data", "sequence_length"))
+            yield Violation(length, f"{text} long as the longest", "data.sequence_length")
         if phase.context_length is not None and data.packing == "token_budget":
             text = "documents are not cut under `packing: token_budget`: take best_fit"
-            yield Violation(length, text, ("data", "packing"))
+            yield Violation(length, text, "data.packing")
         if phase.change == "linear" and index == 0:
             text = "the first phase has nothing to change from: put a phase with the first weights before it"
-            yield Violation((*here, "change"), text)
+            yield Violation(f"{here}.change", text)
         elif phase.change == "linear" and phase.until is None and phase.until_learning_rate is None:
             text = "a linear change needs an end: give the phase's `until` or `until_learning_rate`"
-            yield Violation((*here, "change"), text)
+            yield Violation(f"{here}.change", text)
     for index, name in enumerate(names):
         if data.phases and not any(phase.weights.get(name) for phase in data.phases):
             text = f"`{name}` is never read: no phase gives it a weight"
-            yield Violation(("data", "sources", index), text, ("data", "phases"))
+            yield Violation(f"data.sources[{index}]", text, "data.phases")
 
 
 def check_stride(data: Data) -> Violations:
     """Only sliding windows have a stride, and they skip no token."""
-    packing, stride = ("data", "packing"), ("data", "stride")
     if data.packing == "sliding_window" and data.stride is None:
         text = "`data.stride` is missing: the tokens from one window to the next, for instance"
-        yield Violation(packing, f"{text} {max(1, data.sequence_length // 2)}")
+        yield Violation("data.packing", f"{text} {max(1, data.sequence_length // 2)}")
     if data.packing != "sliding_window" and data.stride is not None:
-        yield no_effect(stride, " without `packing: sliding_window`", packing)
+        yield no_effect("data.stride", " without `packing: sliding_window`", "data.packing")
     if data.stride is not None and data.stride > data.sequence_length:
         text = f"`data.stride` is more than `data.sequence_length` = {data.sequence_length:,}: the tokens between"
-        yield Violation(stride, f"{text} two windows would be skipped", ("data", "sequence_length"))
+        yield Violation("data.stride", f"{text} two windows would be skipped", "data.sequence_length")
 
 
 def check_token_budget(data: Data, training: dict[str, Any]) -> Violations:
@@ -190,14 +187,14 @@ def check_token_budget(data: Data, training: dict[str, Any]) -> Violations:
     key = "per_device_train_batch_size"
     if data.packing == "token_budget" and training.get(key, DEFAULT_MICRO_BATCH) != 1:
         text = "a row of `packing: token_budget` is a whole micro-batch of up to `data.sequence_length` tokens: write"
-        yield Violation(("data", "packing"), f"{text} `training.{key}: 1`", ("training", key))
+        yield Violation("data.packing", f"{text} `training.{key}: 1`", f"training.{key}")
 
 
 def check_names(data: Data, evaluation: Evaluation) -> Violations:
     """Reports can tell sources apart, and held-out sets, shares of sources included."""
-    first: dict[str, Location] = {}
+    first: dict[str, str] = {}
     for location, entry in all_sources(data, evaluation):
-        if location == ("evaluation", "perplexity", 0) and evaluation.held_out_share is None:
+        if location == "evaluation.perplexity[0]" and evaluation.held_out_share is None:
             first = {}  # no source is reported next to the held-out sets
         name = reported_name(entry)
         if name in first:
@@ -205,10 +202,10 @@ def check_names(data: Data, evaluation: Evaluation) -> Violations:
         first.setdefault(name, location)
 
 
-def all_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[Location, DocumentSource]]:
+def all_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, DocumentSource]]:
     """Each source and held-out set with its place."""
-    yield from ((("data", "sources", index), source) for index, source in enumerate(data.sources))
-    yield from ((("evaluation", "perplexity", index), entry) for index, entry in enumerate(evaluation.perplexity))
+    yield from ((f"data.sources[{index}]", source) for index, source in enumerate(data.sources))
+    yield from ((f"evaluation.perplexity[{index}]", entry) for index, entry in enumerate(evaluation.perplexity))
 
 
 def reported_name(entry: DocumentSource) -> str:
@@ -228,23 +225,23 @@ def check_source_options(data: Data, evaluation: Evaluation) -> Violations:
             given |= {"split": entry.split != "train", "data_files": entry.data_files, "streaming": entry.streaming}
             for key, value in given.items():
                 if value not in (None, False, []):
-                    yield no_effect((*location, key), f": `{entry.path}` is not a dataset on the Hub")
+                    yield no_effect(f"{location}.{key}", f": `{entry.path}` is not a dataset on the Hub")
         if entry.options and not is_function(entry.path):
             text = f"`options` are for your own `package.module:function`, not for `{entry.path}`"
-            yield Violation((*location, "options"), text)
+            yield Violation(f"{location}.options", text)
         *others, last = [key for key, is_given in ways_to_make_text(entry).items() if is_given] or [""]
         for other in others:
-            yield not_both((*location, last), (*location, other))
+            yield not_both(f"{location}.{last}", f"{location}.{other}")
         for name in entry.chat if isinstance(entry.chat, dict) else ():
             if name not in PARTS_OF_EXAMPLES:
                 text = f"`chat` has no part called `{name}`.{did_you_mean(name, PARTS_OF_EXAMPLES)} There is:"
-                yield Violation((*location, "chat", name), f"{text} {', '.join(PARTS_OF_EXAMPLES)}")
+                yield Violation((*steps_of(location), "chat", name), f"{text} {', '.join(PARTS_OF_EXAMPLES)}")
         if entry.chat is not None and isinstance(entry, Source) and entry.fill_in_the_middle is not None:
-            place: Location = (*location, "fill_in_the_middle")
-            yield Violation(place, "`fill_in_the_middle` is not for chats: give it or `chat`", (*location, "chat"))
+            text = "`fill_in_the_middle` is not for chats: give it or `chat`"
+            yield Violation(f"{location}.fill_in_the_middle", text, f"{location}.chat")
         if suffix := document_suffix(entry.path):  # of folders it is known when their files are listed
             for key in options_without_effect(entry, {suffix}):
-                yield no_effect((*location, key), f" on {suffix} files: remove it")
+                yield no_effect(f"{location}.{key}", f" on {suffix} files: remove it")
 
 
 def ways_to_make_text(entry: DocumentSource) -> dict[str, bool]:
@@ -273,59 +270,58 @@ def check_stage(stage: str) -> Violations:
     """A stage is built in, or a module."""
     if stage not in STAGE_CONFIGS and not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", stage):
         text = f"no stage called `{stage}`.{did_you_mean(stage, STAGE_CONFIGS)} Built in: {', '.join(STAGE_CONFIGS)}."
-        yield Violation(("stage",), f"{text} Your own: `package.module`")
+        yield Violation("stage", f"{text} Your own: `package.module`")
 
 
 def check_start(stage: str, model: Model) -> Violations:
     if stage == "cpt" and model.from_scratch:
         text = "stage `cpt` continues from trained weights: write `stage: pretrain`, or remove `model.from_scratch`"
         other = "" if model.path is not None else " and give `model.path`"
-        yield Violation(("model", "from_scratch"), text + other, ("stage",))
+        yield Violation("model.from_scratch", text + other, "stage")
 
 
 def check_rewards(stage: str, rewards: list[Reward]) -> Violations:
     """Rewards are for the stages that generate completions."""
     if stage in REWARDED and not rewards:
         text = f"stage `{stage}` learns from rewards: give `rewards`, as in `rewards: [exact_match]`"
-        yield Violation(("stage",), text)
+        yield Violation("stage", text)
     if rewards and stage in STAGE_CONFIGS and stage not in REWARDED:
-        yield no_effect(("rewards",), f" in stage `{stage}`: it is for {', '.join(REWARDED)}", ("stage",))
+        yield no_effect("rewards", f" in stage `{stage}`: it is for {', '.join(REWARDED)}", "stage")
     for number, reward in enumerate(rewards):
         if reward.weight == 0:
-            yield no_effect(("rewards", number, "weight"), ", because it is 0: remove the reward")
+            yield no_effect(f"rewards[{number}].weight", ", because it is 0: remove the reward")
 
 
 def check_stage_options(stage: str, training: dict[str, Any]) -> Violations:
     """A student has a teacher; at beta 0 every answer has the same loss, and the gradient is 0."""
     if stage in TAUGHT and training.get("teacher_model_name_or_path") is None:
         text = "give `training.teacher_model_name_or_path`, a Hub id, a folder or a run"
-        yield Violation(("stage",), f"stage `{stage}` learns from another model: {text}")
+        yield Violation("stage", f"stage `{stage}` learns from another model: {text}")
     if stage in PAIRED and training.get("beta") == 0:
         text = f"stage `{stage}` learns nothing with `training.beta` 0: the usual value is 0.1"
-        yield Violation(("training", "beta"), text, ("stage",))
+        yield Violation("training.beta", text, "stage")
 
 
 def check_weights(model: Model) -> Violations:
     """A model is loaded from a path, or initialised from a config; new rows are part of whole, trained tables."""
-    from_scratch, train_only = ("model", "from_scratch"), ("model", "train_only")
+    from_scratch, train_only = "model.from_scratch", "model.train_only"
     if not model.from_scratch and model.path is None:
         text = "`model.path` is missing: the weights to start from. For new weights: `from_scratch: true` with a"
-        yield Violation(("model",), f"{text} `config`")
+        yield Violation("model", f"{text} `config`")
     if model.from_scratch and model.path is None and model.config is None:
         text = "new weights need an architecture: give `model.config`, or the `model.path` that has it"
         yield Violation(from_scratch, text)
     if model.config is not None and "model_type" not in model.config:
         text = "`model.config.model_type` is missing: which architecture is it? (llama, qwen3, gpt2, ...)"
-        yield Violation(("model", "config"), text)
+        yield Violation("model.config", text)
     if model.lora is not None and model.from_scratch:
-        text = "LoRA adapts trained weights: remove it, or start from a model"
-        yield Violation(("model", "lora"), text, from_scratch)
+        yield Violation("model.lora", "LoRA adapts trained weights: remove it, or start from a model", from_scratch)
     if model.trust_remote_code and re.fullmatch(r"[0-9a-f]{40}", model.revision or "") is None:
         text = "code that comes with the weights must be pinned: `model.revision` must be a full commit hash (40 hex"
-        yield Violation(("model", "trust_remote_code"), f"{text} digits)", ("model", "revision"))
+        yield Violation("model.trust_remote_code", f"{text} digits)", "model.revision")
     if model.train_only is not None and model.lora is not None:
         text = "LoRA freezes the embedding that `train_only: new_rows` trains: remove one of them"
-        yield Violation(train_only, text, ("model", "lora"))
+        yield Violation(train_only, text, "model.lora")
     if model.train_only is not None and model.from_scratch:
         text = "`train_only: new_rows` keeps trained weights, and there are none: remove it"
         yield Violation(train_only, text, from_scratch)
@@ -334,59 +330,57 @@ def check_weights(model: Model) -> Violations:
 def check_sharded_rows(model: Model, training: dict[str, Any]) -> Violations:
     if model.train_only is not None and training.get("fsdp"):
         text = "FSDP flattens parameters, so single rows cannot be frozen: use DeepSpeed, or no sharding"
-        yield Violation(("model", "train_only"), text, ("training", "fsdp"))
+        yield Violation("model.train_only", text, "training.fsdp")
 
 
 def check_tokenizer(model: Model, tokenizer: Tokenizer) -> Violations:
     """There is a tokenizer, and each path and revision has an effect."""
-    config = ("model", "config")
     if model.from_scratch and model.config is not None and tokenizer.path is not None and model.path is not None:
         why = ": `from_scratch` takes the shape from `model.config`. Remove it (`path: null` over a base's)"
-        yield no_effect(("model", "path"), why, config)
+        yield no_effect("model.path", why, "model.config")
     if model.path is None and model.from_scratch and tokenizer.path is None:
-        text = "`tokenizer.path` is missing: a model from scratch brings no tokenizer"
-        yield Violation(("tokenizer",), text)
+        yield Violation("tokenizer", "`tokenizer.path` is missing: a model from scratch brings no tokenizer")
     if model.revision is not None and model.path is None:
-        yield no_effect(("model", "revision"), " without `model.path`")
+        yield no_effect("model.revision", " without `model.path`")
     if tokenizer.revision is not None and tokenizer.path is None and model.path is None:
-        yield no_effect(("tokenizer", "revision"), " without `tokenizer.path`")
+        yield no_effect("tokenizer.revision", " without `tokenizer.path`")
 
 
 def check_saving(checkpoints: Checkpoints) -> Violations:
     """Only a checkpoint that is saved can be kept."""
     if checkpoints.every_tokens is not None and checkpoints.every_steps is not None:
-        yield not_both(("checkpoints", "every_steps"), ("checkpoints", "every_tokens"))
+        yield not_both("checkpoints.every_steps", "checkpoints.every_tokens")
     saves = checkpoints.every_tokens is not None or checkpoints.every_steps is not None
     if checkpoints.keep != Checkpoints().keep and not saves and checkpoints.weights_every_steps is None:
         why = ": only the end is saved. Give `checkpoints.every_tokens` or `every_steps`"
-        yield no_effect(("checkpoints", "keep"), why)
+        yield no_effect("checkpoints.keep", why)
 
 
 def check_average(checkpoints: Checkpoints, model: Model) -> Violations:
     """An average is of several whole models that are still there."""
     if checkpoints.average is None:
         return
-    here, kept = ("checkpoints", "average"), checkpoints.kept
+    here, kept = "checkpoints.average", checkpoints.kept
     if checkpoints.every_tokens is None and checkpoints.every_steps is None:
         yield Violation(here, "`checkpoints.average`: write `checkpoints.every_tokens` or `every_steps` too")
     last = kept.options.get("last", 3) if kept is not None and kept.name == "newest" else None
     if isinstance(last, int) and last < checkpoints.average:
         text = f"`checkpoints.average` is {checkpoints.average}, but only {last} checkpoints are kept"
-        yield Violation(here, f"{text}: raise `checkpoints.keep`", ("checkpoints", "keep"))
+        yield Violation(here, f"{text}: raise `checkpoints.keep`", "checkpoints.keep")
     if model.lora is not None:
         text = "the mean of LoRA's factors is not the mean of the models: remove `checkpoints.average`, or train all"
-        yield Violation(here, f"{text} parameters", ("model", "lora"))
+        yield Violation(here, f"{text} parameters", "model.lora")
 
 
 def check_evaluation(evaluation: Evaluation) -> Violations:
     """An evaluation has something to measure, and a run can only stop where it is evaluated."""
     every_steps, every_tokens = evaluation.every_steps, evaluation.every_tokens
     if every_steps is not None and every_tokens is not None:
-        yield not_both(("evaluation", "every_steps"), ("evaluation", "every_tokens"))
+        yield not_both("evaluation.every_steps", "evaluation.every_tokens")
     for key, interval in {"every_tokens": every_tokens, "every_steps": every_steps}.items():
         if interval is not None and evaluation.held_out_share is None and not evaluation.perplexity:
             why = ": nothing is held out. Give `evaluation.held_out_share` or `evaluation.perplexity`"
-            yield no_effect(("evaluation", key), why)
+            yield no_effect(f"evaluation.{key}", why)
     for name, rise in evaluation.retain.items():
         if rise is not None and every_steps is None and every_tokens is None:
             text = f"`evaluation.retain.{name}` never stops the run: it is only evaluated before and after. Give"
@@ -405,7 +399,7 @@ def check_retained_sets(data: Data, evaluation: Evaluation) -> Violations:
             yield Violation(("evaluation", "retain", name), f"{text} {', '.join(names) or 'none'}. {public}")
     if evaluation.retain and names and not set(names) - set(evaluation.retain):
         text = "`evaluation.retain` names every held-out set: none is left to measure the domain"
-        yield Violation(("evaluation", "retain"), text)
+        yield Violation("evaluation.retain", text)
 
 
 def check_option_names(optimizer: Optimizer, schedule: Schedule) -> Violations:
@@ -415,15 +409,15 @@ def check_option_names(optimizer: Optimizer, schedule: Schedule) -> Violations:
         for option in section.options:
             if ":" in section.name or option not in {**MOVED, **OTHER_WORDS}:
                 continue
-            place = place_of_key(option)
+            written, place = f"{key}.{option}", place_of_key(option)
             if place[0] == key and place != (key, option):
-                yield Violation((key, option), f"`{key}.{option}` is written as {format_new_key(option)}", place)
+                yield Violation(written, f"`{written}` is written as {format_new_key(option)}", dotted(place))
 
 
 def check_training(training: dict[str, Any]) -> Violations:
     for key, other in {"fp16": "bf16", "fsdp": "deepspeed"}.items():
         if training.get(key) and training.get(other):
-            yield not_both(("training", key), ("training", other))
+            yield not_both(f"training.{key}", f"training.{other}")
 
 
 RULES: tuple[Callable[..., Violations], ...] = (

@@ -28,28 +28,21 @@ Fixed = Annotated[Value, "fixed"]
 CLASSES_OF_CHANGE = ("free", "from_step", "fixed")
 
 
+STRICT = ConfigDict(frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
+"""Values are not bent into shape, and nothing changes after loading."""
+
+
 class Section(BaseModel):
-    """Part of a recipe: unknown keys are errors, values are not bent into shape, and nothing changes after loading.
+    """Part of a recipe, without unknown keys. The type of each key says when it may change: `Free`, `FromStep` or
+    `Fixed`."""
 
-    The type of each key says when it may change: `Free`, `FromStep` or `Fixed`.
-    """
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-        protected_namespaces=(),
-    )
+    model_config = ConfigDict(**STRICT, extra="forbid", use_attribute_docstrings=True)
 
 
 class Component(BaseModel):
     """Something chosen by name, with its own options beside it: `{name: length, min_characters: 200}`, or `length`."""
 
-    model_config = ConfigDict(
-        extra="allow", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(**STRICT, extra="allow", use_attribute_docstrings=True)
     name: str
     """A built-in's name, or your own `package.module:function`."""
 
@@ -137,8 +130,7 @@ class Phase(Section):
     """Where it ends, in tokens from the beginning of the run; the last phase may leave it out."""
     until_learning_rate: FromStep[Share | None] = None
     """Or where it ends: when the learning rate has fallen for good to this share of `optimizer.learning_rate`, its
-    peak. The best data from
-    0.2 on did well for 15B parameters (arXiv 2407.07263)."""
+    peak. The best data from 0.2 on did well for 15B parameters (arXiv 2407.07263)."""
     weights: FromStep[dict[str, Weight]]
     """Source's name -> share of the phase's tokens, relative to the others; a source that is left out has none."""
     context_length: FromStep[Length | None] = None
@@ -236,8 +228,8 @@ class Model(Section):
     the type of its checkpoint."""
     attention: FromStep[str] = "auto"
     """auto, varlen, sdpa, eager, flash_attention_2, ...: what transformers calls attn_implementation. `auto` takes the
-    fastest that is
-    right: on a GPU in half precision kernels that keep packed documents apart without a mask (`varlen`), else sdpa."""
+    fastest that is right: on a GPU in half precision kernels that keep packed documents apart without a mask
+    (`varlen`), else sdpa."""
     fused_loss: FromStep[bool | Literal["auto"]] = "auto"
     """Compute the loss in chunks of tokens, without all logits in memory. `auto`: on a GPU, where the model allows
     it."""

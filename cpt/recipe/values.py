@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 from contextlib import suppress
 from decimal import Decimal
+from functools import partial
 from types import NoneType
 from typing import Annotated, Any
 
@@ -78,16 +79,6 @@ def whole_number(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def number_of_tokens(value: object) -> object:
-    """500M, and 1.5B for a billion and a half."""
-    return in_units(value, THOUSANDS, "a number of tokens such as 20M or 1.5B")
-
-
-def number_of_bytes(value: object) -> object:
-    """20GB, in powers of ten as disks are sold, or 16GiB, in powers of two."""
-    return in_units(value, SIZES, "a size such as 20GB or 16GiB")
-
-
 def in_units(value: object, units: dict[str, int], expected: str) -> object:
     if isinstance(value, str) and (match := WITH_UNIT.fullmatch(value)):
         number = Decimal(match[1]) * units.get(match[2], 0)
@@ -106,10 +97,10 @@ def steps_or_share(value: float) -> float:
 
 Positive = Annotated[int, Field(gt=0), BeforeValidator(whole_number)]
 StepsOrShare = Annotated[float, Field(gt=0, le=1e12), BeforeValidator(whole_number), AfterValidator(steps_or_share)]
-Tokens = Annotated[
-    int, Field(gt=0, le=10**16, json_schema_extra={"unit": "tokens"}), BeforeValidator(number_of_tokens)
-]
-Bytes = Annotated[int, Field(gt=0, le=2**60, json_schema_extra={"unit": "bytes"}), BeforeValidator(number_of_bytes)]
+IN_TOKENS = BeforeValidator(partial(in_units, units=THOUSANDS, expected="a number of tokens such as 20M or 1.5B"))
+IN_BYTES = BeforeValidator(partial(in_units, units=SIZES, expected="a size such as 20GB or 16GiB"))
+Tokens = Annotated[int, Field(gt=0, le=10**16, json_schema_extra={"unit": "tokens"}), IN_TOKENS]
+Bytes = Annotated[int, Field(gt=0, le=2**60, json_schema_extra={"unit": "bytes"}), IN_BYTES]
 Length = Annotated[int, Field(gt=0, le=LONGEST_ROW), BeforeValidator(whole_number)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Weight = Annotated[float, Field(ge=0, le=1e15)]
@@ -137,8 +128,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 """Section -> bounds of the options that its built-ins take; the schema does not list them."""
 OF_ANY_FUNCTION: dict[str, Any] = {
-    "_tokens": Annotated[int, Field(ge=0), BeforeValidator(number_of_tokens)],
-    "_bytes": Annotated[int, Field(ge=0), BeforeValidator(number_of_bytes)],
+    "_tokens": Annotated[int, Field(ge=0), IN_TOKENS],
+    "_bytes": Annotated[int, Field(ge=0), IN_BYTES],
 }
 """Ending of an option's name -> what it holds."""
 
