@@ -96,10 +96,6 @@ class DocumentStatistics:
     def bad_share(self) -> float:
         return self.bad_rows / max(1, self.bad_rows + self.documents_read)
 
-    @property
-    def main_language(self) -> str | None:
-        return self.languages.most_common(1)[0][0] if self.languages else None
-
 
 def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder) -> DocumentStatistics:
     """Read the documents, or 64 MiB of them drawn by chance, and tokenise a sample.
@@ -332,8 +328,9 @@ def choose(
 def measured_shift(facts: DocumentStatistics) -> tuple[bool, str]:
     """How far the documents are from what the base read, by how well its tokenizer fits them."""
     fit = f"{facts.bytes_per_token:.2f} bytes a token, {100 * facts.compared_with_english:.0f} % of plain English"
-    if facts.main_language not in (None, "en") and facts.compared_with_english < 1:
-        return True, f"most documents look like `{facts.main_language}`; {fit}"
+    language = facts.languages.most_common(1)[0][0] if facts.languages else "en"
+    if language != "en" and facts.compared_with_english < 1:
+        return True, f"most documents look like `{language}`; {fit}"
     return facts.compared_with_english < SHIFT_BELOW, fit
 
 
