@@ -34,16 +34,13 @@ USED = {  # dotted name -> its parameters ("" for what is not called), why, what
         LOOP,
     ),
     "transformers.Trainer._load_from_checkpoint": ("resume_from_checkpoint, model", "read pickles as data only", LOOP),
-    "transformers.Trainer._load_rng_state": ("checkpoint", "resume with another number of processes", LOOP),
     "transformers.Trainer._run_epoch": ("", "restart after out-of-memory; a stop before the first step", LOOP),
     "transformers.Trainer._clip_grad_norm": ("model", "the norm is judged before it is used, on the device", LOOP),
     "transformers.Trainer._get_grad_norm": ("model, grad_norm", "the same norm is logged, without a wait", LOOP),
-    "transformers.Trainer._maybe_log_save_evaluate": ("", "skipped steps are known before anything is logged", LOOP),
     "transformers.Trainer._save_checkpoint": ("model, trial", "a save is one transaction", LOOP),
     "transformers.Trainer._save": ("output_dir, state_dict", "the model's part of that transaction", LOOP),
     "transformers.Trainer._push_from_checkpoint": ("checkpoint_folder", "push after publishing", "a public push"),
     "transformers.Trainer._tr_loss": ("", "a skipped step's loss does not count", "a public running loss"),
-    "transformers.Trainer._globalstep_last_logged": ("", "how many steps a logged mean has", "a public running loss"),
     "trl.trainer.base_trainer._BaseTrainer._send_telemetry": (
         "",
         "cpt sends nothing",
@@ -203,12 +200,10 @@ class TrainerHooks(Trainer):
             resume_from_checkpoint, partial(super()._load_from_checkpoint, resume_from_checkpoint, model)
         )
 
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            self.load_random_states(checkpoint, partial(super()._load_rng_state, checkpoint))
-
-    def _run_epoch(self, **options: Any) -> None:  # type: ignore[override]
-        self.run_epoch(partial(super()._run_epoch, **options))
+    def _run_epoch(self, *, resume_from_checkpoint: str | None, **options: Any) -> None:  # type: ignore[override]
+        # Without a checkpoint it loads no random states: with another number of processes they would be wrong.
+        run = partial(super()._run_epoch, **options, resume_from_checkpoint=None)
+        self.run_epoch(resume_from_checkpoint, run)
 
     def _clip_grad_norm(self, model: "nn.Module") -> Any:
         return self.clip_grad_norm(partial(super()._clip_grad_norm, model))
@@ -220,9 +215,6 @@ class TrainerHooks(Trainer):
         """The Trainer's own clipping; returns the norm before it."""
         clipped = super()._clip_grad_norm(model) if self.args.max_grad_norm > 0 else None
         return super()._get_grad_norm(model, clipped)
-
-    def _maybe_log_save_evaluate(self, *arguments: Any, **options: Any) -> None:
-        self.log_save_evaluate(partial(super()._maybe_log_save_evaluate, *arguments, **options))
 
     def _save_checkpoint(self, model: "nn.Module", trial: Any) -> None:
         self.save_checkpoint()
@@ -243,20 +235,13 @@ class TrainerHooks(Trainer):
         loss: torch.Tensor = self._tr_loss
         return loss
 
-    @property
-    def last_logged_step(self) -> int:
-        step: int = self._globalstep_last_logged
-        return step
-
     if TYPE_CHECKING:  # CPTTrainer has these
 
         def prepare_for_training(self, checkpoint: str | None, prepare: Callable[[str | None], Any]) -> Any: ...
         def load_weights(self, checkpoint: str, load: Callable[[], None]) -> None: ...
-        def load_random_states(self, checkpoint: str, load: Callable[[], None]) -> None: ...
-        def run_epoch(self, run: Callable[[], None]) -> None: ...
+        def run_epoch(self, checkpoint: str | None, run: Callable[[], None]) -> None: ...
         def clip_grad_norm(self, clip: Callable[[], Any]) -> Any: ...
         def get_grad_norm(self, clipped: Any, measure: Callable[[], Any]) -> Any: ...
-        def log_save_evaluate(self, proceed: Callable[[], None]) -> None: ...
         def save_checkpoint(self) -> None: ...
         def save_model_files(self, folder: Any, weights: Any, save: Callable[..., None]) -> None: ...
 

@@ -68,7 +68,7 @@ class InAllWays(TrainerCallback):
     def save_theirs(self) -> None:
         """As the Trainer does, which does not wait for the disk; then the wait."""
         trainer = self.trainer
-        self.measure("theirs", lambda: Trainer._save_checkpoint(trainer, trainer.checkpointer.saved_model, None))
+        self.measure("theirs", lambda: Trainer._save_checkpoint(trainer, trainer.model, None))
         saved = self.folder / f"checkpoint-{trainer.state.global_step}"
         self.measure("syncing_theirs", lambda: sync_files(saved), clears=False)
         self.samples[-1]["bytes"] = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())

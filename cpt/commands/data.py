@@ -108,7 +108,7 @@ def preview_command(
     overrides: Overrides = None,
     source: OneSource = None,
     rows: Annotated[int, typer.Option(min=0, help="Packed rows, or examples, to show of each source.")] = 3,
-    documents: Annotated[int, typer.Option(min=1, help="Read only the first documents of each source.")] = 1000,
+    documents: Annotated[int, typer.Option(min=1, help="Look at so many documents of each source.")] = 1000,
 ) -> None:
     """Show which of the first documents a run keeps, which it drops and why, and how they are packed; of examples what
     is learned.
@@ -231,8 +231,10 @@ def ingest_command(
 
 def show_ingested(console: Console, done: "Ingested") -> None:
     table = Table("new", *(Column(name, justify="right") for name in COUNTS))
-    total = {"all": sum(done.new.values(), Counter())} if len(done.new) != 1 else {}
-    for kind, counts in [*sorted(done.new.items()), *total.items()]:
+    kinds = sorted(done.new.items())
+    if len(kinds) != 1:
+        kinds.append(("all", sum(done.new.values(), Counter())))
+    for kind, counts in kinds:
         table.add_row(kind, *(f"{counts[name]:,}" for name in COUNTS))
     console.print(table)
     if done.num_known:
@@ -243,12 +245,12 @@ def show_ingested(console: Console, done: "Ingested") -> None:
     if done.misnamed:
         console.print(f"{done.misnamed:,} file(s) are not what their suffix says, and were read as what they are.")
     if done.passed_over:
-        kinds = ", ".join(f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common(KINDS_SHOWN))
-        console.print(f"{done.passed_over.total():,} other file(s) were skipped ({kinds}).", markup=False)
+        skipped = ", ".join(f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common(KINDS_SHOWN))
+        console.print(f"{done.passed_over.total():,} other file(s) were skipped ({skipped}).", markup=False)
         readable = sorted(suffix for suffix in done.passed_over if format_of(f"file{suffix}") in DOCUMENT_FILES)
         if readable:
-            kinds = ", ".join(readable)
-            console.print(f"A recipe reads {kinds} as they are: data.sources: [{{path: THEIR FOLDER}}]", markup=False)
+            known = ", ".join(readable)
+            console.print(f"A recipe reads {known} as they are: data.sources: [{{path: THEIR FOLDER}}]", markup=False)
     if done.failed:
         first = {entry.reason: entry for entry in reversed(done.failed)}
         example = Column("for example", overflow="fold")
@@ -294,9 +296,8 @@ def rewrite_command(
         {"--top-p": top_p != TOP_P, "--seed": seed != SEED} if temperature == 0 else {},
         "with --temperature 0, which draws nothing",
     )
-    refuse_ignored(
-        {"--revision": revision is not None and Path(model).expanduser().is_dir()}, "with a model in a folder"
-    )
+    in_folder = Path(model).expanduser().is_dir()
+    refuse_ignored({"--revision": revision is not None and in_folder}, "with a model in a folder")
     task = Task(
         source=DocumentSource(path=source, text_column=text_column, max_documents=max_documents),
         model=Model(path=model, revision=revision, trust_remote_code=trust_remote_code),

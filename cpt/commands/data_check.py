@@ -60,10 +60,7 @@ def check_command(
     source: OneSource = None,
     output: Annotated[Path | None, typer.Option(help="List all bad rows in this file, as JSON lines.")] = None,
     truncated_share: Annotated[
-        float,
-        typer.Option(
-            min=0, max=1, help="Of examples: more than this share longer than data.sequence_length is a mistake."
-        ),
+        float, typer.Option(min=0, max=1, help="Share of examples that may be longer than data.sequence_length.")
     ] = TRUNCATED_SHARE,
 ) -> None:
     """Read every row of every source and report bad rows. Exit code 2: a run would stop at them, or learn what is
@@ -284,17 +281,12 @@ def contamination_command(
         raise typer.Exit(2 if found.num_contaminated else 0)
     for hit in found.hits[:CONTAMINATED_SHOWN]:
         typer.echo(str(hit))
-    if found.num_contaminated > CONTAMINATED_SHOWN:
-        typer.echo(
-            f"... and {found.num_contaminated - CONTAMINATED_SHOWN:,} more: --json lists up to 100 of each source"
-        )
+    if (more := found.num_contaminated - CONTAMINATED_SHOWN) > 0:
+        typer.echo(f"... and {more:,} more: --json lists up to 100 of each source")
     outcome = ""
     if found.num_contaminated and is_refused(loaded.data):
         outcome = " The run reads them: `data.filters` refuses to leave them out (`own_evaluation: false`)."
     elif found.num_contaminated:
-        outcome = (
-            " A run leaves out what it holds of the recipe's held-out sets; against tasks, give `decontaminate`"
-            " files: `against: [...]`."
-        )
+        outcome = " A run leaves out the recipe's held-out sets; for tasks, give files (`decontaminate`, `against`)."
     typer.echo(f"{found.summary()}{outcome}")
     raise typer.Exit(2 if found.num_contaminated else 0)

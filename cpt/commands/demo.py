@@ -21,7 +21,6 @@ from rich.table import Column, Table
 from cpt.commands.demo_corpus import write_files
 from cpt.console import open_console
 from cpt.errors import LaunchError, ResourceError, TrainingError
-from cpt.hardware import find_gpus
 from cpt.installation import SHIPPED_FILES
 from cpt.process import Child, free_port
 from cpt.runs.folder import VERDICT, VERDICT_PAGE, read_metrics, read_object
@@ -87,9 +86,7 @@ class Commands:
         if forwarded:
             raise KeyboardInterrupt
         if code:
-            raise TrainingError(
-                f"`cpt {words[0]}` ended with exit code {code}; its message is above. Start the demo again to resume."
-            )
+            raise TrainingError(f"`cpt {words[0]}` ended with exit code {code}; see above. Start again to resume.")
 
     def ask_server(self, model: Path, prompt: str) -> str | None:
         """Serve a model, complete a prompt with OpenAI's client, stop it; None if a package for it is missing."""
@@ -138,10 +135,8 @@ class Commands:
         return [sys.executable, "-m", "cpt", *texts]
 
     def environment(self) -> dict[str, str]:
-        """Variables to add: no requests to the Hub, and no warning of DeepSpeed about a missing GPU."""
+        """Variables to add: no requests to the Hub, unless the user allows them."""
         quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        if not find_gpus():
-            quiet["DS_ACCELERATOR"] = "cpu"
         return {**{key: os.environ.get(key, value) for key, value in quiet.items()}, **self.variables}
 
 
@@ -159,9 +154,7 @@ def command(
     try:
         numbers = list(dict.fromkeys(int(seed) for seed in seeds.split(",")))
     except ValueError as problem:
-        raise typer.BadParameter(
-            f"--seeds takes numbers with commas between them, such as 1,2,3; not {seeds!r}"
-        ) from problem
+        raise typer.BadParameter(f"--seeds: expected numbers such as 1,2,3, got {seeds!r}") from problem
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = run_demo(folder, numbers, overrides or ())
@@ -179,9 +172,7 @@ def run_demo(folder: Path, seeds: Sequence[int] = (1, 2, 3), overrides: Sequence
     try:
         folders = write_files(folder)
     except OSError as problem:
-        raise ResourceError(
-            f"cannot write into {folder}: {problem.strerror}. Name another place: cpt demo --folder FOLDER"
-        ) from problem
+        raise ResourceError(f"cannot write into {folder}: {problem.strerror}. Choose another --folder.") from problem
     documents, general = folders["domain", "train"], folders["general", "train"]
     for path, what in ((documents, "code, the documents to learn"), (general, "prose, which the base was trained on")):
         sizes = [file.stat().st_size for file in path.iterdir()]

@@ -46,8 +46,6 @@ FLASH_3 = "build hopper/ of github.com/Dao-AILab/flash-attention"
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One row of the table."""
-
     part: str
     here: str
     costs: str = ""

@@ -60,8 +60,7 @@ def command(
     judges = held_out_sets(own, text or [], sequence_length, models)
     if judges is None and not task:
         raise RecipeError(
-            f"nothing to evaluate {model} on. Name held-out files (--text domain=held_out.jsonl), a recipe (--recipe)"
-            " or tasks (--task mmlu)."
+            f"nothing to evaluate {model} on. Give --text domain=held_out.jsonl, --recipe FILE or --task mmlu."
         )
     request = EvaluationRequest(
         judges,

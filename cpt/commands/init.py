@@ -137,12 +137,7 @@ def recipe_text(
     output: Path,
     general: str | None,
 ) -> str:
-    """The recipe with a reason above each choice.
-
-    Args:
-        figures: sentences for its head: documents, tokens and cost.
-        general: what is replayed: a path, a dataset on the Hub, or None for the public set.
-    """
+    """The recipe with a reason above each choice; `general` is what is replayed, None for the public set."""
     source = facts.source
     folder = Path(base.path).parent if Path(base.path).name == EXPORT else Path(base.path)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{folder.name}-{Path(source.path).stem}").strip("-._") or "cpt"

@@ -60,9 +60,7 @@ def command(
         lines = written(output, partial(average, folders, dtype=chosen, max_shard_size=max_shard_size))
     else:
         if after is None or base is None or chat is None or folders:
-            raise RecipeError(
-                "--method task_arithmetic takes --after CPT --base BASE --chat CHAT, and no other folders."
-            )
+            raise RecipeError("--method task_arithmetic takes --after CPT --base BASE --chat CHAT and no folders.")
         add = partial(write_chat_vector, scale=scale, dtype=chosen, max_shard_size=max_shard_size)
         lines = written(output, partial(add, after, base, chat))
     for line in lines:
@@ -77,9 +75,7 @@ def merge_adapter(
     base, adapter = folders
     trained = find_trained(adapter)
     if trained.kind != "adapter":
-        raise CheckpointError(
-            f"{adapter} is no adapter that peft wrote. The order is: cpt merge --method lora BASE ADAPTER"
-        )
+        raise CheckpointError(f"{adapter} is not a peft adapter. The order is: cpt merge --method lora BASE ADAPTER")
     wish = ExportOptions(dtype or stored_dtype(weights_folder(str(base))), max_shard_size, tolerance=tolerance)
     return export_whole(replace(trained, stated_base=base), output, wish)
 
@@ -106,8 +102,7 @@ def written(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
             logits = logits_in_another_process(unfinished, proof_text(tokenizer, loaded), dtype)
             if not logits.isfinite().all():
                 raise CheckpointError(
-                    f"the merged model gives NaN or infinite logits in {name_of(dtype)}. Use --dtype float32, or check"
-                    " the models that were merged."
+                    f"the merged model gives NaN or infinite logits in {name_of(dtype)}. Use --dtype float32."
                 )
             largest = f"largest logit {logits.abs().max():.3g}"
             notes = [f"Loaded back by plain transformers, in a process without cpt: {largest}.", vocabulary]

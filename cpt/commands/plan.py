@@ -19,17 +19,7 @@ from cpt.optim.gradients import check_release
 from cpt.planning.activations import ActivationCounts, count_activations
 from cpt.planning.check_resources import disk_needs
 from cpt.planning.dry_run import dry_run
-from cpt.planning.fitting import (
-    USABLE,
-    USABLE_OF_HOST,
-    Proposal,
-    cheapest_that_fits,
-    fits,
-    gpu_room,
-    host_room,
-    host_that_is_needed,
-    with_chosen_values,
-)
+from cpt.planning.fitting import USABLE, USABLE_OF_HOST, Proposal, cheapest_that_fits, fits, with_chosen_values
 from cpt.planning.memory import SAMPLING, MemoryPlan, count_model, plan_memory
 from cpt.planning.memory_parts import MemorySnapshot
 from cpt.planning.model_sizes import KINDS, ModelSizes
@@ -121,7 +111,7 @@ def command(
     where = f"{target.name} x {setup.gpus}"
     if fits(planned.memory, target, max_memory):
         which = "a machine with" if nodes == 1 else f"{nodes} machines, each with"
-        host = f" in {which} {host_that_is_needed(planned.memory):.0f} GiB of its own memory"
+        host = f" in {which} {planned.memory.host.size / USABLE_OF_HOST / GIB:.0f} GiB of its own memory"
         tell(f"Verdict: it fits {where}{'' if target.host_is_known else host}.")
         if write is not None:
             raise RecipeError(f"--write: the recipe fits as it is, so {write} was not written.")
@@ -146,7 +136,6 @@ def command(
 
 
 def format_setup(facts: ModelSizes, setup: Setup, target: Target) -> str:
-    """Model, sharding, batch and machine in one sentence."""
     trained = "all trained" if setup.lora is None else f"{facts.trained / 1e6:,.0f}M of them trained, in adapters"
     where = f"{setup.gpus} x {target.name}" + (f" in {setup.nodes} machines" if setup.nodes > 1 else "")
     if target.on_cpu:
@@ -163,20 +152,19 @@ def format_setup(facts: ModelSizes, setup: Setup, target: Target) -> str:
     return f"{what}; {sharding}; {at_once}; {where}."
 
 
-def format_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float = 1.0) -> Iterator[str]:
-    """The tables, and what they leave out."""
+def format_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float) -> Iterator[str]:
     usable = USABLE_OF_HOST if target.on_cpu else USABLE
     who, of = ("the machine", "all processes") if target.on_cpu else (target.name, "each GPU")
-    yield from table(f"Memory of {of}, at its peak ({plan.peak.name}):", plan.peak)
-    yield format_room(who, gpu_room(plan, target, share), target.memory_gib, usable * share, plan.peak.size)
+    yield table(f"Memory of {of}, at its peak ({plan.peak.name}):", plan.peak)
+    yield format_room(who, target.memory_gib, usable * share, plan.peak.size)
     if not target.on_cpu:
         yield ""
-        yield from table("Memory of the host:" if setup.nodes == 1 else "Memory of each machine's host:", plan.host)
+        yield table("Memory of the host:" if setup.nodes == 1 else "Memory of each machine's host:", plan.host)
         if target.host_is_known:
-            who, room = f"the host ({target.host_source})", host_room(plan, target)
-            yield format_room(who, room, target.host_memory_gib, USABLE_OF_HOST, plan.host.size)
+            who = f"the host ({target.host_source})"
+            yield format_room(who, target.host_memory_gib, USABLE_OF_HOST, plan.host.size)
         else:
-            yield f"  Takes a host with {host_that_is_needed(plan):.0f} GiB; set yours with --host-memory."
+            yield f"  Takes a host with {plan.host.size / USABLE_OF_HOST / GIB:.0f} GiB; set yours with --host-memory."
     if not plan.is_counted:
         yield "  The activations are estimated: this architecture's code cannot be run without values."
     needs = setup.needs
@@ -191,18 +179,17 @@ def format_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float = 1
         yield f"  Not counted: {'; '.join(needs.uncounted)}."
 
 
-def table(title: str, moment: MemorySnapshot) -> Iterator[str]:
-    yield f"{title:<48}{'GiB':>8}"
-    for term in moment.terms:
-        yield f"  {term.name:<46}{term.size / GIB:>8.2f}  {term.note}".rstrip()
-    yield f"  {'sum':<46}{moment.size / GIB:>8.2f}"
+def table(title: str, moment: MemorySnapshot) -> str:
+    rows = [f"  {term.name:<46}{term.size / GIB:>8.2f}  {term.note}".rstrip() for term in moment.terms]
+    return "\n".join((f"{title:<48}{'GiB':>8}", *rows, f"  {'sum':<46}{moment.size / GIB:>8.2f}"))
 
 
-def format_room(who: str, room: float, memory: float, usable: float, size: float) -> str:
-    there = f"{usable * memory:.1f} GiB of {memory:.4g} that a run can have on {who}"
-    if room < 0:
-        return f"  Does not fit: {-room / GIB:.1f} GiB more than the {there}."
-    return f"  Fits in the {there}: {size / GIB / (usable * memory):.0%} used."
+def format_room(who: str, memory: float, usable: float, size: float) -> str:
+    room = usable * memory
+    there = f"{room:.1f} GiB of {memory:.4g} that a run can have on {who}"
+    if size / GIB > room:
+        return f"  Does not fit: {size / GIB - room:.1f} GiB more than the {there}."
+    return f"  Fits in the {there}: {size / GIB / room:.0%} used."
 
 
 def format_speed(speed: Speed, planned: "PlannedRun", target: Target, price: float | None) -> str:
@@ -309,19 +296,9 @@ def compared(planned: PlannedRun) -> str:
 
 
 def write_fitted(
-    recipe: Path,
-    output: Path,
-    overrides: Sequence[str],
-    changes: Mapping[str, Any],
-    *,
-    lora: bool = False,
-    force: bool = False,
+    recipe: Path, output: Path, overrides: Sequence[str], changes: Mapping[str, Any], *, lora: bool, force: bool
 ) -> None:
-    """Write a recipe with a few keys changed: on the recipe as its `base`, or whole where that gives another one.
-
-    Args:
-        changes: key with dots -> value.
-    """
+    """Write a recipe with a few keys changed: on the recipe as its `base`, or whole where that gives another one."""
     if output.exists() and not force:
         raise RecipeError(f"{output} exists. Choose another name with --write, or write over it with --force.")
     words = [*overrides, *(f"{key}={in_yaml(value)}" for key, value in changes.items())]

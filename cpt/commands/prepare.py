@@ -145,9 +145,7 @@ def prepare_on_ray(recipe: Recipe, cache_dir: Path | None = None) -> int:
     except ray.exceptions.RayTaskError as problem:
         raise problem.cause from problem
     except ray.exceptions.RayError as problem:
-        raise LaunchError(
-            f"a Ray task died ({str(problem).splitlines()[0]}). Start the same command again: it continues."
-        ) from problem
+        raise LaunchError(f"a Ray task died ({str(problem).splitlines()[0]}). The same command resumes.") from problem
     finally:
         ray.shutdown()
     return len(missing)

@@ -25,22 +25,14 @@ from cpt.checkpoints.resume import published_checkpoints
 from cpt.command_line import refuse_ignored
 from cpt.console import open_console, show_step, while_working
 from cpt.distributed import environment_alone
-from cpt.errors import (
-    CheckpointError,
-    CptError,
-    LaunchError,
-    RecipeError,
-    RehearsalError,
-    ResourceError,
-    TrainingError,
-)
+from cpt.errors import CheckpointError, CptError, LaunchError, RehearsalError, ResourceError, TrainingError
 from cpt.export.proof import logits_in_another_process, proof_text
 from cpt.files import locked
 from cpt.formatting import format_bytes
 from cpt.hardware import host_memory_gib
 from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
-from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once, placed
-from cpt.planning.gate import check_reality
+from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once
+from cpt.planning.gate import probe, refuse_mistakes
 from cpt.plugins import import_user_module
 from cpt.process import Child
 from cpt.recipe.load import dump_recipe, load_with_places
@@ -74,26 +66,22 @@ class RehearsedPart:
 
 @dataclass
 class Rehearsal:
-    """Args:
-    root: the recipe's tree, for the lines of mistakes.
-    scratch: an empty folder on the run's disk.
-    """
-
     recipe: Recipe
     root: Node | None
     processes: int
     launcher: str | None
     scratch: Path
+    """An empty folder on the run's disk."""
     losses: dict[int, float] = field(default_factory=dict)
     """Of the first steps, by step."""
     failure: CptError | None = None
     """What ended the first steps early."""
+    measured: str = ""
 
     def __post_init__(self) -> None:
-        self.run = self.scratch / NAME
+        self.run, recipe = self.scratch / NAME, self.recipe
         never = ("every_tokens", "every_steps", "weights_every_steps", "archive", "average")
         saves = {**dict.fromkeys(never), "keep": Checkpoints().keep}
-        recipe = self.recipe
         evaluation: dict[str, Any] = {"every_tokens": None, "every_steps": None, "tasks": []}
         evaluation |= {"prompts": recipe.evaluation.prompts[:1], "retain": dict.fromkeys(recipe.evaluation.retain)}
         training = {key: value for key, value in recipe.training.items() if key not in NOT_REHEARSED}
@@ -106,8 +94,8 @@ class Rehearsal:
             "safety": recipe.safety.model_copy(update={"on_oom": "abort"}),
             "training": {**training, "logging_steps": 1},
         }
+        # with the run's own model, data, batch, budget and schedule, saved and evaluated by the rehearsal
         self.rehearsed = recipe.model_copy(update=changes)
-        """With the run's own model, data, batch, budget and schedule, saved and evaluated by the rehearsal."""
 
     def rehearse(self, *, shows: bool) -> list[RehearsedPart]:
         """Try each step, and print its finding if `shows`."""
@@ -144,29 +132,24 @@ class Rehearsal:
         return findings
 
     def check_recipe(self) -> str:
-        report = check_reality(self.rehearsed)
-        if mistakes := [*report.mistakes, *report.blockers]:
-            raise type(mistakes[0])("\n".join(placed(str(mistake), self.root) for mistake in mistakes))
-        warnings = f", {len(report.warnings)} warning(s), see cpt check" if report.warnings else ""
-        return f"no mistakes{warnings}"
+        warnings = refuse_mistakes(self.rehearsed, root=self.root).warnings
+        return "no mistakes" + (f", {len(warnings)} warning(s), see cpt check" if warnings else "")
 
     def train_longest_rows(self) -> str:
-        problem, measured = self.start("longest_rows")
-        if problem is not None:
+        if (problem := self.start("longest_rows")) is not None:
             raise problem
         shutil.rmtree(self.run)
-        rows = f"{self.recipe.data.sequence_length:,} tokens"
-        return f"{measured['seconds']:.2f} s for a step of rows of {rows}; {memory_in_words(measured)}"
+        return f"rows of {self.recipe.data.sequence_length:,} tokens; {self.measured}"
 
     def train_first_steps(self) -> str:
-        self.failure, measured = self.start("first_steps")
+        self.failure = self.start("first_steps")
         self.losses = losses_of(self.run)
         if not self.losses:
             raise self.failure or TrainingError("the run has no steps.")
         told = ", ".join(f"{loss:.4f}" for loss in self.losses.values())
         if not all(math.isfinite(loss) for loss in self.losses.values()):
             raise TrainingError(f"loss {told}. Set `optimizer.learning_rate` lower, or look at the data.")
-        return f"loss {told}; {measured['seconds']:.2f} s for a step; {memory_in_words(measured)}"
+        return f"loss {told}; {self.measured}"
 
     def check_saved(self) -> str:
         """Read back every file of the checkpoint; an error of the evaluation before it shows here too."""
@@ -210,7 +193,7 @@ class Rehearsal:
         for folder in later:  # a run may be so short that it saved at its end
             shutil.rmtree(folder)
         shutil.rmtree(self.run / EXPORT, ignore_errors=True)  # else the run counts as finished
-        problem, _ = self.start("resumed")
+        problem = self.start("resumed")
         if not checkpoint.exists():  # the run refused it and continued from an older state
             reasons = [file.read_text().strip() for file in self.run.glob("bad-*/reason.txt")]
             raise CheckpointError(f"{checkpoint.name} was refused: {'; '.join(reasons)}")
@@ -239,8 +222,8 @@ class Rehearsal:
         parts = f"{needs.checkpoints_at_once} x {format_bytes(needs.checkpoint)} of checkpoints"
         return f"{parts} + {format_bytes(needs.export)} of {EXPORT} = {format_bytes(needs.total)}, which fits"
 
-    def start(self, part: str) -> tuple[CptError | None, dict[str, Any]]:
-        """Run a part to its end; its error, and what its processes measured (the most of any of them)."""
+    def start(self, part: str) -> CptError | None:
+        """Run a part to its end, and put into words what its processes measured (the most of any of them)."""
         file, log, reports = self.scratch / "recipe.yaml", self.scratch / f"{part}.log", self.scratch / part
         file.write_text(dump_recipe(self.rehearsed))
         reports.mkdir()
@@ -254,46 +237,42 @@ class Rehearsal:
             finally:
                 child.kill_family()
         found = [json.loads(path.read_text()) for path in reports.iterdir()]
-        measured = {key: max(one[key] for one in found) for key in (found[0] if found else ())}
+        most = {key: max(one[key] for one in found) for key in (found[0] if found else ())}
+        if most:
+            gpu = f"GPU {format_bytes(most['gpu'])} of {format_bytes(most['gpu_total'])}, " if "gpu" in most else ""
+            host = f"host {format_bytes(most['host'])} a process, of {host_memory_gib():,.1f} GiB"
+            self.measured = f"{most['seconds']:.2f} s for a step; {gpu}{host}"
         if code == 0:
-            return None, measured
+            return None
         status, text = Run(self.run).status(), log.read_text(errors="replace")
         if code in (-9, 137) or KILLED.search(text):
             return ResourceError(
                 "a process was killed (SIGKILL), most likely because the host ran out of memory. Set"
                 " `training.per_device_train_batch_size` lower, `checkpoints.in_background: false`, or offload less."
                 f" The log is {log}."
-            ), measured
+            )
         if status.get("state") not in ("failed", "interrupted"):
             last = "".join(text.splitlines(keepends=True)[-5:]).strip()
-            return LaunchError(f"the processes ended with code {code}:\n{last}\nThe log is {log}."), measured
+            return LaunchError(f"the processes ended with code {code}:\n{last}\nThe log is {log}.")
         error, message = status["error"], str(status["message"])
         if (kind := getattr(errors, error, None)) is not None:
-            return cast(CptError, kind(message)), measured
+            return cast(CptError, kind(message))
         if "OutOfMemory" in error or "out of memory" in message.lower():
             remedy = "Set `gradient_checkpointing: true` or smaller batches; `cpt plan` proposes a fit"
-            return ResourceError(f"out of memory: {message.splitlines()[0][:400]} {remedy}."), measured
-        return TrainingError(f"{error}: {message[:400]}. The traceback is in {log}."), measured
+            return ResourceError(f"out of memory: {message.splitlines()[0][:400]} {remedy}.")
+        return TrainingError(f"{error}: {message[:400]}. The traceback is in {log}.")
 
 
 def losses_of(run: Path) -> dict[int, float]:
     return {row["step"]: row["loss"] for row in read_objects(run / "metrics.jsonl", []) if "loss" in row}
 
 
-def memory_in_words(measured: dict[str, Any]) -> str:
-    sizes = {name: format_bytes(size) for name, size in measured.items() if name != "seconds"}
-    gpu = f"GPU {sizes['gpu']} of {sizes['gpu_total']}, " if "gpu" in sizes else ""
-    return f"{gpu}host {sizes['host']} a process, of {host_memory_gib():,.1f} GiB"
-
-
 @contextmanager
 def scratch_folder(recipe: Recipe) -> Iterator[Path]:
     """An empty folder beside the run's, for one rehearsal at a time."""
     folder = recipe.output_dir / f".{recipe.name}.rehearsal"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise RecipeError(f"`output_dir`: cannot write to {recipe.output_dir}: {problem.strerror}.") from problem
+    probe("output_dir", folder)
+    folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / LOCK, wait=False) as is_ours:
         if not is_ours:
             raise LaunchError(f"this recipe is being rehearsed already, in {folder}. Wait for its end.")

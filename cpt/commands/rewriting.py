@@ -212,12 +212,13 @@ def rewrite_group(
     hashes = [sha256(piece.text) for piece in pieces]
     seeds = [int.from_bytes(hashlib.sha256(f"{fixed} {one}".encode()).digest()[:8]) for one in hashes]
     answers = answerer.answer([question.ids(piece.text) for piece in pieces], seeds)
-    rows, dropped = [], Counter[str]()
+    rows: list[dict[str, object]] = []
+    dropped = Counter[str]()
     for piece, answer, source_hash, seed in zip(pieces, answers, hashes, seeds, strict=True):
         if (reason := why_dropped(answer, piece.text, task)) is not None:
             dropped[reason] += 1
             continue
-        row = {
+        row: dict[str, object] = {
             "text": answer.text,
             "source_text_hash": source_hash,
             "source_where": piece.where,
@@ -226,7 +227,9 @@ def rewrite_group(
             **provenance,
             "seed": seed,
         }
-        rows.append(row | ({"cut_off": True} if answer.is_cut_off else {}))
+        if answer.is_cut_off:
+            row["cut_off"] = True
+        rows.append(row)
     return rows, dropped
 
 

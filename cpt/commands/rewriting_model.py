@@ -80,7 +80,7 @@ class Answerer:
                 )
             except torch.OutOfMemoryError as problem:
                 raise ResourceError(
-                    f"out of GPU memory with {len(batch)} texts at a time. Use a smaller --batch-size."
+                    f"out of GPU memory with {len(batch)} texts. Use a smaller --batch-size."
                 ) from problem
             for number, row in zip(batch, cast(Tensor, written)[:, length:].tolist(), strict=True):
                 end = next((place for place, token in enumerate(row) if token in self.ends), None)
@@ -124,10 +124,8 @@ class RewriteQuestion:
             )
             before, place, after = str(chat).partition(PLACE)
             if not place:
-                raise RecipeError(
-                    f"the chat template of `{tokenizer.name_or_path}` does not write what the user says. Choose"
-                    " another --model."
-                )
+                name = tokenizer.name_or_path
+                raise RecipeError(f"the chat template of `{name}` does not write what the user says. Change --model.")
             self.head, self.tail = (encode(tokenizer, part, as_text=False) for part in (before, after))
         elif adds_bos(tokenizer) and tokenizer.bos_token_id is not None:
             self.head = [int(tokenizer.bos_token_id)]

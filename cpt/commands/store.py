@@ -36,23 +36,24 @@ class Entry:
 
 
 def entries(cache_dir: Path) -> list[Entry]:
-    found = [entry_of(folder, kind) for kind in KINDS for folder in (cache_dir / kind).glob("*") if folder.is_dir()]
+    """What is stored, the last used first."""
+    found = []
+    for kind in KINDS:
+        for folder in (path for path in (cache_dir / kind).glob("*") if path.is_dir()):
+            description: SourceDescription | None = None
+            state: State = "unfinished" if folder.suffix in LEFT_BEHIND else "complete"
+            try:
+                if state == "complete" and kind == "tokens":
+                    description = read_description(folder)
+            except FileNotFoundError:
+                state = "unfinished"
+            except DataError:
+                state = "other version"
+            except (OSError, ValueError, TypeError):
+                state = "damaged"
+            unused = max(0.0, time.time() - folder.stat().st_mtime)
+            found.append(Entry(folder, kind, state, size_of(folder), unused, description))
     return sorted(found, key=lambda entry: entry.unused_seconds)
-
-
-def entry_of(folder: Path, kind: Kind) -> Entry:
-    description: SourceDescription | None = None
-    state: State = "unfinished" if folder.suffix in LEFT_BEHIND else "complete"
-    if state == "complete" and kind == "tokens":
-        try:
-            description = read_description(folder)
-        except FileNotFoundError:
-            state = "unfinished"
-        except DataError:
-            state = "other version"
-        except (OSError, ValueError, TypeError):
-            state = "damaged"
-    return Entry(folder, kind, state, size_of(folder), max(0.0, time.time() - folder.stat().st_mtime), description)
 
 
 COMMANDS = {  # name -> module:function
@@ -133,7 +134,7 @@ def prune_command(
         raise RecipeError("--unused-days and --keep-gib take a number, such as 30 or 0.5.")
     keep_bytes = None if keep_gib is None else int(keep_gib * GIB)
     kept = freed = 0
-    for entry in entries(cache or default_cache_dir()):  # the last used first
+    for entry in entries(cache or default_cache_dir()):
         is_old = unused_days is not None and entry.unused_seconds > unused_days * 86_400
         is_over = keep_bytes is not None and kept + entry.num_bytes > keep_bytes
         if entry.state == "complete" and not is_old and not is_over:

@@ -33,10 +33,7 @@ ROWS_MULTIPLE = 64  # a grown embedding has a multiple of so many rows, which GP
 
 Texts = Annotated[
     list[str] | None,
-    typer.Option(
-        "--text",
-        help="File, folder, glob, URL or Hub dataset, as a recipe's source; `name=path` gives it a name. Repeatable.",
-    ),
+    typer.Option("--text", help="A path as of a recipe's source; `name=path` gives it a name. Repeatable."),
 ]
 TextColumn = Annotated[str, typer.Option(help="Column or JSON key that holds the text.")]
 MaxBytes = Annotated[int, typer.Option(min=1, help="Read no more than so many megabytes of each text.")]
@@ -99,12 +96,7 @@ def extend_command(
     max_mb: MaxBytes = 200,
     rows: Annotated[
         Literal["mean", "token_distillation"],
-        typer.Option(
-            help=(
-                "How new rows begin: mean of their pieces; or, in the input, taught to do what the pieces did (untied"
-                " heads only)."
-            )
-        ),
+        typer.Option(help="How new rows begin; token_distillation trains those of the input (untied heads only)."),
     ] = "mean",
     revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a model on the Hub.")] = None,
 ) -> None:
@@ -129,8 +121,7 @@ def extend_command(
     num_ids, num_rows = max(tokenizer.get_vocab().values()) + 1, tables(built)[0].weight.shape[0]
     if num_ids > num_rows:
         raise RecipeError(
-            f"{model}: its tokenizer has ids up to {num_ids - 1:,}, its embedding {num_rows:,} rows. Use the tokenizer"
-            " that the model was trained with."
+            f"{model}: its tokenizer has ids up to {num_ids - 1:,}, its embedding {num_rows:,} rows. Use its own."
         )
     if rows == "token_distillation":
         check_can_distill(built)
@@ -228,21 +219,15 @@ def write_extended(
         old, new, read = (one(texts)["input_ids"] for one in (tokenizer, extension.tokenizer, written))
         is_longer = any(len(ids) > len(short) for ids, short in zip(read, old, strict=True))
         if read != new or read[-1] != old[-1] or is_longer:
-            raise RecipeError(
-                f"{type(tokenizer).__name__} does not load an extended tokenizer.json as it was saved. Choose another"
-                " model."
-            )
+            kind = type(tokenizer).__name__
+            raise RecipeError(f"{kind} does not load an extended tokenizer.json as it was saved. Use another model.")
         num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in sample)
         lengths = {"before": num_bytes / sum(map(len, old)), "after": num_bytes / sum(map(len, read))}
         model.save_pretrained(unfinished)
-        tokens = [
-            {
-                **asdict(token),
-                "pieces": tokenizer.convert_ids_to_tokens(list(token.pieces)),
-                "piece_ids": list(token.pieces),
-            }
-            for token in extension.tokens
-        ]
+        tokens = []
+        for token in extension.tokens:
+            ids = list(token.pieces)
+            tokens.append({**asdict(token), "pieces": tokenizer.convert_ids_to_tokens(ids), "piece_ids": ids})
         content = {**record, "bytes_per_token": lengths, "tokens": tokens}
         (unfinished / EXTENSION).write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     return lengths

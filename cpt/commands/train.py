@@ -70,25 +70,18 @@ def command(
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
     if supervise or processes > 1 or launcher is not None:
         options = {"--lora": lora, "--allow-restart": allow_restart, "--trust-checkpoint": trust_checkpoint}
-        words = [
-            str(recipe),
-            *(overrides or ()),
-            *(name for name, given in options.items() if given),
-            "--resume",
-            resume,
-        ]
-        supervise_run(
-            loaded, words, new=new, processes=processes, launcher=launcher, restarts=restarts if supervise else None
-        )
+        flags = [name for name, is_given in options.items() if is_given]
+        words = [str(recipe), *(overrides or ()), *flags, "--resume", resume]
+        most = restarts if supervise else None
+        supervise_run(loaded, words, new=new, processes=processes, launcher=launcher, restarts=most)
         return
-    wanted = wanted_checkpoint(resume)
     names: list[str] = []
     try:
         final = check_and_train(
             loaded,
             root,
             new=new,
-            resume=wanted,
+            resume=wanted_checkpoint(resume),
             allow_restart=allow_restart,
             trust_checkpoint=trust_checkpoint,
             ready=lambda trainer: names.append(trainer.run_folder.name),
@@ -116,8 +109,8 @@ def check_and_train(recipe: Recipe, root: Node | None = None, *, new: bool = Fal
 
     def prepare(recipe: Recipe, run: Run, launch: LaunchedAs) -> Recipe:
         resolved = with_chosen_values(recipe, deepspeed=launch.deepspeed_config)
-        plan = refuse_mistakes(resolved, deepspeed=launch.deepspeed_config, root=root)
-        run.record_plan(plan, resolved)
+        found = refuse_mistakes(resolved, deepspeed=launch.deepspeed_config, root=root)
+        run.record_plan(found.plan, resolved)
         return resolved
 
     join_processes(recipe.training)

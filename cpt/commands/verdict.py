@@ -30,9 +30,7 @@ def command(
     disable_progress_bar()
     finished = Run(run)
     if not run.is_dir() or not finished.is_finished:
-        raise CheckpointError(
-            f"{run} is not a finished run. Give its folder (output_dir/name), or let it finish: cpt train RECIPE"
-        )
+        raise CheckpointError(f"{run} is not a finished run. Give its folder, or let it finish: cpt train RECIPE")
     judge(finished, batch_size=batch_size)
 
 

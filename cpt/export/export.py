@@ -71,14 +71,11 @@ def export_model(
         problem = failure  # of the main process, which writes last: the others wait for its answer below
 
     def publish_export() -> None:
-        try:
-            with new_folder(folder, is_begun=True):
-                if problem is not None:
-                    raise problem
-                complete(unfinished, adapted, recipe, tokenizer, run=folder.parent)
-                seal(unfinished)
-        except (OSError, SafetensorError) as failure:
-            raise not_exported(folder, failure) from failure
+        with new_folder_of_run(folder, is_begun=True):
+            if problem is not None:
+                raise problem
+            complete(unfinished, adapted, recipe, tokenizer, run=folder.parent)
+            seal(unfinished)
 
     main_process_decides(publish_export)
 
@@ -101,13 +98,20 @@ def new_folder(folder: Path, *, is_begun: bool = False) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def not_exported(folder: Path, failure: OSError | SafetensorError) -> CheckpointError:
-    """What went wrong, and that the trained weights are safe."""
-    newest = published_in(folder.parent)[-1:]
-    remedy = "Fix that, and start the run again."
-    if newest:
-        remedy = f"{newest[0].folder} holds all that was trained. Free some space: {same_command()} then only exports."
-    return CheckpointError(f"the model could not be written to {folder}: {in_words(failure)}. {remedy}")
+@contextmanager
+def new_folder_of_run(folder: Path, *, is_begun: bool = False) -> Iterator[Path]:
+    """As `new_folder`, with a CheckpointError that says that the trained weights are safe."""
+    try:
+        with new_folder(folder, is_begun=is_begun) as unfinished:
+            yield unfinished
+    except (OSError, SafetensorError) as failure:
+        newest, remedy = published_in(folder.parent)[-1:], "Fix that, and start the run again."
+        if newest:
+            saved = f"{newest[0].folder} holds all that was trained"
+            remedy = f"{saved}. Free some space: {same_command()} then only exports."
+        raise CheckpointError(
+            f"the model could not be written to {folder}: {in_words(failure)}. {remedy}"
+        ) from failure
 
 
 def complete(
@@ -210,14 +214,11 @@ def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path
         return
 
     def write() -> None:
-        try:
-            with new_folder(run / AVERAGE) as unfinished:
-                write_average(folders, unfinished, dtype=None, max_shard_size="5GB")
-                tokenizer.save_pretrained(unfinished)
-                finish(unfinished)
-                carry_extension(recipe.model.path, unfinished)
-        except (OSError, SafetensorError) as failure:
-            raise not_exported(run / AVERAGE, failure) from failure
+        with new_folder_of_run(run / AVERAGE) as unfinished:
+            write_average(folders, unfinished, dtype=None, max_shard_size="5GB")
+            tokenizer.save_pretrained(unfinished)
+            finish(unfinished)
+            carry_extension(recipe.model.path, unfinished)
         tell(f"The mean of {', '.join(folder.name for folder in folders)} is in {run / AVERAGE}.")
 
     main_process_decides(write)

@@ -24,8 +24,10 @@ from cpt.models.config import sha256_of, value_of
 RELOAD = Path(__file__).with_name("reload.py")
 NUM_TOKENS = 256
 TEXT = """\
-Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty, and dedicated to the
-proposition that all men are created equal. Now we are engaged in a great civil war, testing whether that nation, or any nation so
+Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty, and \
+dedicated to the
+proposition that all men are created equal. Now we are engaged in a great civil war, testing whether that nation, or \
+any nation so
 conceived and so dedicated, can long endure. We are met on a great battle-field of that war.
 
 def gcd(a: int, b: int) -> int:

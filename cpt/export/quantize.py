@@ -38,11 +38,6 @@ Method = Literal["int8", "int4", "nf4"]
 MAX_RISE = 0.05  # of bits per byte, as a share
 NF4_BLOCK = 64  # weights that share a scale in bitsandbytes
 GROUPS = (128, 64, 32)  # weights that share a scale: the fewer, the closer
-PACKAGES = {  # method -> package, and our extra with it
-    "int8": ("torchao", "quantize"),
-    "int4": ("torchao", "quantize"),
-    "nf4": ("bitsandbytes", "bitsandbytes"),
-}
 WINDOW = 256  # tokens that are read together
 MOST_TOKENS = 8192
 MOST_LOGITS = 2**28  # 1 GiB of them in fp32
@@ -88,7 +83,7 @@ class QuantizationCost:
 
 
 def check_quantising(method: Method, dtype: torch.dtype) -> None:
-    package, extra = PACKAGES[method]
+    package, extra = ("bitsandbytes", "bitsandbytes") if method == "nf4" else ("torchao", "quantize")
     try:
         import_module(package)
     except ImportError as problem:

@@ -20,7 +20,7 @@ from cpt.training.engine_profiles import read_profile
 WIDTH = 118
 NOT_PASSED = MOVED.keys() | NO_EFFECT.keys() | NO_EFFECT_ON_EXAMPLES.keys() | {"push_to_hub", "hub_model_id"}
 OWN_TEMPLATE = "the tokenizer's own template is used; for another, save a tokenizer with it and set tokenizer.path"
-HINTS = {
+HINTS = {  # key that many configs have and that is not translated -> what to write instead
     "trust_remote_code": "set model.revision to a commit that you have read, and model.trust_remote_code: true",
     "chat_template": OWN_TEMPLATE,
     "template": OWN_TEMPLATE,
@@ -30,7 +30,33 @@ HINTS = {
     "sequence_parallel_degree": "see docs/splitting.md",
     "context_parallel_size": "see docs/splitting.md",
 }
-"""Key that many configs have and that is not translated -> what to write instead."""
+DEFAULTS = {  # of the Trainer, where cpt has others
+    "gradient_accumulation_steps": 1,
+    "optim": "adamw_torch",
+    "weight_decay": 0.0,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+}
+OPTIMIZERS = {
+    **dict.fromkeys(("adamw", "adamw_hf", "adamw_torch", "adamw_torch_fused", "adamw_apex_fused"), "adamw"),
+    **dict.fromkeys(("adamw_anyprecision", "paged_adamw", "paged_adamw_32bit"), "adamw"),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "ao_adamw_8bit"), "adamw_8bit"),
+    **{name: name for name in ("paged_adamw_8bit", "muon", "sgd")},
+    "adafactor": "torch.optim:Adafactor",
+}
+TAKES_BETAS = ("adamw", "adamw_8bit", "paged_adamw_8bit", "muon")
+SCHEDULES = {
+    **dict.fromkeys(("cosine", "cosine_with_min_lr"), "cosine"),
+    **dict.fromkeys(("constant", "constant_with_warmup"), "constant"),
+    "linear": "linear",
+}
+ATTENTION = {"eager": "eager", "disabled": "eager", "sdpa": "sdpa", "flex_attention": "flex_attention"}
+ZERO_1, ZERO_2_OFFLOAD, ZERO_3, ZERO_3_OFFLOAD = (
+    f"deepspeed_configs/ds_config_{name}.json" for name in ("zero1", "prototype", "production", "8b_24gb")
+)
+# ZeRO stage -> profile without and with offload. ZeRO-2 without offload has none of its own.
+PROFILES = {"1": (ZERO_1, ZERO_1), "2": (ZERO_1, ZERO_2_OFFLOAD), "3": (ZERO_3, ZERO_3_OFFLOAD)}
+STAGE_IN_NAME = re.compile(r"z(?:ero)?([123])")
 
 
 @dataclass
@@ -55,7 +81,7 @@ class Translation:
                 self.names[new] = old
 
     def add_defaults(self, defaults: Mapping[str, Any]) -> None:
-        """Write out what the tool does where its config says nothing."""
+        """Add the tool's defaults for keys that its config does not have."""
         for key, value in defaults.items():
             if self.values.get(key) is None:
                 self.values[key] = value
@@ -193,36 +219,6 @@ def target_modules(value: Any) -> Any:
 
 def is_on_the_hub(path: str) -> bool:
     return not is_local(path) and re.fullmatch(r"[\w.-]+/[\w.-]+", path) is not None
-
-
-DEFAULTS = {
-    "gradient_accumulation_steps": 1,
-    "optim": "adamw_torch",
-    "weight_decay": 0.0,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
-}
-"""Of the Trainer, where cpt has others."""
-OPTIMIZERS = {
-    **dict.fromkeys(("adamw", "adamw_hf", "adamw_torch", "adamw_torch_fused", "adamw_apex_fused"), "adamw"),
-    **dict.fromkeys(("adamw_anyprecision", "paged_adamw", "paged_adamw_32bit"), "adamw"),
-    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "ao_adamw_8bit"), "adamw_8bit"),
-    **{name: name for name in ("paged_adamw_8bit", "muon", "sgd")},
-    "adafactor": "torch.optim:Adafactor",
-}
-TAKES_BETAS = ("adamw", "adamw_8bit", "paged_adamw_8bit", "muon")
-SCHEDULES = {
-    **dict.fromkeys(("cosine", "cosine_with_min_lr"), "cosine"),
-    **dict.fromkeys(("constant", "constant_with_warmup"), "constant"),
-    "linear": "linear",
-}
-ATTENTION = {"eager": "eager", "disabled": "eager", "sdpa": "sdpa", "flex_attention": "flex_attention"}
-ZERO_1, ZERO_2_OFFLOAD, ZERO_3, ZERO_3_OFFLOAD = (
-    f"deepspeed_configs/ds_config_{name}.json" for name in ("zero1", "prototype", "production", "8b_24gb")
-)
-PROFILES = {"1": (ZERO_1, ZERO_1), "2": (ZERO_1, ZERO_2_OFFLOAD), "3": (ZERO_3, ZERO_3_OFFLOAD)}
-"""ZeRO stage -> profile without and with offload. ZeRO-2 without offload has none of its own."""
-STAGE_IN_NAME = re.compile(r"z(?:ero)?([123])")
 
 
 def translate_trainer_keys(config: Translation) -> None:

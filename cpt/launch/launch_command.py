@@ -81,9 +81,7 @@ def command(
     Example: cpt launch recipe.yaml --nodes 2 --gpus-per-node 8 --launcher slurm --sbatch=--partition=gpu
     """
     if launcher not in LAUNCHERS:
-        raise LaunchError(
-            f"--launcher {launcher}: expected {', '.join(LAUNCHERS)}.{did_you_mean(launcher, LAUNCHERS)}"
-        )
+        raise LaunchError(f"--launcher {launcher}: use {', '.join(LAUNCHERS)}.{did_you_mean(launcher, LAUNCHERS)}")
     in_slurm = launcher == "slurm"
     options = list(sbatch or ())
     check_options(options, in_slurm, hosts)
@@ -127,9 +125,6 @@ def command(
     tell(f"{', '.join(files)}. Read and edit them. Then, in this folder:\n\n    {start}")
 
 
-# --- checks -------------------------------------------------------------------------------------------------------
-
-
 def check_options(sbatch: Sequence[str], in_slurm: bool, hosts: str | None) -> None:
     if sbatch and not in_slurm:
         raise LaunchError(f"{sbatch[0]} is an option of SLURM: add --launcher slurm, or leave it out.")
@@ -137,9 +132,7 @@ def check_options(sbatch: Sequence[str], in_slurm: bool, hosts: str | None) -> N
         if not option.startswith("-") or "\n" in option:
             raise LaunchError(f"--sbatch {option}: expected an option of sbatch, such as --sbatch=--qos=high")
     if in_slurm and hosts:
-        raise LaunchError(
-            "SLURM chooses the nodes: leave --hosts out. For particular ones: --sbatch=--nodelist=node-a,node-b"
-        )
+        raise LaunchError("SLURM chooses the nodes: remove --hosts, or write --sbatch=--nodelist=node-a,node-b")
 
 
 def check_processes(recipe: Recipe, nodes: int, gpus_per_node: int) -> None:
@@ -151,11 +144,11 @@ def check_processes(recipe: Recipe, nodes: int, gpus_per_node: int) -> None:
     at_once = groups * int(micro_batch) * recipe.data.sequence_length
     if tokens % at_once:
         fitting = [n for n in range(1, 2 * nodes + 1) if tokens * nodes % (n * at_once) == 0]
+        other = f", or use one of these numbers of nodes: {', '.join(map(str, fitting))}" if fitting else ""
         raise LaunchError(
             f"`budget.global_batch_tokens` is {tokens:,}, which does not divide into {nodes} node(s) x {gpus_per_node}"
             f" processes x {MICRO_BATCH} {micro_batch} x sequence_length {recipe.data.sequence_length:,}: {at_once:,}"
-            " tokens. Make it a multiple of that"
-            + (f", or use one of these numbers of nodes: {', '.join(map(str, fitting))}." if fitting else ".")
+            f" tokens. Make it a multiple of that{other}."
         )
 
 
@@ -180,11 +173,7 @@ def text_of_hostfile(hosts: str | None, nodes: int) -> str:
     return "".join(f"{name}\n" for name in names)
 
 
-# --- files --------------------------------------------------------------------------------------------------------
-
-
 def shown(path: Path, work: Path) -> str:
-    """A path relative to the work folder if it is below it."""
     whole = work / path
     return str(whole.relative_to(work) if whole.is_relative_to(work) else whole)
 

@@ -34,8 +34,7 @@ SECONDS_TO_APPEAR = 5.0  # file servers show a new file late
 
 
 def compare_nodes(recipe: Recipe) -> None:
-    """Compare the nodes of a run that has several; every process calls this, and raises the same LaunchError where
-    they differ."""
+    """Compare the nodes of a run; every process calls this, and raises the same LaunchError where they differ."""
     if num_nodes() == 1:
         return
     is_first = local_rank() == 0
@@ -117,7 +116,6 @@ def facts_of_node(recipe: Recipe) -> Facts:
 
 
 def keys_of(value: Any, above: Location = ()) -> Iterator[tuple[str, str]]:
-    """The deepest keys of a recipe, with their values in YAML."""
     if isinstance(value, dict | list) and value:
         for key, child in value.items() if isinstance(value, dict) else enumerate(value):
             yield from keys_of(child, (*above, key))

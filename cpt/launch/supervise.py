@@ -85,16 +85,13 @@ def supervise_run(
     """
     if "RANK" in os.environ:
         raise LaunchError(
-            "--supervise, --processes and --launcher start the run's processes themselves. Type `cpt train RECIPE"
-            ' --processes N`, or with another launcher: --launcher "accelerate launch --config_file FILE".'
+            "--supervise, --processes and --launcher start the run's processes: start `cpt train` without a launcher."
         )
     if launcher is None:
         refuse_more_than_the_machine_holds(processes, on_gpus=not recipe.training.get("use_cpu"))
     several = launcher is not None and names_several_hosts(launcher)
     if several and new:
-        raise LaunchError(
-            "--new would begin one run for each host's supervisor. Give the run a name that is free instead: name=..."
-        )
+        raise LaunchError("--new would begin one run for each host's supervisor. Give the run another name: name=...")
     run = start_run(recipe, new=new, patience=SECONDS_FOR_OTHER_SUPERVISORS if several else 0.0, trains=False)
     if run.lock is not None:
         run.lock.close()  # the attempts take it
@@ -127,9 +124,8 @@ class Supervisor:
                     self.endings.append(ending)
                     decision = next_move(self.endings, restarts=self.restarts)
                     if decision.what == "again" and not number and not between.first:
-                        record_event(
-                            folder, "restart", f"{decision.why}. Restart {len(self.endings)}.", step=ending.step
-                        )
+                        text = f"{decision.why}. Restart {len(self.endings)}."
+                        record_event(folder, "restart", text, step=ending.step)
                         # Longer after each failure; at once if the run itself asked for the restart.
                         failures = sum(ended.error != RestartNeeded.__name__ for ended in self.endings)
                         seconds = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))
@@ -189,7 +185,6 @@ class Supervisor:
             send(launcher, signal.SIGTERM if number == signal.SIGUSR1 else number)
 
     def record_hang(self, beat: LastHeartbeat, gone: Sequence[LastHeartbeat]) -> None:
-        """Record which process hangs, and have all processes write their stacks."""
         cause = f" {without_heartbeat(gone, read_heartbeats(self.run.folder))}." if gone else ""
         record_event(
             self.run.folder,
@@ -254,10 +249,8 @@ def patience(beat: LastHeartbeat) -> float:
 
 @dataclass
 class RunWatch:
-    """Finds a process that made no progress for too long, from heartbeat files and this machine's clock.
-
-    Each host's supervisor watches the processes of its host; one on a login node, which has none, watches all.
-    """
+    """Finds a process that made no progress for too long, from heartbeat files and this machine's clock. Each host's
+    supervisor watches the processes of its host; one on a login node, which has none, watches all."""
 
     folder: Path
     beats: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)

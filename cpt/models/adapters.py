@@ -49,39 +49,29 @@ ALL_LINEAR = "all-linear"
 def check_lora_options(options: Mapping[str, Any], *, zero3: bool = False) -> None:
     """Refuse starts that a run cannot give. The recipe has checked the method and its keys."""
     if options.get("alora_invocation_tokens"):
-        raise RecipeError(
-            "`model.lora.alora_invocation_tokens` adapts a part of a text only, which cannot be merged. Remove it."
-        )
+        raise RecipeError("`model.lora.alora_invocation_tokens` adapts parts of texts and cannot merge. Remove it.")
     start = str(options.get("init_lora_weights")).partition("_niter")[0]
     if start in (*STARTS_FROM_DATA, "loftq"):
         why = "changes the weights under the adapter" if start == "loftq" else "needs data before the run"
         raise RecipeError(f"`model.lora.init_lora_weights: {start}` {why}. Remove it.")
     if quantization_of(options) is not None and start in START_IN_THE_BASE:
         # It would take the adapter out of other weights than those that it is merged into.
-        raise RecipeError(
-            f"`model.lora.init_lora_weights: {start}` does not work with weights in 4 bit. Remove it, or `quantize`."
-        )
+        raise RecipeError(f"`model.lora.init_lora_weights: {start}` does not work with `quantize`. Remove one.")
     if zero3 and (method_of(options) != LORA or start in START_IN_THE_BASE):
         reads = f"init_lora_weights: {start}" if start in START_IN_THE_BASE else f"method: {method_of(options)}"
-        raise RecipeError(
-            f"`model.lora.{reads}` reads weights that ZeRO-3 divides. Use ZeRO-2, or plain `method: lora`."
-        )
+        raise RecipeError(f"`model.lora.{reads}` reads what ZeRO-3 divides. Use ZeRO-2, or plain `method: lora`.")
 
 
 def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
     """Refuse adapters that the model has no place for; the model may be on the meta device."""
     layers = last_names(name for name, _ in adaptable(model))
     if not layers:
-        raise RecipeError(
-            f"`model.lora`: {model.config.model_type} has no linear layer that peft can adapt. Write `lora: null`."
-        )
+        raise RecipeError(f"`model.lora`: {model.config.model_type} has no linear layer to adapt. Write `lora: null`.")
     chosen = lora_options(model, options)
     config_for(chosen, options)
     without_bias = [name for name, layer in adaptable(model) if dict(layer.named_parameters()).get("bias") is None]
     if options.get("lora_bias") and without_bias:
-        raise RecipeError(
-            f"`model.lora.lora_bias`: {without_bias[0]} of {model.config.model_type} has no bias. Remove it."
-        )
+        raise RecipeError(f"`model.lora.lora_bias`: {without_bias[0]} has no bias. Remove it.")
     modules, head = {name: part for name, part in model.named_modules() if name}, model.get_output_embeddings()
     ends = last_names(name for name, part in modules.items() if part is head or isinstance(part, nn.Embedding))
     for key, names in (("target_modules", layers), ("modules_to_save", [*ends, *layers])):
@@ -98,7 +88,6 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
 
 
 def count_lora_parameters(model: PreTrainedModel, options: Mapping[str, Any]) -> int:
-    """How many numbers are trained, counted on a copy without weights."""
     copied: nn.Module = copy.deepcopy(model)
     copied.to_empty(device="meta")
     assert isinstance(copied, PreTrainedModel)
@@ -120,8 +109,7 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
         for name, parameter in adapted.named_parameters():
             if parameter.requires_grad and parameter.dtype != torch.float32:
                 raise RecipeError(
-                    f"`model.lora` trains {name} of the base in {str(model.dtype).removeprefix('torch.')}, where small"
-                    " steps are lost. Remove `bias`, or set `model.dtype: float32`."
+                    f"`model.lora` trains {name} in half precision. Remove `bias`, or set `model.dtype: float32`."
                 )
     method, (trainable, total) = method_of(options), adapted.get_nb_trainable_parameters()
     if trainable == 0:
@@ -166,9 +154,8 @@ def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str
         names = [paths[id(module)].rpartition(".")[2] for module in ends]
         if is_tied and names[0] not in EMBEDDING_LAYER_NAMES:
             raise RecipeError(
-                f"`model.lora`: the head of {model.config.model_type} is its embedding `{names[0]}`, of which peft"
-                " would train only one side. Write `lora: {r: 128, lora_alpha: 32, use_rslora: true}`, which trains"
-                " neither, or train all parameters (`lora: null`)."
+                f"`model.lora`: the head of {model.config.model_type} is its embedding `{names[0]}`. Write"
+                " `lora: {r: 128, lora_alpha: 32, use_rslora: true}`, which trains neither, or `lora: null`."
             )
         chosen["modules_to_save"] = names
         chosen.setdefault("ensure_weight_tying", is_tied)
@@ -189,9 +176,7 @@ def train_copies_in_fp32(adapted: PeftModel, around: torch.dtype) -> None:
             if around == torch.float32:
                 continue
             if isinstance(copied, nn.Linear):
-                copied.register_forward_pre_hook(
-                    lambda layer, inputs: tuple(value.to(layer.weight.dtype) for value in inputs)
-                )
+                copied.register_forward_pre_hook(lambda layer, inputs: tuple(x.to(layer.weight.dtype) for x in inputs))
             else:
                 copied.register_forward_hook(lambda _, __, output: output.to(around))
 
@@ -206,12 +191,7 @@ def merge_lora(model: PeftModel) -> PreTrainedModel:
 
 def check_mergeable(peft_type: str) -> None:
     if peft_type.lower() not in (*PEFT_METHODS, "adalora"):
-        raise CheckpointError(
-            f"an adapter of {peft_type} cannot be merged into its base. Serve base and adapter together, with peft."
-        )
-
-
-# --- targets --------------------------------------------------------------------------------------------------------
+        raise CheckpointError(f"an adapter of {peft_type} cannot be merged into its base. Serve both, with peft.")
 
 
 def adaptable(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
@@ -251,7 +231,6 @@ class Quantization:
 
 
 def quantization_of(lora: Mapping[str, Any] | None) -> Quantization | None:
-    """What `model.lora` asks for; None where the base stays whole."""
     if lora is None or lora.get("quantize") is None:
         if lora is not None and "double_quantize" in lora:
             raise RecipeError("`model.lora.double_quantize` has no effect without `model.lora.quantize: nf4`.")
@@ -260,22 +239,17 @@ def quantization_of(lora: Mapping[str, Any] | None) -> Quantization | None:
 
 
 def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> Quantization | None:
-    """What `model.lora` asks for, after a check that this run can give it."""
     found = quantization_of(lora)
     if found is not None and zero3:
-        raise RecipeError(
-            "`model.lora.quantize`: DeepSpeed's ZeRO-3 cannot divide weights in 4 bit. Remove `training.deepspeed`."
-        )
+        raise RecipeError("`model.lora.quantize`: ZeRO-3 cannot divide weights in 4 bit. Remove `training.deepspeed`.")
     if found is not None and find_spec("bitsandbytes") is None:
         raise ResourceError("`model.lora.quantize` needs bitsandbytes. Install it: pip install 'cpt[bitsandbytes]'")
     return found
 
 
 def keep_layout_on_cpu(model: nn.Module) -> None:
-    """Keep bitsandbytes from packing 4-bit weights in another way, as it does on a CPU with AVX-512 and bfloat16.
-
-    That fails where inputs are no multiple of a block, and makes the gradients of later steps wrong.
-    """
+    """Keep bitsandbytes from packing 4-bit weights in another way, as it does on a CPU with AVX-512 and bfloat16: that
+    fails where inputs are no multiple of a block, and makes the gradients of later steps wrong."""
     for module in model.modules():
         if "support_avx512bf16_for_cpu" in vars(module):
             vars(module)["support_avx512bf16_for_cpu"] = False

@@ -94,10 +94,7 @@ def choose_attention(
     if is_kernel and (missing := missing_for(wanted)):
         raise ResourceError(f"model.attention: {wanted}: {missing}. {remedy}")
     if packed and "flash" in wanted and wanted not in BY_PACKAGE:
-        raise RecipeError(
-            f"model.attention: {wanted}: transformers lets documents of packed rows leak into each other with it,"
-            f" where a micro-batch has several rows. {remedy}"
-        )
+        raise RecipeError(f"model.attention: with {wanted}, documents of packed rows leak into each other. {remedy}")
     if wanted == VARLEN and torch.cuda.is_available() and not half_precision:
         raise RecipeError(f"model.attention: varlen needs half precision. Set `training.bf16: true`. Or: {remedy}")
     return BY_PACKAGE[wanted] if packed and wanted in BY_PACKAGE else wanted

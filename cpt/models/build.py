@@ -89,7 +89,7 @@ def build_model(
         built = build_partitioned(build_whole, model.trust_remote_code) if zero3 else build_whole()
         if model.dtype != "auto" and built.dtype != DTYPES[model.dtype]:
             raise RecipeError(
-                f"model.dtype is {model.dtype}, but DeepSpeed's config keeps {built.dtype}. Use `model.dtype: auto`."
+                f"model.dtype is {model.dtype}, but DeepSpeed has {built.dtype}. Use `model.dtype: auto`."
             )
         torch.manual_seed(seed)
         if attention in VARLEN_NAMES:
@@ -101,13 +101,11 @@ def build_model(
         train_only_rows(built, learning)
     values = config.to_dict()
     if "output_router_logits" in values and values.get("router_aux_loss_coef"):
-        ready.register_forward_pre_hook(_balance_experts_in_training, with_kwargs=True)
+        ready.register_forward_pre_hook(_balance_in_training, with_kwargs=True)
     return ready
 
 
-def _balance_experts_in_training(
-    model: torch.nn.Module, arguments: Any, keywords: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
+def _balance_in_training(model: nn.Module, arguments: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """transformers adds the balance loss to all router logits; evaluations need the cross entropy alone."""
     return arguments, {"output_router_logits": model.training} | keywords
 
@@ -134,9 +132,7 @@ def _build_whole(
     else:
         built = load_weights(model, config, attention, dtype, quantization=quantization)
     if model.parameters is not None and model.parameters != (actual := count_model_parameters(built).total):
-        raise RecipeError(
-            f"model.parameters says {model.parameters:,}, the built model has {actual:,}. Correct it, or model.config."
-        )
+        raise RecipeError(f"model.parameters says {model.parameters:,}, the built model has {actual:,}. Correct it.")
     if len(tokenizer) > vocabulary_size(config):
         built.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=ROWS_MULTIPLE)
         logger.info("vocabulary grown to %d tokens; the new rows start near the mean of the old", len(tokenizer))
@@ -151,7 +147,7 @@ def _attention(model: Model, config: PreTrainedConfig, *, half_precision: bool, 
                 " known of the model's own code. Use `model.attention: sdpa`, or `data.packing: token_budget`."
             )
         return None if model.attention == "auto" else model.attention
-    model_class = _model_class(config)
+    model_class = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     needs: dict[str, Any] = {"config": config, "half_precision": half_precision, "packed": packed}
     chosen = choose_attention(model.attention, model_class, **needs)
     why = why_not_by_bounds(model_class, **needs) or "packed rows in half precision"
@@ -161,10 +157,6 @@ def _attention(model: Model, config: PreTrainedConfig, *, half_precision: bool, 
     if model.attention != "auto" or attention_heads(config):
         logger.info("attention: %s%s", chosen, how)
     return chosen
-
-
-def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    return cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
 
 
 def load_weights(
@@ -183,7 +175,8 @@ def load_weights(
         if quantization is not None:
             options["quantization_config"] = quantization.config(dtype)
         if state_dict := _converted_weights(path, model, config):
-            loaded = _model_class(config).from_pretrained(None, state_dict=state_dict, **options)
+            kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+            loaded = kind.from_pretrained(None, state_dict=state_dict, **options)
         else:
             options |= {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
             loaded = AutoModelForCausalLM.from_pretrained(path, **options)
@@ -195,10 +188,9 @@ def load_weights(
     if quantization is not None:
         keep_layout_on_cpu(built)
     if missing := sorted(info["missing_keys"]):
+        some = ", ".join(missing[:5]) + (", ..." if missing[5:] else "")
         raise CheckpointError(
-            f"model.path: {path} lacks {len(missing)} of the model's tensors"
-            f" ({', '.join(missing[:5])}{', ...' if missing[5:] else ''}). They would be random. Fetch the files"
-            " again, or give the config that the weights were trained with."
+            f"model.path: {path} lacks {len(missing)} of the model's tensors ({some}). Copy it again."
         )
     if unexpected := sorted(info["unexpected_keys"]):
         some = ", ".join(unexpected[:5])
@@ -256,14 +248,11 @@ def scoring_model(
         return add_lora(scoring, {**model.lora, "task_type": "SEQ_CLS", "modules_to_save": [HEAD]})
 
 
-# --- ZeRO-3 ----------------------------------------------------------------------------------------------------------
-
-
 def build_partitioned(build_whole: Callable[[], PreTrainedModel], trust_remote_code: bool) -> PreTrainedModel:
     """Build the whole model on the main process, and return this process' part of it.
 
     transformers partitions while it builds, and then draws other random weights than without ZeRO-3. Built whole, a
-    seed means the same weights under every launcher.
+    seed means the same weights under every launcher, for the memory of one copy on the main process.
     """
     import deepspeed
     import torch.distributed as dist

@@ -91,9 +91,7 @@ def compile_layers(model: nn.Module, compiling: Compiling) -> int:
     are compiled: one of each layer, or several of a layer with experts."""
     parts = list(compiled_parts(model))
     if not parts:
-        raise RecipeError(
-            f"{KEY}: {type(model).__name__} has no decoder layers that transformers knows. Set it to false."
-        )
+        raise RecipeError(f"{KEY}: {type(model).__name__} has no decoder layers of transformers. Set it to false.")
     allow_graphs_per_function(MOST_GRAPHS)
     compiled = torch.compile(call_in_graph, dynamic=False, backend=compiling.backend, mode=compiling.mode)
     for part in parts:
@@ -111,7 +109,6 @@ def compiled_parts(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def decoder_layers(model: nn.Module) -> list[GradientCheckpointingLayer]:
-    """The blocks that a model repeats, as transformers marks them."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
@@ -120,8 +117,6 @@ def has_experts(module: nn.Module) -> bool:
 
 
 class CompiledCall:
-    """A module's call: compiled only while it trains."""
-
     def __init__(self, module: nn.Module, compiled: Any) -> None:
         self.module, self.compiled = module, compiled
 

@@ -27,7 +27,6 @@ STATE_DICTS = (".pth", ".pt")
 
 
 def load_config(model: Model) -> PreTrainedConfig:
-    """The config of the model that `build_model` will build."""
     register_families()
     if model.import_ is not None:
         import_user_module(model.import_)
@@ -35,9 +34,7 @@ def load_config(model: Model) -> PreTrainedConfig:
     if model.rope is not None:
         config = with_rope(config, model.rope.model_dump(exclude_none=True))
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not model.trust_remote_code:
-        raise RecipeError(
-            f"model: `{config.model_type}` is not a causal language model, so it cannot be trained here. Choose one."
-        )
+        raise RecipeError(f"model: `{config.model_type}` is not a causal language model. Choose one.")
     return config
 
 
@@ -50,9 +47,7 @@ def _resolve(model: Model) -> PreTrainedConfig:
         if not Path(path).expanduser().is_file():
             raise RecipeError(f"model.path: {path} does not exist (looked from {Path.cwd()}).")
         if written is None:
-            raise RecipeError(
-                f"model.path: {path} is a bare state dict: model.config must give its shape (`model_type: minimind2`)."
-            )
+            raise RecipeError(f"model.path: {path} is a bare state dict. Give its shape in model.config.")
         return written
     found = read_config(model)
     if written is None or model.config is None:
@@ -84,16 +79,14 @@ def _resolve(model: Model) -> PreTrainedConfig:
 
 
 def config_from(written: Mapping[str, Any]) -> PreTrainedConfig:
-    """A config object from a recipe's `model.config`."""
     register_families()
     values = dict(written)
     model_type = values.pop("model_type")
     if model_type not in CONFIG_MAPPING:
         known = [*FAMILIES, *CONFIG_MAPPING.keys()]
         raise RecipeError(
-            f"model.config.model_type: no architecture called `{model_type}`.{did_you_mean(model_type, known)} Ours:"
-            f" {', '.join(FAMILIES)}; all of transformers' (llama, qwen3, nemotron, ...); your own through"
-            " `model.import`."
+            f"model.config.model_type: no architecture called `{model_type}`.{did_you_mean(model_type, known)} Use one"
+            f" of transformers' (llama, qwen3, ...), {', '.join(FAMILIES)}, or your own through `model.import`."
         )
     config_class = CONFIG_MAPPING[model_type]
     # transformers takes any key in silence; a misspelt one would leave its default in place. A user's own class may
@@ -116,9 +109,7 @@ def read_config(model: Model) -> PreTrainedConfig:
     if is_local(path):
         folder = Path(path).expanduser()
         if not folder.exists():
-            raise RecipeError(
-                f"model.path: {path} does not exist. Give a folder written by save_pretrained, or an id on the Hub."
-            )
+            raise RecipeError(f"model.path: {path} does not exist. Give a model's folder, or an id on the Hub.")
         if complaint := unfinished_run(path):
             raise RecipeError(f"model.path: {complaint}")
         if folder.is_dir() and (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
@@ -132,13 +123,12 @@ def read_config(model: Model) -> PreTrainedConfig:
     else:
         refuse_unreachable("model.path", path, model.revision)
     try:
-        return AutoConfig.from_pretrained(
-            path, revision=model.revision or "main", trust_remote_code=model.trust_remote_code
-        )
+        revision = model.revision or "main"
+        return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=model.trust_remote_code)
     except OSError as problem:
         if is_local(path):
             raise RecipeError(
-                f"model.path: {' '.join(str(problem).split())[:300]} Copy the model's folder again."
+                f"model.path: {' '.join(str(problem).split())[:300]} Copy the folder again."
             ) from problem
         raise _hub_error(path, problem) from problem
     except (ValueError, KeyError, StrictDataclassError) as problem:
@@ -180,15 +170,11 @@ def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrained
     found = text.to_dict().get("rope_parameters")
     if not isinstance(found, dict) or "rope_type" not in found:
         reason = "has other positions in each kind of layer" if found else "has no rotary positions"
-        raise RecipeError(
-            f"`model.rope`: {config.model_type} {reason}, so they cannot be changed by this key. Remove it."
-        )
+        raise RecipeError(f"`model.rope`: {config.model_type} {reason}, so this key cannot change them. Remove it.")
     if not wanted:
         raise RecipeError("`model.rope` is empty: write `theta: 1e6`, or `{type: yarn, factor: 8}`, or remove it.")
     if ("type" in wanted) != ("factor" in wanted):
-        raise RecipeError(
-            "`model.rope`: `type` and `factor` go together: `{type: yarn, factor: 8}` reaches eight times as far."
-        )
+        raise RecipeError("`model.rope`: `type` and `factor` go together, such as `{type: yarn, factor: 8}`.")
     original = int(found.get("original_max_position_embeddings") or text.max_position_embeddings)
     rope = {name: found[name] for name in ("rope_theta", "rope_type", "partial_rotary_factor") if name in found}
     if "theta" in wanted:
@@ -199,10 +185,7 @@ def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrained
         rope |= {"rope_type": wanted["type"], "factor": factor, "original_max_position_embeddings": original}
         length = int(wanted.get("length") or original * factor)
         if length > original * factor:
-            raise RecipeError(
-                f"`model.rope.length` is {length:,}, but `factor` {factor:g} reaches to {int(original * factor):,}."
-                " Write a larger `factor`."
-            )
+            raise RecipeError(f"`model.rope.length` {length:,} needs a larger `factor` than {factor:g}.")
     elif found["rope_type"] != "default":
         rope = {**found, **rope}
     text.rope_parameters = rope
@@ -223,7 +206,6 @@ def hash_weights(path: str, revision: str | None = None) -> dict[str, str]:
 
 
 def weights_folder(path: str, revision: str | None = None) -> Path:
-    """The local folder or file itself, or the Hub's snapshot in the cache."""
     if is_local(path):
         return Path(path).expanduser()
     config = try_to_load_from_cache(path, "config.json", revision=revision)

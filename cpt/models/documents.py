@@ -42,10 +42,7 @@ def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
     As in transformers' masks, a document begins with each row, and wherever a position does not follow from the one
     before. The last number is repeated up to a power of two, for few different shapes: to kernels these are documents
     without tokens. Not further than that: flash kernels keep 128 rows free for each in the backward pass. Empty where
-    each row is one document, which causal attention needs no bounds for.
-
-    Args:
-        position_ids: [rows, tokens].
+    each row is one document, which causal attention needs no bounds for. Positions are [rows, tokens].
     """
     begins = torch.ones_like(position_ids, dtype=torch.bool)
     begins[:, 1:] = position_ids.diff(dim=1) != 1
@@ -116,10 +113,8 @@ def try_documents_apart(model: PreTrainedModel) -> None:
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        together, first, second = (
-            model(input_ids=ids[:, part], position_ids=positions[:, part]).logits
-            for part in (slice(None), slice(0, 5), slice(5, 8))
-        )
+        parts = (slice(None), slice(0, 5), slice(5, 8))
+        together, first, second = (model(input_ids=ids[:, p], position_ids=positions[:, p]).logits for p in parts)
     alone = torch.cat([first, second], dim=1)
     model.train(was_training)
     largest = float((together - alone).abs().max())
@@ -153,11 +148,9 @@ class PartOfRows:
         whole = add_document_bounds(batch)
         documents = {name: whole.pop(name) for name in (BOUNDS, LONGEST)}
         labels = F.pad(whole.pop("labels"), (0, 1), value=IGNORED)[..., 1:]
-        cut = {name: self.of(values) for name, values in whole.items()}
-        return {**cut, "labels": self.of(labels), "shift_labels": self.of(labels), **documents}
-
-    def of(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.chunk(self.parts, dim=1)[self.number].contiguous()
+        whole |= {"labels": labels, "shift_labels": labels}
+        cut = {name: rows.chunk(self.parts, dim=1)[self.number].contiguous() for name, rows in whole.items()}
+        return cut | documents
 
 
 def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> None:
@@ -166,8 +159,7 @@ def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> N
     values = config.get_text_config().to_dict()
     if attention not in VARLEN_NAMES:
         raise RecipeError(
-            f"{key}: with `{attention}` documents of one row would read each other, as DeepSpeed drops the mask that"
-            f" keeps them apart. Write `model.attention: {VARLEN}`."
+            f"{key}: with `{attention}` documents of one row would read each other. Write `model.attention: {VARLEN}`."
         )
     if config.model_type not in PROVEN_SHARED.split():
         why = f"whether {config.model_type} learns the same from parts of rows has not been tried"
@@ -178,9 +170,7 @@ def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> N
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = int(values.get(name) or values["num_attention_heads"])
         if heads % parts:
-            raise RecipeError(
-                f"{key} is {parts}, which does not divide {config.model_type}'s {heads} `{name}`. Use a divisor."
-            )
+            raise RecipeError(f"{key} is {parts}, which does not divide {config.model_type}'s {heads} `{name}`.")
 
 
 def attend_over_processes(config: PreTrainedConfig, micro_batch: int, group: Any) -> None:

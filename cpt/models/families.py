@@ -58,9 +58,7 @@ class CptGPT2Config(GPT2Config):
         if self.add_cross_attention:
             raise ValueError("add_cross_attention: there is no encoder to attend to. Remove it.")
         if self.unpadded_vocab_size > self.vocab_size:
-            raise ValueError(
-                f"unpadded_vocab_size ({self.unpadded_vocab_size}) is larger than vocab_size ({self.vocab_size})."
-            )
+            raise ValueError(f"unpadded_vocab_size {self.unpadded_vocab_size} is above vocab_size {self.vocab_size}.")
 
 
 class PaddedVocabularyHead(nn.Linear):
@@ -216,10 +214,8 @@ def _qwen2_moe_state_dict(config: MiniMind2MoEConfig, state_dict: StateDict) -> 
         # it exactly.
         renamed[f"{mlp}.shared_expert_gate.weight"] = torch.zeros_like(gate[:1])
         for part, dim, factor in (("gate", 0, 1), ("up", 0, 1), ("down", 1, 2)):
-            shared = [
-                state_dict[f"{mlp}.shared_experts.{index}.{part}_proj.weight"]
-                for index in range(config.n_shared_experts)
-            ]
+            names = [f"{mlp}.shared_experts.{index}.{part}_proj.weight" for index in range(config.n_shared_experts)]
+            shared = [state_dict[name] for name in names]
             empty = gate.new_empty((0, config.hidden_size) if dim == 0 else (config.hidden_size, 0))
             renamed[f"{mlp}.shared_expert.{part}_proj.weight"] = factor * torch.cat([*shared, empty], dim=dim)
     return renamed

@@ -43,12 +43,8 @@ def tokens_at_once(vocabulary: int) -> int:
 
 
 def chunk_of(tokens: int, vocabulary: int, width: int, *, accumulates: bool) -> int:
-    """How many of the tokens go through the head at once.
-
-    Args:
-        accumulates: the head's gradient is needed in half precision. Several chunks add it up in fp32 (4 bytes a
-            weight); where one chunk of all tokens (2 bytes a logit more) takes no more memory than that, there is one.
-    """
+    """How many of the tokens go through the head at once. Where the head's gradient accumulates in half precision,
+    several chunks need a sum in fp32 (4 bytes a weight): one chunk is better if it (2 bytes a logit) takes no more."""
     chunk = tokens_at_once(vocabulary)
     return tokens if accumulates and tokens <= chunk + 2 * width else min(tokens, chunk)
 
@@ -195,8 +191,6 @@ class FusedLoss:
         self.tokens = tokens
         self.plain, self.own_forward = whole.loss_function, self.head.forward
         self.is_random = any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.head.modules())
-        self.labels: torch.Tensor | None = None  # while `score` runs: [rows, tokens]
-        self.scored: tuple[torch.Tensor, torch.Tensor] | None = None
         self.is_scorable: bool | None = None
         """Whether `factor` and `cap` are all that the model does to its logits; None before the first `score`."""
         config: PreTrainedConfig = whole.config.get_text_config()
@@ -219,11 +213,7 @@ class FusedLoss:
     def forward_of_head(
         self, hidden: torch.Tensor, targets: torch.Tensor | None = None, scale: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """The hidden states while the model trains, else logits; with targets their loss; nothing in `score`."""
-        if self.labels is not None:
-            self.scored = self.scores_of(hidden, self.labels)
-            self.hidden = hidden[..., :1]
-            return self.hidden
+        """The hidden states while the model trains, else logits; with targets their loss."""
         if targets is None and not self.head.training:
             return self.own_forward(hidden)
         if targets is None:
@@ -258,32 +248,35 @@ class FusedLoss:
         """
         if self.is_scorable is False:
             return None
-        self.labels = labels
+        losses: list[torch.Tensor] = []
+        is_correct: list[torch.Tensor] = []
+        given = torch.empty(0)
+
+        def score_chunks(hidden: torch.Tensor) -> torch.Tensor:
+            nonlocal given
+            given, one = hidden[..., :1], torch.ones((), device=hidden.device)
+            hidden = hidden * self.factor if self.factor != 1 else hidden
+            rows, targets = hidden.reshape(-1, hidden.shape[-1]), next_tokens(labels).reshape(-1).to(hidden.device)
+            for part, wanted in zip(rows.split(SCORED_POSITIONS), targets.split(SCORED_POSITIONS), strict=True):
+                logits = self.own_forward(part)
+                losses.append(cross_entropy_in_place(logits, wanted, one, self.cap, False))
+                is_correct.append(logits.argmax(-1) == wanted)
+            return given
+
+        self.head.forward, before = score_chunks, self.head.forward
         try:
             output = forward(**batch, use_cache=False)
         finally:
-            self.labels = None
-        assert self.scored is not None and self.hidden is not None, "the model called its head"
-        scored, self.scored, given, self.hidden = self.scored, None, self.hidden, None
+            self.head.forward = before
         if self.is_scorable is None:
-            self.is_scorable = torch.allclose(
-                output.logits.float(), self.capped(self.factor * given.float()), rtol=0.02, atol=1e-4
-            )
-        return scored if self.is_scorable else None
+            expected = self.capped(self.factor * given.float())
+            self.is_scorable = torch.allclose(output.logits.float(), expected, rtol=0.02, atol=1e-4)
+        if not self.is_scorable:
+            return None
+        return torch.cat(losses).view(labels.shape), torch.cat(is_correct).view(labels.shape)
 
     def capped(self, logits: torch.Tensor) -> torch.Tensor:
         return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
-
-    def scores_of(self, hidden: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        losses, is_correct = [], []
-        one = torch.ones((), device=hidden.device)
-        hidden = hidden * self.factor if self.factor != 1 else hidden
-        rows, targets = hidden.reshape(-1, hidden.shape[-1]), next_tokens(labels).reshape(-1).to(hidden.device)
-        for part, wanted in zip(rows.split(SCORED_POSITIONS), targets.split(SCORED_POSITIONS), strict=True):
-            logits = self.own_forward(part)
-            losses.append(cross_entropy_in_place(logits, wanted, one, self.cap, False))
-            is_correct.append(logits.argmax(-1) == wanted)
-        return torch.cat(losses).view(labels.shape), torch.cat(is_correct).view(labels.shape)
 
     def __call__(
         self,
@@ -315,7 +308,6 @@ class FusedLoss:
 
 
 def next_tokens(labels: torch.Tensor) -> torch.Tensor:
-    """The label that each position predicts; none for the last."""
     return F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
 
 
@@ -357,7 +349,6 @@ def keep_liger_to_layers(training: TrainingArguments) -> None:
 
 
 def set_up_loss(model: nn.Module, wanted: bool | Literal["auto"], training: TrainingArguments) -> None:
-    """Give the model the fused loss where the recipe asks for it, or on a GPU where it works, and log the choice."""
     if not isinstance(model, PreTrainedModel | PeftModel):
         return
     on_gpu = training.device.type == "cuda"

@@ -86,21 +86,16 @@ def flops_per_token(model: PreTrainedModel, sequence_length: float, *, trains_we
     # a tied head is a matrix
     multiplied = {id(parameter) for parameter in head.parameters()} if head is not None else set()
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)} - multiplied
-    matrices = sum(
-        numbers_in(parameter) * _active_share(name, model.config)
-        for name, parameter in model.named_parameters()
-        if parameter.ndim > 1 and id(parameter) not in looked_up
-    )
+    weights = [(name, p) for name, p in model.named_parameters() if p.ndim > 1 and id(p) not in looked_up]
+    matrices = sum(numbers_in(p) * _active_share(name, model.config) for name, p in weights)
     others = attention_flops(model.config, sequence_length) + state_space_flops(model)
     return (6 if trains_weights else 4) * matrices + 3 * others
 
 
 def attention_flops(config: PreTrainedConfig, sequence_length: float) -> float:
-    """Of all attention layers for one token, forward pass only, without their matrices.
-
-    Scores take two for each element of a key, their weighted mean two for each element of a value. A token attends to
-    half of the row on average, and to no more tokens than the sliding window has.
-    """
+    """Of all attention layers for one token, forward pass only, without their matrices. Scores take two for each
+    element of a key, their weighted mean two for each element of a value. A token attends to half of the row on
+    average, and to no more tokens than the sliding window has."""
     text = config.get_text_config()
     values = text.to_dict()
     if (heads := attention_heads(text)) == 0:  # a config may call its sizes what it likes
@@ -137,14 +132,12 @@ def longest_row(config: PreTrainedConfig) -> int | None:
 
 
 def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
-    """The model without its weights."""
     register_families()
     with without_zero3(), torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
 
 
 def _active_share(name: str, config: PreTrainedConfig) -> float:
-    """Share of a parameter that one token uses."""
     if ".experts." not in name:
         return 1.0
     # transformers has three names for it; most configs know more than one of them

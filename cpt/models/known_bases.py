@@ -8,8 +8,6 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class KnownBase:
-    """A published pre-training run."""
-
     name: str  # Hub id
     source: str  # paper, files of a repository, or model card
     peak_learning_rate: float | None = None
@@ -23,12 +21,7 @@ def known_base(path: str) -> KnownBase | None:
     return BY_NAME.get(path.lower()) or BY_LAST_PART.get(Path(path).name.lower())
 
 
-def pythia(size: str, peak: float) -> KnownBase:
-    """One size of the suite: all saw the same 300B tokens, in batches of 1024 rows, down to a tenth of the peak."""
-    source = "EleutherAI/pythia: README.md, models/*.yml"
-    return KnownBase(f"EleutherAI/pythia-{size}", source, peak, peak / 10, 2_097_152, 2048)
-
-
+PYTHIA = "EleutherAI/pythia: README.md, models/*.yml"
 PYTHIA_PEAKS = {"70m": 1e-3, "160m": 6e-4, "410m": 3e-4, "1b": 3e-4, "1.4b": 2e-4, "2.8b": 1.6e-4}
 PYTHIA_PEAKS |= {"6.9b": 1.2e-4, "12b": 1.2e-4}
 LLAMA_2, LLAMA_3 = "arXiv 2307.09288", "arXiv 2407.21783, table 3, as quoted"
@@ -38,7 +31,11 @@ TINY_LLAMA = "jzhang38/TinyLlama: README.md, pretrain/tinyllama.py"
 DEEPSEEK, OLMO = "deepseek-ai/DeepSeek-LLM: README.md", "allenai/OLMo: configs/official-1124/OLMo2-7B-stage*.yaml"
 SMOL = "huggingface/smollm: config_smollm1_135M.yaml"
 BASES = [
-    *(pythia(size, peak) for size, peak in PYTHIA_PEAKS.items()),
+    # All sizes saw the same 300B tokens, in batches of 1024 rows, down to a tenth of the peak.
+    *(
+        KnownBase(f"EleutherAI/pythia-{size}", PYTHIA, peak, peak / 10, 2_097_152, 2048)
+        for size, peak in PYTHIA_PEAKS.items()
+    ),
     KnownBase("openai-community/gpt2", GPT_2, batch_tokens=524_288, sequence_length=1024),
     KnownBase("meta-llama/Llama-2-7b-hf", LLAMA_2, 3e-4, 3e-5, 4_194_304, 4096),
     KnownBase("meta-llama/Llama-2-13b-hf", LLAMA_2, 3e-4, 3e-5, 4_194_304, 4096),

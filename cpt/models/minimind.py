@@ -85,12 +85,9 @@ class MiniMind3ForCausalLM(Qwen3ForCausalLM):
 def balance_loss(router_logits: tuple[torch.Tensor, ...], top_k: int, num_sequences: int) -> torch.Tensor:
     """How unevenly the experts are used, without a coefficient: 1 for each layer that uses them evenly.
 
-    Per layer: experts x sum over the experts of (share of the choices x mean score), as in MiniMind's code. MiniMind2
-    counts within each sequence (`seq_aux`) and then takes the mean, MiniMind-3 counts over the whole batch.
-
-    Args:
-        router_logits: per layer [B x T, E].
-        num_sequences: B to count within each sequence, 1 to count over the whole batch.
+    Per layer, whose router logits are [B x T, E]: experts x sum over the experts of (share of the choices x mean
+    score), as in MiniMind's code. MiniMind2 counts within each of the B sequences (`seq_aux`) and then takes the mean,
+    MiniMind-3 counts over the whole batch, with `num_sequences` 1.
     """
     total = torch.zeros((), device=router_logits[0].device)
     for logits in router_logits:
@@ -142,7 +139,6 @@ class BalancedForCausalLM(SettableExperts):
         hidden_states = outputs.last_hidden_state
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden_states[:, kept, :])
-
         loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
         aux_loss = None
         if output_router_logits and self.training:

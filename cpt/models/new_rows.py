@@ -49,7 +49,7 @@ def add_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], known:
         is_table = parameter.dim() == 2 and parameter.shape[0] == before and "embed" in name and "pos" not in name
         if is_table and parameter is not embedding.weight and parameter is not head.weight:
             raise RecipeError(
-                f"{type(model).__name__} has a further table of the vocabulary, `{name}`, which cannot be extended."
+                f"{type(model).__name__} has a further table of the vocabulary, `{name}`: it cannot grow."
             )
     if needed > before:
         means = [weight[:known].float().mean(0) for weight in (embedding.weight, head.weight)]
@@ -72,9 +72,8 @@ def tables(model: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
     with suppress(NotImplementedError):
         found = model.get_input_embeddings(), model.get_output_embeddings()
     if not found or not all(isinstance(table, nn.Embedding | nn.Linear) for table in found):
-        raise RecipeError(
-            f"{type(model).__name__}: embedding and head cannot be found as plain tables by `get_input_embeddings`."
-        )
+        found_by = "get_input_embeddings() and get_output_embeddings()"
+        raise RecipeError(f"{type(model).__name__} must give its embedding and head as plain tables by {found_by}.")
     return cast(tuple[nn.Embedding, nn.Linear], found)
 
 
@@ -84,8 +83,7 @@ def new_ids(folder: Path) -> list[int]:
         return [int(token["id"]) for token in json.loads((folder / EXTENSION).read_text())["tokens"]]
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise RecipeError(
-            f"`model.train_only`: {folder} has no readable {EXTENSION}, which names the new rows. "
-            "Make the model with: cpt tokenizer extend MODEL --text FILES --add N --output FOLDER"
+            f"`model.train_only`: {folder} has no readable {EXTENSION}, as made by: cpt tokenizer extend MODEL ..."
         ) from problem
 
 
@@ -97,11 +95,9 @@ def carry_extension(path: str | None, folder: Path) -> None:
 
 
 def train_only_rows(model: PreTrainedModel, ids: Sequence[int]) -> None:
-    """Freeze all but these rows of the embedding and the head.
-
-    The gradient of the other rows is made zero before anything sums, clips or shards it: AdamW's moments and its step
-    stay zero there, bit for bit. Weight decay would shrink them all the same, so these parameters go without.
-    """
+    """Freeze all but these rows of the embedding and the head. The gradient of the others is made zero before anything
+    sums, clips or shards it: AdamW's moments and its step stay zero there, bit for bit. Weight decay would shrink
+    them all the same, so these parameters go without."""
     model.requires_grad_(False)
     for weight in {id(table.weight): table.weight for table in tables(model)}.values():
         weight.requires_grad_(True)
@@ -134,12 +130,7 @@ class Distilled:
 def distill_rows(
     model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], sequences: Sequence[Sequence[int]]
 ) -> Distilled:
-    """Train the new tokens' input rows, which `add_rows` has made, on sequences that hold them, once through.
-
-    Args:
-        pieces: id of a new token -> ids of the old tokens that it consists of.
-        sequences: ids of texts in new tokens.
-    """
+    """Train the new tokens' input rows, which `add_rows` has made of the same pieces, on sequences that hold them."""
     check_can_distill(model)
     embedding, _ = tables(model)
     ids = torch.tensor(sorted(pieces))
@@ -171,9 +162,7 @@ def distill_rows(
 def check_can_distill(model: PreTrainedModel) -> None:
     embedding, head = tables(model)
     if embedding.weight is head.weight:
-        raise RecipeError(
-            "token distillation makes input rows, and this model's head shares them (tied). Use the mean: --rows mean."
-        )
+        raise RecipeError("token distillation makes input rows, which this model's head shares. Use --rows mean.")
     if type(embedding) is not nn.Embedding:
         raise RecipeError(f"token distillation does not know {type(embedding).__name__}. Use the mean: --rows mean.")
 
@@ -193,9 +182,8 @@ def distance(
     def states(tokens: torch.Tensor) -> torch.Tensor:
         tokens = tokens.to(device)
         found = place[tokens]
-        looked_up = torch.where(
-            (found >= 0)[..., None], rows[found.clamp(min=0)].to(embedding.weight.dtype), embedding(tokens)
-        )
+        new = rows[found.clamp(min=0)].to(embedding.weight.dtype)
+        looked_up = torch.where((found >= 0)[..., None], new, embedding(tokens))
         hidden: torch.Tensor = model.base_model(inputs_embeds=looked_up, use_cache=False).last_hidden_state
         return hidden.float()
 

@@ -51,9 +51,8 @@ class Recomputing:
 def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, experts: bool = False) -> Recomputing:
     """Read and check the sub-keys of the recipe's section, or of the arguments made of it."""
     checkpoints = any(training.get(name) for name in SWITCHES)
-    given: Mapping[str, Any] = next(
-        (training[f"{name}_kwargs"] for name in SWITCHES if training.get(f"{name}_kwargs")), {}
-    )
+    keys = [f"{name}_kwargs" for name in SWITCHES]
+    given: Mapping[str, Any] = next((training[key] for key in keys if training.get(key)), {})
     for name in given:
         if name not in (*OURS, *TORCHS):
             raise RecipeError(
@@ -66,9 +65,7 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise RecipeError(f"{KEY}: `every_n_layers` is a whole number from 1 on, not {every!r}.")
     if not checkpoints and (without_effect := [name for name in given if name != "offload"]):
-        raise RecipeError(
-            f"{KEY}: `{without_effect[0]}` has no effect without `training.gradient_checkpointing: true`. Remove it."
-        )
+        raise RecipeError(f"{KEY}: `{without_effect[0]}` needs `training.gradient_checkpointing: true`.")
     of_torch = {name: value for name, value in given.items() if name in TORCHS}
     found = Recomputing(checkpoints, given.get("selective", False), every, given.get("offload", False), of_torch)
     compiles = wanted_compiling(training) is not None
@@ -77,10 +74,8 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
     if found.selective and compiles and experts:
         raise RecipeError(f"{KEY}: `selective` does not work with `torch_compile` and experts. Remove one.")
     if found.offload and zero3 and (not found.checkpoints or found.every_n_layers > 1):
-        raise RecipeError(
-            f"{KEY}: `offload` under ZeRO-3 would send gathered weights to the host, unless every layer is computed"
-            " again. Write `gradient_checkpointing: true` and no `every_n_layers`."
-        )
+        # Gathered weights would go to the host, unless every layer is computed again.
+        raise RecipeError(f"{KEY}: `offload` under ZeRO-3 needs `gradient_checkpointing` of every layer.")
     return found
 
 
@@ -108,20 +103,18 @@ def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> Abstra
 
 def prepare_switch(model: PreTrainedModel, *, selective: bool) -> None:
     """Have the model's own switch use our context; a function cannot be in arguments that are written to files."""
-    switch_on = model.gradient_checkpointing_enable
+    own_switch = model.gradient_checkpointing_enable
 
-    def gradient_checkpointing_enable(
-        gradient_checkpointing_kwargs: dict[str, Any] | None = None, **options: Any
-    ) -> None:
+    def switch(gradient_checkpointing_kwargs: dict[str, Any] | None = None, **options: Any) -> None:
         given = dict(gradient_checkpointing_kwargs or {})
         if selective:
             given["context_fn"] = partial(create_selective_checkpoint_contexts, keep_attention)
         # The warning is about the older name, which both versions know.
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
-            switch_on(gradient_checkpointing_kwargs=given, **options)
+            own_switch(gradient_checkpointing_kwargs=given, **options)
         move_checkpoints_into_graphs(model)
 
-    model.gradient_checkpointing_enable = gradient_checkpointing_enable  # type: ignore[method-assign]
+    model.gradient_checkpointing_enable = switch  # type: ignore[method-assign]
 
 
 def keep_attention(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:

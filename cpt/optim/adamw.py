@@ -196,8 +196,6 @@ class OneKernelAdamW(torch.optim.Optimizer):
     def has_master(self) -> bool:
         return any("master" in layout for layout in self.layouts.values())
 
-    # --- states ------------------------------------------------------------------------------------------------------
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -206,9 +204,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
 
     def layout(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, torch.dtype]:
         if parameter.dtype == torch.float16 and self.rounding is not None:
-            raise RecipeError(
-                "`optimizer`: states in 8 bit and `rounding` need `model.dtype: bfloat16`, or fp32 weights."
-            )
+            raise RecipeError("`optimizer`: states in 8 bit and `rounding` need `model.dtype` bfloat16 or float32.")
         in_8_bit = self.eight_bit and not group.get(IS_EMBEDDING, False) and parameter.numel() >= FEWEST_IN_8_BIT
         found = dict.fromkeys(DECADES, torch.uint8 if in_8_bit else torch.float32)
         if in_8_bit:
@@ -275,9 +271,8 @@ class OneKernelAdamW(torch.optim.Optimizer):
         for number, kept in state_dict["state"].items():
             if kept.keys() != (names := {"step", *self.layouts[parameter := by_number[number]]}):
                 raise CheckpointError(
-                    f"`optimizer`: the checkpoint has {', '.join(sorted(kept))} for a parameter, and"
-                    f" {type(self).__name__} needs {', '.join(sorted(names))}. Write name, rounding and `model.dtype`"
-                    " as they were, or start over with --new."
+                    f"`optimizer`: the checkpoint has {', '.join(sorted(kept))} for a parameter, not"
+                    f" {', '.join(sorted(names))}. Use the same optimizer and `model.dtype`, or start over with --new."
                 )
             for name, value in self.state_of(parameter).items():
                 value.copy_(kept[name])
@@ -316,8 +311,6 @@ class Streams:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A piece on its way to the GPU, or there."""
-
     key: Key
     buffer: int
     arrays: Arrays

@@ -7,10 +7,8 @@ import triton
 import triton.language as tl
 
 WARPS = 8
-ROWS = {
-    True: 16,
-    False: 8,
-}  # blocks of a program: each thread has 16 numbers in 8 bit, or 8 in fp32, so that loads have 16 bytes
+# Blocks of a program: each thread has 16 numbers in 8 bit, or 8 in fp32, so that loads have 16 bytes.
+ROWS = {True: 16, False: 8}
 
 
 @triton.jit

@@ -62,13 +62,7 @@ def adamw_update(
         "exp_avg_sq_scale": exp_avg_sq_scale,
         "beside": beside,
     }
-    options = {
-        "before": before,
-        "seed": seed,
-        "learning_rate": float(learning_rate),
-        "decay": float(decay),
-        "eps": eps,
-    }
+    options = {"before": before, "seed": seed, "learning_rate": learning_rate, "decay": decay, "eps": eps}
     options |= {name: math.log(beta) if beta else -1e9 for name, beta in (("log_beta1", beta1), ("log_beta2", beta2))}
     if weights.is_cuda:
         from cpt.optim.adamw_kernel import launch  # Triton comes with torch's CUDA builds alone
@@ -127,9 +121,6 @@ def update_in_torch(
         beside.copy_(weight if rounding == "master" else weight - weights.float())
 
 
-# --- 8 bit -----------------------------------------------------------------------------------------------------------
-
-
 def value_of(ranks: torch.Tensor, decades: int) -> torch.Tensor:
     """The centre of each rank's share of its decade; 2^e ranks from 2^e on share the decade e, and 0 is 0."""
     e = ranks.clamp(min=1).log2().floor()
@@ -154,9 +145,6 @@ def dequantize(codes: torch.Tensor, scale: torch.Tensor, name: str) -> torch.Ten
     if name == "exp_avg_sq":
         return value_of(codes.float(), DECADES[name]) * of_each
     return value_of((codes & 127).float(), DECADES[name]) * of_each * torch.where(codes > 127, -1.0, 1.0)
-
-
-# --- stochastic rounding ---------------------------------------------------------------------------------------------
 
 
 def stochastic(weight: torch.Tensor, before: int, seed: int, step: int) -> torch.Tensor:

@@ -33,18 +33,14 @@ def build_optimizer(
     build = fused_by_torch if partitioned and section.name == "adamw" else find_optimizer(section.name)
     if partitioned and section.name in FOR_MATRICES | IN_LITTLE_MEMORY:
         raise RecipeError(
-            f"`optimizer.name`: `{section.name}` needs whole parameters, and DeepSpeed's ZeRO gives it slices of them."
-            " Use adamw, or remove `training.deepspeed`."
+            f"`optimizer.name`: `{section.name}` needs whole parameters. Use adamw, or remove `training.deepspeed`."
         )
     if partitioned and section.options.get("rounding") is not None:
-        raise RecipeError(
-            "`optimizer.rounding`: DeepSpeed keeps an fp32 copy of the weights, so nothing is rounded. Remove it."
-        )
+        raise RecipeError("`optimizer.rounding`: DeepSpeed keeps fp32 weights, so nothing is rounded. Remove it.")
     if offloaded:
         if section.name not in OFFLOADED:
             raise RecipeError(
-                f"`optimizer.name`: `{section.name}` cannot keep its states in host memory under DeepSpeed;"
-                f" {', '.join(OFFLOADED)} can. Or take a DeepSpeed profile without offload_optimizer."
+                f"`optimizer.name`: DeepSpeed cannot offload `{section.name}`. Use {', '.join(OFFLOADED)}."
             )
         build = OFFLOADED[section.name]
     options = {name: value for name, value in section.options.items() if name != "release_gradients"}
@@ -56,20 +52,16 @@ def build_optimizer(
     )
     if section.name not in RELEASING and not partitioned and trains_half(groups):
         log.warning(
-            f"optimizer.name: {section.name} keeps no fp32 copy of weights in half precision, so small updates are"
-            " lost in rounding. Take adamw or adamw_8bit, or leave `model.dtype` out: the weights are fp32 then."
+            f"optimizer.name: {section.name} keeps no fp32 copy of weights in half precision. Use adamw or adamw_8bit."
         )
     optimizer: torch.optim.Optimizer = build(groups, section.learning_rate, **options)
     return optimizer
 
 
 def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
-    """A built-in, a function of the user's, or any library's class."""
     of_torch = {other.lower(): other for other, value in vars(torch.optim).items() if isinstance(value, type)}
     if name not in OPTIMIZERS and (other := of_torch.get(name.replace("_", "").lower())):
-        raise RecipeError(
-            f"`{name}` is not built in. Write `torch.optim:{other}`, which takes the options of its constructor."
-        )
+        raise RecipeError(f"`{name}` is not built in. Write `torch.optim:{other}`, with its constructor's options.")
     return as_function(find("optimizer", name, OPTIMIZERS))
 
 
@@ -99,7 +91,7 @@ def check_optimizer(section: Optimizer) -> None:
     rate = section.options.get("embedding_learning_rate")
     if rate is not None and rate <= 0:
         raise RecipeError(
-            f"`optimizer.embedding_learning_rate` must be more than 0, got {rate}. `model.lora` freezes embeddings."
+            f"`optimizer.embedding_learning_rate` is {rate}: write more than 0. `lora` freezes embeddings."
         )
 
 
@@ -259,11 +251,9 @@ def offloaded_adamw(
 
 
 def replay_step_counter(optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """Make DeepSpeed's CPU kernel resume bit for bit, after its states were loaded.
-
-    The kernel multiplies beta^t at each step, but computes it with pow() in the first step after a load, which differs
-    in the last bit. Playing the steps again on a parameter of one element brings the product back exactly.
-    """
+    """Make DeepSpeed's CPU kernel resume bit for bit. It multiplies beta^t at each step, but computes it with pow() in
+    the first step after a load, which differs in the last bit. Playing the steps again on a parameter of one element
+    brings the product back exactly."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     if not isinstance(optimizer, DeepSpeedCPUAdam):

@@ -27,9 +27,7 @@ class ReleasedGradients:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer: Any = optimizer
-        self.group_of = {
-            parameter: number for number, group in enumerate(optimizer.param_groups) for parameter in group["params"]
-        }
+        self.group_of = {one: number for number, group in enumerate(optimizer.param_groups) for one in group["params"]}
         self.hooks = [parameter.register_post_accumulate_grad_hook(self.step_one) for parameter in self.group_of]
         self.skip: torch.Tensor | None = None
         self.squares: torch.Tensor | None = None
@@ -70,21 +68,16 @@ def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = No
     if not releases_gradients(recipe):
         return
     name, training, steps = recipe.optimizer.name, recipe.training, accumulation(recipe)
-    number = processes or world_size()
+    number, clips = processes or world_size(), training.get("max_grad_norm", 1.0)
     is_budget = recipe.budget.global_batch_tokens is not None
     key = "budget.global_batch_tokens" if is_budget else "training.gradient_accumulation_steps"
     reasons = {
-        f"{WHOLE} with `{name}`. Take one of {', '.join(RELEASING)}, or write false.": name not in RELEASING,
-        "DeepSpeed takes the gradients itself. Write false, or leave `training.deepspeed` out.": deepspeed,
-        f"it works on one GPU: the gradients of {number} have to meet before an update. Start one process, or write"
-        " false and take a DeepSpeed profile (ZeRO-2 divides gradients over the GPUs).": number > 1,
+        f"{WHOLE} with `{name}`. Use one of {', '.join(RELEASING)}, or write false.": name not in RELEASING,
+        "DeepSpeed takes the gradients itself. Write false, or remove `training.deepspeed`.": deepspeed,
+        f"it works on one GPU, not {number}. Write false, and use DeepSpeed's ZeRO-2.": number > 1,
         f"{WHOLE} to find the scale of fp16. Write `training.bf16: true` instead.": training.get("fp16"),
-        "the norm of the whole gradient is only known after the updates, too late to clip by it. Write"
-        " `training.max_grad_norm: 0`; safety.loss_guard still skips steps whose loss is far off.": training.get(
-            "max_grad_norm", 1.0
-        ),
-        f"gradients that are dropped cannot add up over {steps} micro-batches (`{key}`). Let one micro-batch be the"
-        " step: `training.gradient_accumulation_steps: 1`, and as many rows as fit.": steps != 1,
+        "the norm is known after the updates, too late to clip by it. Write `training.max_grad_norm: 0`.": clips,
+        f"`{key}` means {steps} micro-batches in a step. Write `training.gradient_accumulation_steps: 1`.": steps != 1,
     }
     for reason, applies in reasons.items():
         if applies:

@@ -18,7 +18,6 @@ POINTS = 10_000  # of a run at which the schedule is asked, to find where it cro
 def build_schedule(
     section: Schedule, optimizer: torch.optim.Optimizer, *, tokens_per_step: int, total_tokens: int
 ) -> LambdaLR:
-    """The scheduler that the recipe names, to be stepped once per optimizer step."""
     check_schedule(section.name, section.options, total_tokens)
     factor = find("schedule", section.name, SCHEDULES)
 
@@ -37,9 +36,7 @@ def check_schedule(name: str, options: Mapping[str, Any], total_tokens: float, k
         if option in NOT_ZERO.get(name, ()) and value == 0:
             raise RecipeError(f"`{key}.{option}` is 0, so the learning rate would jump. Write more than 0.")
     if options.get("warmup_tokens") and options.get("warmup_share"):
-        raise RecipeError(
-            f"`{key}.warmup_tokens` and `{key}.warmup_share` say the same thing twice. Remove one of them."
-        )
+        raise RecipeError(f"`{key}.warmup_tokens` and `{key}.warmup_share` say the same thing. Remove one of them.")
     parts = {part: options[part] for part in PARTS if options.get(part)}
     if share := options.get("warmup_share"):
         parts["warmup_share"] = share * total_tokens
@@ -67,14 +64,10 @@ def phases_in_tokens(recipe: Recipe) -> Data:
         if phase.until_learning_rate is not None:
             ends = tokens_until(recipe.schedule, phase.until_learning_rate, total, key)
             if ends <= begins:
-                raise RecipeError(
-                    f"{key}: the phase ends before it starts: the learning rate is there at {ends:,} tokens."
-                )
+                raise RecipeError(f"{key}: the phase ends before it starts, at {ends:,} tokens.")
             phase = phase.model_copy(update={"until": ends, "until_learning_rate": None})
         elif phase.until is not None and phase.until <= begins:
-            raise RecipeError(
-                f"`data.phases[{number}].until` is {phase.until:,}: the phase ends before it starts, at {begins:,}."
-            )
+            raise RecipeError(f"`data.phases[{number}].until` {phase.until:,} ends before it starts, at {begins:,}.")
         begins = phase.until or total
         phases.append(phase)
     return data.model_copy(update={"phases": phases})
@@ -93,12 +86,8 @@ def tokens_until(section: Schedule, share: float, total_tokens: int, key: str) -
     if not above:
         raise RecipeError(f"{key}: the phase is empty: `{section.name}` is never above {share:g} of its peak.")
     if above[-1] == POINTS or tokens[above[-1] + 1] >= total_tokens:
-        only_warms_up = factors[0] <= share < min(factors[above[0] :])
-        where = "there only while it warms up" if only_warms_up else "above it to the end"
-        raise RecipeError(
-            f"{key} is {share:g}: under `{section.name}` the learning rate is {where}, and ends at {factors[-1]:.3g}"
-            " of its peak. Give a higher share, another schedule, or the end of the phase in tokens (`until`)."
-        )
+        ending = f"`{section.name}` ends at {factors[-1]:.3g} of its peak"
+        raise RecipeError(f"{key} is {share:g}, but {ending}. Give a higher share, another schedule, or `until`.")
     before, after = tokens[above[-1]], tokens[above[-1] + 1]
     while after - before > 1:
         middle = (before + after) // 2

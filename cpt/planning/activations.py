@@ -32,12 +32,7 @@ from cpt.planning.dry_run import (
     with_leaves,
 )
 from cpt.planning.workload import Setup
-from cpt.torch_internals import (
-    fake_tensors,
-    fusible_operations,
-    split_passes,
-    trace_both_passes,
-)
+from cpt.torch_internals import fake_tensors, fusible_operations, split_passes, trace_both_passes
 
 SHORT_ROW = 256
 SIZES = ("kept", "layer_inputs", "backward", "again", "attention", "forward")
@@ -111,7 +106,6 @@ class SavedBytes:
         self.total = 0
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The hook of autograd for what it keeps."""
         storage = tensor.untyped_storage()
         if id(storage) not in self.known:
             self.known[id(storage)] = storage  # held, so that no other storage gets its address
@@ -203,12 +197,7 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
 
 
 def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Setup) -> dict[str, Any] | None:
-    """Sizes that differ with compiled layers; None if torch cannot trace a layer, or compiles it in parts (experts).
-
-    Args:
-        kept: bytes that autograd saves outside of layers.
-        known: their storages.
-    """
+    """Sizes that differ with compiled layers; None if torch cannot trace one, or compiles it in parts (experts)."""
     kinds: dict[tuple[Any, ...], CompiledLayer] = {}
     for call in calls:
         kind = (type(call.layer), *((tensor.shape, tensor.requires_grad) for tensor in call.layer.parameters()))
@@ -303,11 +292,7 @@ class CompiledLayer:
 
 
 def count_compiled(layer_call: LayerCall, *, selective: bool) -> CompiledLayer:
-    """Trace a layer and count the bytes of its graphs. Runs inside a FakeTensorMode, on fake inputs.
-
-    Args:
-        selective: a checkpointed layer keeps the outputs of attention.
-    """
+    """Trace a layer and count the bytes of its graphs. Runs inside a FakeTensorMode, on fake inputs."""
     module, positions = layer_call.layer, list(layer_call.inputs)
     given = (layer_call.given, layer_call.options)
     leaves = tree_leaves(given)

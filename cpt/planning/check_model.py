@@ -28,6 +28,7 @@ from cpt.models.documents import check_documents_can_be_handed_over
 from cpt.models.inventory import build_on_meta, isolates_documents, vocabulary_size
 from cpt.models.new_rows import new_ids
 from cpt.planning.check_resources import PreflightReport
+from cpt.planning.model_sizes import TEACHER
 from cpt.recipe.paths import is_local, result_of_run
 from cpt.recipe.rules import TAUGHT
 from cpt.recipe.schema import Data, DocumentSource, Model, Recipe, Source
@@ -35,7 +36,6 @@ from cpt.stages.models import check_vocabulary
 from cpt.stages.rewards import check_columns
 from cpt.tokenizer.load import load_tokenizer
 
-TEACHER = "teacher_model_name_or_path"
 POSITIONS = ("wpe", "embed_positions", "position_embeddings")  # names of learned position embeddings
 
 
@@ -50,29 +50,21 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
         if recipe.model.trust_remote_code:
             found.unchecked.append(f"`model.trust_remote_code`: the code of {recipe.model.path}")
         else:
-            found.mistakes.append(
-                RecipeError(f"`model.config.model_type`: {config.model_type} is no causal language model. Choose one.")
-            )
+            found.refuse(f"`model.config.model_type`: {config.model_type} is no causal language model. Choose one.")
         return None
     model = build_on_meta(config)
     found.run(check_attention, recipe, model)
     if recipe.data.packing not in ("none", "token_budget") and not isolates_documents(config):
-        found.mistakes.append(
-            RecipeError(
-                f"`data.packing`: {config.model_type} cannot isolate documents that are packed into one row. Write"
-                " `packing: token_budget`, or `packing: none`."
-            )
+        found.refuse(
+            f"`data.packing`: {config.model_type} cannot isolate documents that are packed into one row. Write"
+            " `packing: token_budget`, or `packing: none`."
         )
     length = recipe.data.sequence_length
     tables = [module for name, module in model.named_modules() if name.rpartition(".")[2] in POSITIONS]
     positions = min((table.num_embeddings for table in tables if isinstance(table, nn.Embedding)), default=length)
     if positions < length:
-        found.mistakes.append(
-            RecipeError(
-                f"`data.sequence_length` is {length}, but the model has learned {positions} positions."
-                " Make it that or less."
-            )
-        )
+        learned = f"the model has learned {positions} positions"
+        found.refuse(f"`data.sequence_length` is {length}, but {learned}. Make it that or less.")
     if recipe.stage == "reward":
         found.run(check_scoring, config)
     if recipe.model.lora is not None:
@@ -81,7 +73,6 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
 
 
 def check_attention(recipe: Recipe, model: PreTrainedModel) -> None:
-    """The implementation is installed and fits the model and the rows."""
     packed = recipe.data.packing != "token_budget"
     in_half = recipe.model.dtype in ("bfloat16", "float16")
     half = bool(recipe.training.get("bf16") or recipe.training.get("fp16") or in_half)
@@ -115,7 +106,6 @@ def check_adapters(recipe: Recipe, model: PreTrainedModel, lora: Mapping[str, An
 
 
 def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | None:
-    """The model's config: from the recipe, a folder, or the Hub if it can be reached."""
     model = recipe.model
     if model.path is None or is_local(model.path) or is_cached(model.path, "config.json", model.revision):
         return load_config(model)
@@ -145,7 +135,6 @@ def refuse_unreachable_model(recipe: Recipe) -> None:
 
 
 def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
-    """The tokenizer loads, has what the sources need, and the model has an embedding for each of its tokens."""
     path = recipe.tokenizer.path or recipe.model.path
     revision = recipe.tokenizer.revision or (recipe.model.revision if path == recipe.model.path else None)
     if path and not (is_local(path) or is_cached(path, "tokenizer_config.json", revision) or hub_is_reachable()):
@@ -164,16 +153,13 @@ def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: Prefli
         return
     known = vocabulary_size(model.config)
     if len(tokenizer) > known:
-        found.mistakes.append(
-            RecipeError(
-                f"`tokenizer.path`: {path} has {len(tokenizer)} tokens, the model's vocabulary {known}. Set"
-                " `model.resize_embeddings: true`, or use the model's own tokenizer."
-            )
+        found.refuse(
+            f"`tokenizer.path`: {path} has {len(tokenizer)} tokens, the model's vocabulary {known}. Set"
+            " `model.resize_embeddings: true`, or use the model's own tokenizer."
         )
 
 
 def check_teacher(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
-    """The teacher exists and has the student's vocabulary."""
     path, key = result_of_run(recipe.training.get(TEACHER)) if recipe.stage in TAUGHT else None, f"training.{TEACHER}"
     if path is None or not is_there(path, None, key, found) or model is None:
         return
@@ -191,7 +177,6 @@ def is_there(path: str, revision: str | None, key: str, found: PreflightReport) 
 
 
 def with_key(key: str, check: Callable[[], Any]) -> Any:
-    """Run the check, with the key in front of its errors."""
     try:
         return check()
     except RecipeError as problem:
@@ -199,7 +184,6 @@ def with_key(key: str, check: Callable[[], Any]) -> Any:
 
 
 def check_first_examples(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, found: PreflightReport) -> None:
-    """Check each local source of examples; others are reported as unchecked."""
     for key, source in keyed_sources(*sections_of(recipe)):
         if form_of_source(source) != "document" and kind_of(source.path) == "local":
             found.run(check_first, recipe, source, key, DocumentEncoder(tokenizer))

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from cpt.cache import size_of
 from cpt.distributed import world_size
-from cpt.errors import CptError, ResourceError
+from cpt.errors import CptError, RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus, free_disk_gib
 from cpt.planning.activations import count_activations
 from cpt.planning.fitting import fits, nodes_here, this_machine
@@ -21,6 +21,7 @@ from cpt.planning.speed import assumed_mfu, planned_speed
 from cpt.planning.workload import Setup, attention_on_gpu, read_setup
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node, place_of
+from cpt.training.engine_profiles import Profile
 
 MISTAKES = 2
 NOT_READY = 3  # a blocker on this machine, or something that decides was not checked
@@ -46,16 +47,15 @@ class PreflightReport:
     def exit_code(self) -> int:
         return MISTAKES if self.mistakes else NOT_READY if self.blockers or self.unchecked else 0
 
-    def add(self, problem: CptError) -> None:
-        """Note a mistake, or a blocker if the machine lacks something."""
-        (self.blockers if isinstance(problem, ResourceError) else self.mistakes).append(problem)
+    def refuse(self, message: str) -> None:
+        self.mistakes.append(RecipeError(message))
 
     def run(self, check: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """The check's result, or None with its error noted."""
+        """The check's result, or None with its error noted: as a blocker if the machine lacks something."""
         try:
             return check(*arguments, **options)
         except CptError as problem:
-            self.add(problem)
+            (self.blockers if isinstance(problem, ResourceError) else self.mistakes).append(problem)
             return None
 
 
@@ -124,12 +124,7 @@ def check_disk(recipe: Recipe, needs: DiskNeeds, freed: int = 0) -> None:
 
 
 def check_resources(
-    recipe: Recipe,
-    config: PreTrainedConfig,
-    profile: Mapping[str, Any] | None,
-    found: PreflightReport,
-    *,
-    has_disk: bool = True,
+    recipe: Recipe, config: PreTrainedConfig, profile: Profile | None, found: PreflightReport, *, has_disk: bool = True
 ) -> None:
     """Compare the run with the disk and the GPUs that are here; note the plan for the run's record.
 

@@ -2,8 +2,7 @@
 
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, cast
 
@@ -190,12 +189,10 @@ def fake_row(setup: Setup, rows: int = 1) -> dict[str, torch.Tensor]:
     return {"input_ids": ids} | ({"position_ids": torch.zeros_like(ids)} if setup.packed else {})
 
 
-@contextmanager
-def computing_as(setup: Setup) -> Iterator[None]:
+def computing_as(setup: Setup) -> torch.autocast:
     """Under autocast if fp32 weights or adapters are computed in half precision."""
     mixed = setup.half and (setup.weights_bytes == 4 or setup.lora is not None) and setup.zero is None
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
-        yield
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed)
 
 
 def empty_attention(

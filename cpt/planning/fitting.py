@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -49,7 +49,7 @@ PROFILES = REPOSITORY / "deepspeed_configs"
 FSDP2 = Sharding(3, is_fsdp=True, reduces_each_micro_batch=True)
 Changes = dict[str, Any]
 """Keys of the recipe, with dots, and their values."""
-Count = Callable[[Setup], tuple[ModelSizes, ActivationCounts]]
+Counts = tuple[ModelSizes, ActivationCounts]
 
 
 def with_chosen_values(
@@ -76,18 +76,15 @@ def with_chosen_values(
         RecipeError: the model's memory cannot be planned.
         ResourceError: the model's config cannot be read.
     """
-    processes, nodes = processes or world_size(), nodes or nodes_here()
-    given = deepspeed or recipe.training.get("deepspeed")
-    profile = read_profile(given) if given else None
+    number, machines = processes or world_size(), nodes or nodes_here()
+    engine = deepspeed or recipe.training.get("deepspeed")
     if target is None:
         on_cpu, where = bool(recipe.training.get("use_cpu")) or not torch.cuda.is_available(), "here"
     else:
         on_cpu, where = target.on_cpu, "there"
     if recipe.training.get(COMPILING, AUTO) == AUTO and (COMPILING in recipe.training or not on_cpu):
         is_on, reason = main_process_decides(
-            lambda: choose_compiling(
-                recipe, profile, config, is_here=target is None, processes=processes, on_cpu=on_cpu
-            )
+            lambda: choose_compiling(recipe, engine, config, is_here=target is None, processes=number, on_cpu=on_cpu)
         )
         if not on_cpu:
             tell(f"training.{COMPILING}: auto is {str(is_on).lower()} {where}: {reason}.")
@@ -95,19 +92,17 @@ def with_chosen_values(
     asked = automatic_keys(recipe.training)
     if not asked:
         return recipe
-    if MICRO_BATCH in asked and recipe.training.get("steps_per_generation") is not None:
-        raise RecipeError(
-            f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it decides how many completions are"
-            " sampled at the same time. Write a number, or `generation_batch_size` in place of"
-            " `steps_per_generation`."
-        )
     values: dict[str, Any] = dict.fromkeys(asked)  # None removes a key: accumulation follows from the global batch
     if LOADING[0] in asked:
         values[LOADING[0]] = 0  # the loader's threads follow the measured wait
     if any(key in asked for key in (MICRO_BATCH, *CHECKPOINTING)):
-        chosen = main_process_decides(
-            lambda: choose_batch(recipe, profile, config, target, processes, nodes, share, on_cpu=on_cpu)
-        )
+
+        def choose() -> Setup:
+            shape, machine = config or load_config(recipe.model), target or this_machine(number, on_cpu=on_cpu)
+            return choose_batch(recipe, engine, shape, machine, number, nodes=machines, share=share)[0]
+
+        best = main_process_decides(choose)
+        chosen = {MICRO_BATCH: best.micro_batch, **dict.fromkeys(CHECKPOINTING, best.checkpointing)}
         values |= {key: value for key, value in chosen.items() if key in asked}
     for key in asked:
         tell(f"training.{key}: auto is {'decided by the others' if values[key] is None else values[key]} {where}.")
@@ -118,15 +113,16 @@ def with_chosen_values(
 
 def choose_compiling(
     recipe: Recipe,
-    profile: Profile | None,
+    deepspeed: str | Profile | None,
     config: PreTrainedConfig | None,
     *,
     is_here: bool,
     processes: int,
     on_cpu: bool,
 ) -> tuple[bool, str]:
-    """Whether layers are compiled on that machine, and the reason."""
-    zero3, model = profile is not None and zero_section(profile).get("stage") == 3, None
+    zero3, model = False, None
+    if deepspeed:
+        zero3 = zero_section(read_profile(deepspeed)).get("stage") == 3
     if not on_cpu:
         with suppress(Exception):  # of a model's own code; the gate reports it
             model = build_on_meta(config or load_config(recipe.model))
@@ -144,39 +140,53 @@ def choose_compiling(
 
 def choose_batch(
     recipe: Recipe,
-    profile: Profile | None,
-    config: PreTrainedConfig | None,
-    target: Target | None,
+    deepspeed: str | Profile | None,
+    config: PreTrainedConfig,
+    target: Target,
     processes: int,
-    nodes: int,
-    share: float,
     *,
-    on_cpu: bool,
-) -> dict[str, Any]:
-    """Micro-batch and checkpointing; the smallest if nothing fits, since plans are estimates."""
-    config, filled = config or load_config(recipe.model), with_placeholders(recipe)
-    asked = automatic_keys(recipe.training)
+    nodes: int = 1,
+    share: float = 1.0,
+) -> tuple[Setup, Counts]:
+    """The fastest micro-batch and checkpointing of those that the recipe leaves open; and the model's sizes.
+
+    If nothing fits, the smallest, since plans are estimates. Fewer tokens at once keep a GPU less busy.
+    """
+    filled, asked, on_cpu = with_placeholders(recipe), automatic_keys(recipe.training), target.on_cpu
+    if MICRO_BATCH in asked and recipe.training.get("steps_per_generation") is not None:
+        raise RecipeError(
+            f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it decides how many completions are sampled"
+            " at the same time. Write a number, or `generation_batch_size` in place of `steps_per_generation`."
+        )
     attention = "sdpa" if on_cpu and recipe.model.attention == "auto" else attention_on_gpu(filled, config)
+    profile = read_profile(deepspeed) if deepspeed else None
     setup = read_setup(filled, processes, profile, attention=attention, on_cpu=on_cpu, nodes=nodes)
     readers = groups_of_rows(recipe.training, processes)
     rows = max(1, (recipe.budget.global_batch_tokens or 0) // (recipe.data.sequence_length * readers))
     most = max(1, BUSY_TOKENS // (setup.needs.sequences * setup.length))
     sizes = [size for size in range(1, min(rows, most) + 1) if rows % size == 0]
+    sizes = sizes if MICRO_BATCH in asked else [setup.micro_batch]
+    switches = [False, True] if any(key in asked for key in CHECKPOINTING) else [setup.checkpointing]
+    found: list[tuple[float, int, Setup]] = []
     try:
-        best = fastest_that_fits(
-            setup,
-            target or this_machine(processes, on_cpu=on_cpu),
-            count_model(config, setup),
-            micro_batches=sizes if MICRO_BATCH in asked else [setup.micro_batch],
-            checkpointing=[False, True] if any(key in asked for key in CHECKPOINTING) else [setup.checkpointing],
-            share=share,
-        )
+        facts, activations = count_model(config, setup)
+        for size, again in product(sizes, switches):
+            candidate = replace(setup, micro_batch=size, checkpointing=again)
+            if setup.sampled:  # a step's completions are sampled together, whatever the micro-batch
+                candidate = replace(candidate, accumulation=max(1, setup.micro_batch * setup.accumulation // size))
+            if fits(plan_memory(facts, candidate, activations), target, share * CAREFUL):
+                idle = HALVED ** math.log2(BUSY_TOKENS / min(BUSY_TOKENS, candidate.tokens_at_once))
+                # The start of a run does not know the links, and must choose as `cpt plan` did.
+                speed = planned_speed(facts, candidate, replace(target, gpu_link=0.0), assumed_mfu(candidate))
+                found.append((speed.tokens_per_second / idle, -size, candidate))
     except Exception as problem:  # of a model's own code
         raise RecipeError(
             f"`training.{asked[0]}: auto`: how much memory the model takes could not be planned"
             f" ({type(problem).__name__}: {problem}). Write a number; `cpt rehearse` tries it."
         ) from problem
-    return {MICRO_BATCH: best.micro_batch, **dict.fromkeys(CHECKPOINTING, best.checkpointing)}
+    smallest = replace(setup, micro_batch=min(sizes), checkpointing=any(switches))
+    best = max(found, key=lambda one: one[:2])[2] if found else smallest
+    return best, (facts, activations)
 
 
 def with_placeholders(recipe: Recipe) -> Recipe:
@@ -203,40 +213,12 @@ def this_machine(processes: int, *, on_cpu: bool, gpus: list[Gpu] | None = None)
     return Target(smallest.name, processes, smallest.memory_gib, peak, memory, "this machine")
 
 
-def fastest_that_fits(
-    setup: Setup,
-    target: Target,
-    counted: tuple[ModelSizes, ActivationCounts],
-    *,
-    micro_batches: list[int],
-    checkpointing: list[bool],
-    share: float,
-) -> Setup:
-    """The least time for a token, where fewer tokens at once keep a GPU less busy."""
-    facts, activations = counted
-    found = []
-    for rows, again in product(micro_batches, checkpointing):
-        candidate = replace(setup, micro_batch=rows, checkpointing=again)
-        if setup.sampled:  # a step's completions are sampled together, whatever the micro-batch
-            candidate = replace(candidate, accumulation=max(1, setup.micro_batch * setup.accumulation // rows))
-        if fits(plan_memory(facts, candidate, activations), target, share * CAREFUL):
-            idle = HALVED ** math.log2(BUSY_TOKENS / min(BUSY_TOKENS, candidate.tokens_at_once))
-            # The start of a run does not know the links, and must choose as `cpt plan` did.
-            speed = planned_speed(facts, candidate, replace(target, gpu_link=0.0), assumed_mfu(candidate))
-            found.append((speed.tokens_per_second / idle, -rows, candidate))
-    if not found:
-        return replace(setup, micro_batch=min(micro_batches), checkpointing=any(checkpointing))
-    return max(found, key=lambda one: one[:2])[2]
-
-
 @dataclass(frozen=True)
 class Proposal:
-    """A setup that fits."""
-
     setup: Setup
     plan: MemoryPlan
-    changes: Changes = field(default_factory=dict)
-    slower: float = 1.0
+    changes: Changes
+    slower: float
     """How many times the recipe's own time, if that fitted."""
     others: tuple["Proposal", ...] = ()
     """Other kinds of changes that fit, the next cheapest first."""
@@ -244,40 +226,33 @@ class Proposal:
 
 def fits(plan: MemoryPlan, target: Target, share: float = 1.0) -> bool:
     """The GPU, and the host if its memory is known."""
-    return gpu_room(plan, target, share) >= 0 and (not target.host_is_known or host_room(plan, target) >= 0)
-
-
-def gpu_room(plan: MemoryPlan, target: Target, share: float = 1.0) -> float:
-    """Bytes that stay free at the peak; negative: what is missing."""
-    return share * (USABLE_OF_HOST if target.on_cpu else USABLE) * target.memory_gib * GIB - plan.peak.size
+    usable = share * (USABLE_OF_HOST if target.on_cpu else USABLE) * target.memory_gib * GIB
+    return plan.peak.size <= usable and (not target.host_is_known or host_room(plan, target) >= 0)
 
 
 def host_room(plan: MemoryPlan, target: Target) -> float:
-    """The same of the host."""
+    """Bytes of a host that stay free; negative: what is missing."""
     return USABLE_OF_HOST * target.host_memory_gib * GIB - plan.host.size
 
 
-def host_that_is_needed(plan: MemoryPlan) -> float:
-    """GiB of a machine, with what the system needs."""
-    return plan.host.size / USABLE_OF_HOST / GIB
-
-
 def cheapest_that_fits(
-    setup: Setup, target: Target, count: Count, *, mfu: float, share: float = 1.0
+    setup: Setup, target: Target, count: Callable[[Setup], Counts], *, mfu: float, share: float = 1.0
 ) -> Proposal | None:
     """All parameters with the recipe's own optimizer, in the least time, where each change counts as 3 % of it.
 
     If that does not fit, or only in more host memory than is known, adapters and bfloat16 weights with 8-bit states
     are proposed too: the reader knows which will do.
     """
-    known: dict[tuple[Any, ...], tuple[ModelSizes, ActivationCounts]] = {}
+    known: dict[tuple[Any, ...], Counts] = {}
 
-    def counted(candidate: Setup) -> tuple[ModelSizes, ActivationCounts]:
+    def counted(candidate: Setup) -> Counts:
         lora = tuple((candidate.lora or {}).items())
         what = (candidate.as_computed.weights_bytes, candidate.compiles, candidate.zero is None, lora)
         if what not in known:
             known[what] = count(candidate)
         return known[what]
+
+    own_seconds = setup.tokens_per_step / planned_speed(counted(setup)[0], setup, target, mfu).tokens_per_second
 
     def evaluated(candidate: Setup, changes: Changes) -> tuple[float, Proposal] | None:
         facts, activations = counted(candidate)
@@ -290,20 +265,16 @@ def cheapest_that_fits(
         number = len(changes.keys() - {ACCUMULATION_KEY, COMPILING_KEY, SYNCS})  # these follow from the others
         needs_host = candidate.zero is not None and candidate.zero.offload_optimizer
         unsure = UNKNOWN_HOST if not target.host_is_known and needs_host else 1
-        return seconds * CHANGE**number * HALVED**halvings * unsure, Proposal(candidate, plan, changes, seconds)
+        cost = seconds * CHANGE**number * HALVED**halvings * unsure
+        return cost, Proposal(candidate, plan, changes, seconds / own_seconds)
 
-    own_facts, _ = counted(setup)
-    own_seconds = setup.tokens_per_step / planned_speed(own_facts, setup, target, mfu).tokens_per_second
     found: list[Proposal] = []
-    for kinds in (
-        (with_all_parameters(setup, target),),
-        (with_small_states(setup, target), with_adapters(setup, target)),
-    ):
+    for kinds in ([with_all_parameters], [with_small_states, with_adapters]):
         best: list[tuple[float, Proposal]] = []
-        for candidates in kinds:
-            fitting = [one for candidate, changes in candidates if (one := evaluated(candidate, changes)) is not None]
+        for kind in kinds:
+            fitting = [one for pair in kind(setup, target) if (one := evaluated(*pair)) is not None]
             best += [min(fitting, key=lambda pair: pair[0])] if fitting else []
-        found += [replace(one, slower=one.slower / own_seconds) for _, one in sorted(best, key=lambda pair: pair[0])]
+        found += [one for _, one in sorted(best, key=lambda pair: pair[0])]
         if found and (target.host_is_known or host_room(found[0].plan, target) >= 0):
             break
     return replace(found[0], others=tuple(found[1:])) if found else None
@@ -312,12 +283,9 @@ def cheapest_that_fits(
 def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
     """Every combination of micro-batch, checkpointing, fused loss and engine; adapters stay."""
     engines: list[tuple[Changes, Sharding | None]] = [({}, setup.zero)]
-    if not target.on_cpu:
-        engines += [
-            ({"training.deepspeed": path}, zero)
-            for path, zero in shipped_profiles()
-            if zero != setup.zero and (setup.gpus > 1 or zero.offload_optimizer)
-        ]
+    for path, shipped in shipped_profiles() if not target.on_cpu else ():
+        if shipped != setup.zero and (setup.gpus > 1 or shipped.offload_optimizer):
+            engines.append(({"training.deepspeed": path}, shipped))
     is_divided, is_own_loss = setup.zero is not None and setup.zero.is_fsdp, setup.needs.stage not in KINDS
     is_plain = setup.optimizer == "adamw" and setup.rounding is None and setup.lora is None and not setup.releases
     # as `cpt.training.engine_profiles` checks it
@@ -327,9 +295,8 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, C
     while micro_batches[-1] % 2 == 0:
         micro_batches.append(micro_batches[-1] // 2)
     fused = (setup.fused_loss,) if target.on_cpu or setup.needs.logits != WHOLE else (setup.fused_loss, True)
-    for micro_batch, checkpointing, fused_loss, (engine, zero) in product(
-        micro_batches, (setup.checkpointing, True), fused, engines
-    ):
+    choices = product(micro_batches, (setup.checkpointing, True), fused, engines)
+    for micro_batch, checkpointing, fused_loss, (engine, zero) in choices:
         breaks_graphs = zero is not None and zero.stage == 3 and (checkpointing or not zero.is_fsdp)
         compiles = setup.compiles and not breaks_graphs
         changed = replace(setup, checkpointing=checkpointing, fused_loss=fused_loss, zero=zero, compiles=compiles)
@@ -392,10 +359,8 @@ def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes
 
 def shipped_profiles() -> list[tuple[str, Sharding]]:
     """The DeepSpeed profiles that come with cpt, as a recipe names them."""
-    read = [
-        (f"{PROFILES.name}/{file.name}", read_deepspeed_sharding(json.loads(file.read_text())))
-        for file in sorted(PROFILES.glob("*.json"))
-    ]
+    files = {f"{PROFILES.name}/{file.name}": json.loads(file.read_text()) for file in sorted(PROFILES.glob("*.json"))}
+    read = [(name, read_deepspeed_sharding(profile)) for name, profile in files.items()]
     return [(name, zero) for name, zero in read if zero is not None]
 
 

@@ -5,7 +5,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import torch
@@ -34,7 +33,6 @@ from cpt.optim.build import OFFLOADED, build_optimizer, check_optimizer, check_r
 from cpt.optim.gradients import check_release
 from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
 from cpt.planning.check_model import (
-    TEACHER,
     check_conversations,
     check_model,
     check_teacher,
@@ -44,6 +42,7 @@ from cpt.planning.check_model import (
 )
 from cpt.planning.check_resources import PreflightReport, check_resources, placed
 from cpt.planning.fitting import with_chosen_values, with_placeholders
+from cpt.planning.model_sizes import TEACHER
 from cpt.plugins import did_you_mean, find
 from cpt.recipe.keys import automatic_keys
 from cpt.recipe.paths import result_of_run, unfinished_run
@@ -76,8 +75,8 @@ REPLAYED = ("replay", "general")
 
 def refuse_mistakes(
     recipe: Recipe, *, deepspeed: str | Profile | None = None, root: Node | None = None
-) -> dict[str, Any] | None:
-    """Stop the run before it costs anything; returns the plan for the GPUs that are here, for the run's record.
+) -> PreflightReport:
+    """Stop the run before it costs anything; else what was found, with the plan for the GPUs that are here.
 
     Args:
         deepspeed: the profile in force, if accelerate's config names it and not the recipe.
@@ -91,7 +90,7 @@ def refuse_mistakes(
         kinds = {type(mistake) for mistake in mistakes}
         kind = kinds.pop() if len(kinds) == 1 else RecipeError
         raise kind("\n".join(placed(str(mistake), root) for mistake in mistakes))
-    return found.plan
+    return found
 
 
 def report(path: Path, recipe: Recipe, root: Node | None = None) -> PreflightReport:
@@ -101,11 +100,9 @@ def report(path: Path, recipe: Recipe, root: Node | None = None) -> PreflightRep
         lines += [f"{group}: {type(problem).__name__}: {placed(str(problem), root)}" for problem in problems]
     lines += [f"not checked: {placed(unchecked, root)}" for unchecked in found.unchecked]
     counts = f"{len(found.mistakes)} error(s), {len(found.blockers)} blocker(s) on this machine"
-    lines.append(
-        f"{path}: {counts}, {len(found.unchecked)} not checked." if found.exit_code else f"{path}: no mistakes."
-    )
     for line in lines:
         tell(line)
+    tell(f"{path}: {counts}, {len(found.unchecked)} not checked." if found.exit_code else f"{path}: no mistakes.")
     return found
 
 
@@ -165,7 +162,6 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
 
 
 def check_documents(recipe: Recipe, found: PreflightReport) -> None:
-    """The documents' files can be read, and there are enough documents for the evaluation."""
     kinds = {kind_of(source.path) for _, source in keyed_sources(recipe.data, recipe.evaluation)}
     ask_hub = "hub" in kinds and hub_is_reachable()
     found.unchecked += unchecked_sources(recipe.data, recipe.evaluation, ask_hub=ask_hub)
@@ -180,12 +176,9 @@ def check_documents(recipe: Recipe, found: PreflightReport) -> None:
     for key, held_out, count in found.run(lambda: list(small_sets(data, evaluation, FEWEST_QUESTIONS))) or ():
         holds = f"`{key}.path`: {held_out.path} holds {count} document(s)"
         if count < FEWEST:
-            found.mistakes.append(
-                DataError(
-                    f"{holds}. A model and its base are compared document by document, which needs at least {FEWEST},"
-                    f" better {FEW}. Add some, or make each line of a text a document: `text_documents: line`."
-                )
-            )
+            needed = f"A model and its base are compared document by document: at least {FEWEST}, better {FEW}"
+            remedy = "Add some, or make each line of a text a document: `text_documents: line`."
+            found.mistakes.append(DataError(f"{holds}. {needed}. {remedy}"))
         elif reported_name(held_out) not in recipe.evaluation.retain and not recipe.model.from_scratch:
             needed = f"an interval needs {FEW} or more, and below {TOO_FEW} the verdict is always unknown"
             if form_of_source(held_out) == "document":
@@ -195,9 +188,7 @@ def check_documents(recipe: Recipe, found: PreflightReport) -> None:
 
 def expect_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None:
     """Files missing under `output_dir` are blockers, not mistakes: another run still has to make them."""
-    documents = [source.path for source in recipe.data.sources] + [
-        judge.path for judge in recipe.evaluation.perplexity
-    ]
+    documents = [source.path for source in (*recipe.data.sources, *recipe.evaluation.perplexity)]
     read = [recipe.model.path, recipe.tokenizer.path, recipe.training.get(TEACHER), *documents]
     under = [path for path in read if isinstance(path, str) and path and recipe.output_dir in Path(path).parents]
     awaited = [path for path in under if not Path(path).exists() or unfinished_run(path)]
@@ -213,7 +204,6 @@ def expect_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None
 
 
 def check_names(recipe: Recipe, found: PreflightReport, profile: Profile | None, *, zero3: bool) -> None:
-    """Stage, optimizer, schedule, guard and retention rule exist, and accept their options."""
     found.run(find_stage, recipe.stage)
     found.run(try_optimizer, recipe, profile)
     found.run(check_release, recipe, deepspeed=profile is not None)
@@ -262,7 +252,7 @@ def check_packages(recipe: Recipe, found: PreflightReport, *, has_gpu: bool) -> 
         key = f"`monitoring.trackers[{number}]`"
         if tracker not in INTEGRATION_TO_CALLBACK:
             known = f"{did_you_mean(tracker, INTEGRATION_TO_CALLBACK)} Known: {', '.join(INTEGRATION_TO_CALLBACK)}."
-            found.mistakes.append(RecipeError(f"{key}: no tracker called `{tracker}`.{known}"))
+            found.refuse(f"{key}: no tracker called `{tracker}`.{known}")
         elif tracker in TRACKERS and importlib.util.find_spec(tracker) is None:
             missing = f"{key}: {tracker} is not installed. Install it: pip install {tracker}"
             found.blockers.append(ResourceError(missing))
@@ -273,7 +263,6 @@ def check_packages(recipe: Recipe, found: PreflightReport, *, has_gpu: bool) -> 
 
 
 def check_deepspeed(recipe: Recipe, given: str | Profile | None, found: PreflightReport) -> Profile | None:
-    """Read the profile, note its mistakes, and check for the compilers it needs."""
     if not given:
         return None
     if not find_gpus():
@@ -300,7 +289,6 @@ def probe(key: str, folder: Path) -> bool:
 
 
 def check_archive(place: str) -> None:
-    """The storage exists; a local folder can be written."""
     try:
         files, path = fsspec.core.url_to_fs(place)
     except ImportError as problem:

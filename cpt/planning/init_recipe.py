@@ -29,17 +29,16 @@ from cpt.models.inventory import (
     vocabulary_size,
 )
 from cpt.models.known_bases import KnownBase, known_base
-from cpt.planning.fitting import BUSY_TOKENS, fastest_that_fits, fits, shipped_profiles
-from cpt.planning.memory import count_model, plan_memory
+from cpt.planning.fitting import BUSY_TOKENS, choose_batch, fits, shipped_profiles
+from cpt.planning.memory import plan_memory
 from cpt.planning.speed import MFU_RANGE, Target, assumed_mfu, planned_speed
-from cpt.planning.workload import attention_on_gpu, read_setup
+from cpt.recipe.keys import AUTO, CHECKPOINTING, MICRO_BATCH
 from cpt.recipe.load import REPOSITORY, load_recipe
 from cpt.recipe.paths import TEXT_FILES, is_local, result_of_run
 from cpt.recipe.schema import DocumentSource, Model, Recipe, Tokenizer
 from cpt.runs.folder import read_objects
 from cpt.runs.record import EXPORT, RECIPE
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.engine_profiles import read_profile
 
 READ_BYTES = 64 * 2**20  # of files; of more, pieces are drawn
 PIECE_BYTES = 4 * 2**20
@@ -60,7 +59,6 @@ WEAK_REPLAY, STRONG_REPLAY = 0.05, 0.25  # arXiv 2403.08763
 EPOCHS = ((500_000_000, 1), (50_000_000, 2), (0, 4))  # up to 4 are nearly as good as new text: arXiv 2305.16264
 STEPS_WANTED, FEWEST_STEPS_ON_GPU, FEWEST_STEPS = 400, 100, 10
 LARGEST_BATCH = 524_288
-MICRO_BATCHES = (1, 2, 4, 8, 16)
 RATES_BY_SIZE = ((200_000_000, 1e-4), (1_000_000_000, 5e-5), (5_000_000_000, 2e-5), (math.inf, 1e-5))
 REWARMED_TO = 0.3  # of the base's peak, for a strong shift: between a tenth, where runs end, and arXiv 2403.08763's 1
 LORA_FACTOR, LARGEST_LORA_RATE, LEAST_RATE = 10, 5e-4, 1e-6
@@ -153,7 +151,6 @@ def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder)
 
 
 def find_source(path: str, text_column: str | None) -> DocumentSource:
-    """The recipe's source for these documents, with the column of their texts."""
     if kind_of(path) != "local":
         raise DataError(f"{path}: DOCUMENTS is a file, folder or glob of this machine.")
     try:
@@ -199,8 +196,6 @@ def refuse_unusable(facts: DocumentStatistics) -> None:
 
 @dataclass(frozen=True)
 class BaseModel:
-    """A model that training starts from, without its weights."""
-
     path: str
     model: PreTrainedModel
     """On the meta device."""
@@ -227,8 +222,6 @@ class TrainingMethod:
 
 @dataclass(frozen=True)
 class RecipeChoices:
-    """The values of the recipe."""
-
     way: TrainingMethod
     sequence_length: int
     shift_reason: str
@@ -248,7 +241,6 @@ class RecipeChoices:
         return self.replay == STRONG_REPLAY
 
     def tokens_between(self, times: int) -> int:
-        """Tokens between events that happen `times` times in the run."""
         return max(self.batch_tokens, self.tokens // times)
 
 
@@ -308,14 +300,7 @@ def choose(
     known, gpus = base.known, max(1, target.gpus)
     longest = LONGEST_ROW_ON_CPU if target.on_cpu else LONGEST_ROW
     length = min(longest, (known and known.sequence_length) or longest, base.longest_row or longest)
-    # how far the documents are from what the base read, by how well its tokenizer fits them
-    fit = facts.compared_with_english
-    reason = f"{facts.bytes_per_token:.2f} bytes a token, {100 * fit:.0f} % of plain English"
-    is_strong = fit < SHIFT_BELOW
-    if shift is not None:
-        is_strong, reason = shift == "strong", "as you say"
-    elif facts.main_language not in (None, "en") and fit < 1:
-        is_strong, reason = True, f"most documents look like `{facts.main_language}`; {reason}"
+    is_strong, reason = (shift == "strong", "as you say") if shift is not None else measured_shift(facts)
     replay = (STRONG_REPLAY if is_strong else WEAK_REPLAY) if with_replay else 0.0
     share = min(MOST_HELD_OUT, max(LEAST_HELD_OUT, HELD_OUT_DOCUMENTS / facts.documents))
     held_out = math.ceil(share * 1000) / 1000
@@ -338,20 +323,18 @@ def choose(
     rate, rate_reason = learning_rate(base, is_full=way.name == "full", is_strong_shift=is_strong)
     # evaluations cost a third of training, and should take a tenth of the time
     often = int(3 * EVALUATION_SHARE * tokens / max(1.0, held_out * facts.tokens))
+    often, warmup = min(MOST_EVALUATIONS, max(1, often)), max(batch, round_down(0.01 * tokens))
     return RecipeChoices(
-        way,
-        length,
-        reason,
-        replay,
-        epochs,
-        tokens,
-        batch,
-        rate,
-        rate_reason,
-        max(batch, round_down(0.01 * tokens)),
-        held_out,
-        min(MOST_EVALUATIONS, max(1, often)),
+        way, length, reason, replay, epochs, tokens, batch, rate, rate_reason, warmup, held_out, evaluations=often
     )
+
+
+def measured_shift(facts: DocumentStatistics) -> tuple[bool, str]:
+    """How far the documents are from what the base read, by how well its tokenizer fits them."""
+    fit = f"{facts.bytes_per_token:.2f} bytes a token, {100 * facts.compared_with_english:.0f} % of plain English"
+    if facts.main_language not in (None, "en") and facts.compared_with_english < 1:
+        return True, f"most documents look like `{facts.main_language}`; {fit}"
+    return facts.compared_with_english < SHIFT_BELOW, fit
 
 
 def training_methods(base: BaseModel, target: Target) -> Iterator[tuple[str, str | None, dict[str, Any] | None]]:
@@ -376,13 +359,13 @@ def training_methods(base: BaseModel, target: Target) -> Iterator[tuple[str, str
 def first_method_that_fits(
     base: BaseModel, target: Target, length: int, tokens: int, batch: int, full: bool | None
 ) -> TrainingMethod:
-    """The first training method that fits, with its fastest micro-batch."""
     refused: list[str] = []
     gpus = max(1, target.gpus)
     for name, profile, lora in training_methods(base, target):
         if full is not None and full != (name == "full"):
             continue
-        training = {"per_device_train_batch_size": 1, "torch_compile": "auto", "bf16": not target.on_cpu}
+        training: dict[str, Any] = {"bf16": not target.on_cpu, CHECKPOINTING[0]: False if target.on_cpu else AUTO}
+        training[MICRO_BATCH] = AUTO if base.packs_documents else 1  # else a row is a batch of its own
         sections = {
             "name": "draft",
             "model": {"path": base.path, "lora": lora},
@@ -395,20 +378,8 @@ def first_method_that_fits(
             "training": training | ({"deepspeed": profile} if profile else {}),
         }
         recipe, config = Recipe.model_validate(sections), base.model.config
-        attention = "sdpa" if target.on_cpu else attention_on_gpu(recipe, config)
-        read = read_profile(str(REPOSITORY / profile)) if profile else None
-        setup = read_setup(recipe, gpus, read, attention=attention, on_cpu=target.on_cpu)
-        facts, activations = count_model(config, setup)
-        rows = batch // (length * gpus)
-        sizes = [size for size in MICRO_BATCHES if rows % size == 0 and size * length <= max(BUSY_TOKENS, length)]
-        setup = fastest_that_fits(
-            setup,
-            target,
-            (facts, activations),
-            micro_batches=sizes if base.packs_documents else [1],  # else a row is a batch of its own
-            checkpointing=[False] if target.on_cpu else [False, True],
-            share=1.0,
-        )
+        engine = str(REPOSITORY / profile) if profile else None
+        setup, (facts, activations) = choose_batch(recipe, engine, config, target, gpus)
         plan = plan_memory(facts, setup, activations)
         # an unknown host counts only for what is kept there throughout
         needs_host = setup.zero is not None and setup.zero.offload_optimizer
@@ -433,8 +404,7 @@ def first_method_that_fits(
 
 
 def learning_rate(base: BaseModel, *, is_full: bool, is_strong_shift: bool) -> tuple[float, str]:
-    """Where the base's own schedule ended, higher for text that is far from what it read; ten times that for
-    adapters."""
+    """Where the base's own schedule ended, higher for text far from what it read; for adapters ten times that."""
     known = base.known
     peak, last = (known.peak_learning_rate, known.final_learning_rate) if known else (None, None)
     whose = f"the base's own peak, {peak:g} ({known.source})" if known and peak else ""

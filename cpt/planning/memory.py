@@ -14,7 +14,7 @@ from cpt.hardware import GIB
 from cpt.models.adapters import BYTES_OF_4_BIT, quantization_of
 from cpt.models.fused_loss import SCORED_POSITIONS
 from cpt.optim.adamw import BUFFER, BUFFERS
-from cpt.planning.activations import ActivationCounts, Activations, count_activations
+from cpt.planning.activations import ActivationCounts, count_activations
 from cpt.planning.memory_parts import (
     MASTER,
     PAGED,
@@ -103,14 +103,10 @@ def plan_memory(
     for moment in moments:
         between = Term("room between blocks", FRAGMENTATION * moment.size, f"{FRAGMENTATION:.0%} of the above")
         whole.append(MemorySnapshot(moment.name, (*moment.terms, between, libraries)))
-    waiting = offloaded_bytes(setup, activations.of_rows(setup.sequences))
+    rows = activations.of_rows(setup.sequences)
+    waiting = rows.offloaded_with(checkpointing=setup.checkpointing, how=setup.recomputing)
     host = MemorySnapshot("host", (*terms_of_host(facts, setup, waiting, snapshot=snapshot), processes))
     return MemoryPlan(tuple(whole), host, is_counted, alone)
-
-
-def offloaded_bytes(setup: Setup, rows: Activations) -> float:
-    """Activations of one process that wait on the host."""
-    return 0.0 if setup.on_cpu else rows.offloaded_with(checkpointing=setup.checkpointing, how=setup.recomputing)
 
 
 def snapshots_of_run(facts: ModelSizes, setup: Setup, activations: ActivationCounts) -> list[MemorySnapshot]:
@@ -122,7 +118,9 @@ def snapshots_of_run(facts: ModelSizes, setup: Setup, activations: ActivationCou
     note = f"{setup.sequences} x {setup.length:,} tokens{', layers computed again' if setup.checkpointing else ''}"
     if setup.compiles:
         note += ", compiled" if rows.layer_gradients else ", as if not compiled: an upper bound"
-    size = rows.kept_with(checkpointing=setup.checkpointing, how=setup.recomputing) - offloaded_bytes(setup, rows)
+    size = rows.kept_with(checkpointing=setup.checkpointing, how=setup.recomputing)
+    if not setup.on_cpu:
+        size -= rows.offloaded_with(checkpointing=setup.checkpointing, how=setup.recomputing)
     kept = Term("activations", size, note)
     one_layer = Term("one layer's backward pass", rows.again if setup.checkpointing else rows.backward)
     of_layer = Term("a layer's gradients", float(rows.layer_gradients), "all at once from a compiled layer")
@@ -318,11 +316,7 @@ def buffers_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
 
 
 def another_forward(facts: ModelSizes, setup: Setup, of_layer: float) -> tuple[Term, ...]:
-    """One layer of a model without gradients that runs while the trained one's activations are kept.
-
-    Args:
-        of_layer: bytes of a layer's forward pass in the trained model; a teacher's goes by its width.
-    """
+    """One layer of a model without gradients that runs while the trained one's activations are kept."""
     needs = setup.needs
     if needs.teacher is not None:
         return (Term("the teacher's forward pass", of_layer * needs.teacher.hidden / facts.hidden, "one layer"),)
@@ -369,13 +363,10 @@ def sampling_terms(facts: ModelSizes, setup: Setup, activations: ActivationCount
 
 
 def terms_of_host(facts: ModelSizes, setup: Setup, activations: float, *, snapshot: bool) -> list[Term]:
-    """Memory of one machine's host, with its GPUs' part of what all share, but for the processes themselves.
-
-    Args:
-        activations: bytes of each process that wait there for the backward pass.
-    """
+    """Memory of one machine's host, with its GPUs' part of what all share, but for the processes themselves."""
     zero, needs, here = setup.zero, setup.needs, setup.gpus_per_node
-    whole, terms = float(setup.weights_bytes * facts.parameters), []
+    whole = float(setup.weights_bytes * facts.parameters)
+    terms: list[Term] = []
     if zero is None:
         if setup.optimizer == PAGED:
             terms.append(Term("optimizer", here * state_bytes(facts, setup), f"{setup.optimizer}, pinned"))

@@ -119,8 +119,6 @@ def half_head(facts: ModelSizes, setup: Setup) -> Term:
 
 @dataclass(frozen=True)
 class LossTerms:
-    """Memory of the head and its loss."""
-
     before: tuple[Term, ...] = ()
     """Before there is any gradient."""
     loss: tuple[Term, ...] = ()

@@ -114,9 +114,8 @@ class StageKind:
 
 KINDS: Mapping[str, StageKind] = {
     "dpo": StageKind(TILES, reference=True),
-    "kto": StageKind(
-        TILES, reference=True, forward_passes=2.0
-    ),  # of mismatched answers, by the model and by the reference
+    # of mismatched answers, by the model and by the reference
+    "kto": StageKind(TILES, reference=True, forward_passes=2.0),
     "orpo": StageKind(PAIRS),
     "cpo": StageKind(PAIRS),
     "reward": StageKind(SCORE),

@@ -220,12 +220,7 @@ def planned_speed(facts: ModelSizes, setup: Setup, target: Target, mfu: float) -
 
 
 def waiting_seconds(facts: ModelSizes, setup: Setup, target: Target, *, computing: float, backward: float) -> float:
-    """Seconds per step of communication that does not overlap with computing.
-
-    Args:
-        computing: seconds of a micro-batch.
-        backward: seconds of its backward pass.
-    """
+    """Seconds per step of communication that does not overlap with computing."""
     if not target.gpu_link or setup.gpus == 1:
         return 0.0
     links = [target.gpu_link] if setup.gpus_per_node > 1 else []
@@ -261,7 +256,6 @@ def sent_bytes(facts: ModelSizes, setup: Setup) -> tuple[float, float]:
 
 
 def measured_speed(run: Path) -> Speed:
-    """The median tokens a second of a run."""
     key = "tokens_per_second"
     figures = [float(row[key]) for row in read_objects(run / METRICS, []) if key in row]
     if not figures:

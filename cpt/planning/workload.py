@@ -25,25 +25,31 @@ from cpt.planning.model_sizes import KINDS, MASKED_FORMS, StageNeeds, read_stage
 from cpt.recipe.keys import ACCUMULATION, AUTO, COMPILING, DEFAULT_MICRO_BATCH, MICRO_BATCH
 from cpt.recipe.schema import Recipe
 
-BUCKET = 500_000_000  # elements; DeepSpeed's own defaults
-PREFETCH, SUB_GROUP, LIVE = 50_000_000, 1_000_000_000, 1_000_000_000
+ZERO_SIZES = {
+    "reduce_bucket": "reduce_bucket_size",
+    "allgather_bucket": "allgather_bucket_size",
+    "prefetch_bucket": "prefetch_bucket_size",
+    "max_live": "max_live_parameters",
+    "max_reuse_distance": "max_reuse_distance",
+    "sub_group": "sub_group_size",
+}
 FEWEST_STEPS = 100  # compiling takes 20 to 60 seconds, which fewer steps do not win back
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How DeepSpeed or FSDP2 divides a run; sizes in elements."""
+    """How DeepSpeed or FSDP2 divides a run; sizes in elements, by default DeepSpeed's own."""
 
     stage: int
     offload_optimizer: bool = False
     offload_parameters: bool = False
     overlap_comm: bool = True
-    reduce_bucket: int = BUCKET
-    allgather_bucket: int = BUCKET
-    prefetch_bucket: int = PREFETCH
-    max_live: int = LIVE
-    max_reuse_distance: int = LIVE
-    sub_group: int = SUB_GROUP
+    reduce_bucket: int = 500_000_000
+    allgather_bucket: int = 500_000_000
+    prefetch_bucket: int = 50_000_000
+    max_live: int = 1_000_000_000
+    max_reuse_distance: int = 1_000_000_000
+    sub_group: int = 1_000_000_000
     accumulates_in_fp32: bool = False
     """Gradients of several micro-batches (`data_types.grad_accum_dtype`)."""
     is_fsdp: bool = False
@@ -69,7 +75,7 @@ class Setup:
     """Bytes of one weight that layers compute with, or of a frozen one."""
     checkpointing: bool
     fused_loss: bool
-    """Wanted; `logits.fuses` knows whether the model allows it."""
+    """Wanted; `memory_parts.fuses` knows whether the model allows it."""
     packed: bool
     """Rows have a mask unless attention is flash's, because of several documents or of padding."""
     attention: str
@@ -229,27 +235,19 @@ def read_deepspeed_sharding(profile: Mapping[str, Any]) -> Sharding | None:
     stage = int(section.get("stage", 0))
     if stage == 0:
         return None
-
-    def size(default: int, *names: str) -> int:
-        written = next((section[name] for name in names if isinstance(section.get(name), int | float)), default)
-        return int(written)
-
-    def is_on_host(key: str) -> bool:
-        part = section.get(key)
-        return isinstance(part, Mapping) and part.get("device", "none") != "none"
-
+    values = {key.removeprefix("stage3_"): value for key, value in section.items()}
+    sizes: dict[str, Any] = {
+        ours: int(values[name]) for ours, name in ZERO_SIZES.items() if isinstance(values.get(name), int | float)
+    }
+    parts = {key: part for key, part in section.items() if isinstance(part, Mapping)}
+    on_host = {key for key, part in parts.items() if part.get("device", "none") != "none"}
     return Sharding(
-        stage=stage,
-        offload_optimizer=is_on_host("offload_optimizer"),
-        offload_parameters=is_on_host("offload_param"),
+        stage,
+        offload_optimizer="offload_optimizer" in on_host,
+        offload_parameters="offload_param" in on_host,
         overlap_comm=bool(section.get("overlap_comm", stage == 3)),
-        reduce_bucket=size(BUCKET, "reduce_bucket_size"),
-        allgather_bucket=size(BUCKET, "allgather_bucket_size"),
-        prefetch_bucket=size(PREFETCH, "stage3_prefetch_bucket_size", "prefetch_bucket_size"),
-        max_live=size(LIVE, "stage3_max_live_parameters", "max_live_parameters"),
-        max_reuse_distance=size(LIVE, "stage3_max_reuse_distance", "max_reuse_distance"),
-        sub_group=size(SUB_GROUP, "sub_group_size"),
         accumulates_in_fp32=(profile.get("data_types") or {}).get("grad_accum_dtype") == "fp32",
+        **sizes,
     )
 
 

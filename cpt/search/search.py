@@ -61,8 +61,6 @@ class Trial:
 
 @dataclass
 class Search:
-    """Runs the trials of a study."""
-
     folder: Path
     recipe: Recipe
     space: Space
@@ -107,7 +105,6 @@ class Search:
         return bool(self.running)
 
     def start(self, drawn: Any, environment: Mapping[str, str]) -> Trial:
-        """Start a trial's run, or continue it."""
         overrides = overrides_of(drawn.params)
         tell(f"{name_of(drawn.number)} of {self.space.settings.trials}: {', '.join(overrides)}")
         run, log = Run(self.folder / name_of(drawn.number)), self.folder / LOGS / f"{name_of(drawn.number)}.log"
@@ -199,9 +196,8 @@ class Search:
         """Write results.json and the best recipe; returns the path of the latter, None while no trial is complete."""
         settings, results = self.space.settings, self.results()
         best = next((one for one in results if one["state"] == "complete"), None)
-        number = None if best is None else best["number"]
-        content = {"metric": settings.metric, "direction": settings.direction, "best": number, "trials": results}
-        write_json(self.folder / RESULTS, content)
+        content = {"metric": settings.metric, "direction": settings.direction, "best": best and best["number"]}
+        write_json(self.folder / RESULTS, content | {"trials": results})
         if best is None:
             return None
         if settings.keep == "best":
@@ -253,10 +249,8 @@ def exponential(tokens: float, total_tokens: float, *, lowest: float, highest: f
 def range_test(
     recipe: Path, overrides: Sequence[str], low: float, high: float, *, steps: int, options: Sequence[str], new: bool
 ) -> None:
-    """Learning-rate range test (arXiv 1506.01186): one short run whose learning rate grows until the loss diverges.
-
-    It prints a tenth of the rate at the lowest smoothed loss, the rule of fastai's lr_find (arXiv 2002.04688).
-    """
+    """Learning-rate range test (arXiv 1506.01186): one short run whose learning rate grows until the loss diverges. It
+    prints a tenth of the rate at the lowest smoothed loss, the rule of fastai's lr_find (arXiv 2002.04688)."""
     if not 0 < low < high < math.inf:
         raise RecipeError(f"--learning-rates {low:g} {high:g}: expected two numbers above 0, the lower one first.")
     loaded = load_recipe(recipe, overrides)
@@ -292,7 +286,10 @@ def range_test(
         raise TrainingError(f"the range test ended with code {code} after {len(points)} steps with a loss.")
     remove_weights(run.folder)  # of a model that was spoilt on purpose
     rates = [rate * exponential(tokens, steps * batch, **ends) for tokens, _ in points]
-    losses = smoothed([loss for _, loss in points], steps)
+    decay, mean, losses = 1 - 1 / max(2.0, WINDOW * steps), 0.0, []
+    for number, (_, loss) in enumerate(points, start=1):  # an exponential mean, corrected for its beginning
+        mean = decay * mean + (1 - decay) * loss
+        losses.append(mean / (1 - decay**number))
     lowest = min(range(len(losses)), key=losses.__getitem__)
     above = next((at for at in range(lowest, len(losses)) if losses[at] > RISE * losses[lowest]), None)
     tell(f"The smoothed loss is lowest at {rates[lowest]:.1e}: {losses[lowest]:.4g}")
@@ -303,13 +300,3 @@ def range_test(
     else:
         suggested = in_yaml(float(f"{rates[lowest] / 10:.1e}"))
         tell(f"Suggested peak: optimizer.learning_rate={suggested}, a tenth of the rate at the lowest loss.")
-
-
-def smoothed(losses: Sequence[float], steps: int) -> list[float]:
-    """An exponential mean over a twentieth of the test, corrected for its beginning."""
-    decay = 1 - 1 / max(2.0, WINDOW * steps)
-    mean, found = 0.0, []
-    for number, loss in enumerate(losses, start=1):
-        mean = decay * mean + (1 - decay) * loss
-        found.append(mean / (1 - decay**number))
-    return found

@@ -194,10 +194,8 @@ def open_study(url: str, name: str, space: Space) -> Any:
 
 
 def build_sampler(space: Space, number: int) -> Any:
-    """The sampler of trial `number`, seeded by the search's seed and that number.
-
-    A new sampler for each trial makes a resumed search draw the same values: all that samplers know is in the study.
-    """
+    """The sampler of trial `number`. A new one for each trial, seeded by the search's seed and that number, makes a
+    resumed search draw the same values: all that samplers know is in the study."""
     samplers = import_optuna().samplers
     seed = int(np.random.SeedSequence([space.settings.seed, number]).generate_state(1)[0])
     known = {"tpe": samplers.TPESampler, "random": samplers.RandomSampler, GRID: samplers.RandomSampler}
@@ -242,7 +240,6 @@ def unfinished(study: Any, space: Space) -> list[Any]:
 
 @contextmanager
 def storage_errors(url: str, *further: type[Exception]) -> Iterator[None]:
-    """Turn the database's errors into a ResourceError with a remedy."""
     import sqlalchemy.exc
 
     try:

@@ -64,20 +64,16 @@ ModelName = Annotated[
 
 
 @contextmanager
-def serving(
-    model: str, has_chat_template: bool, *, host: str, port: int, dtype: str, device: str, log_level: str = "error"
-) -> Iterator[str]:
+def serving(model: str, has_chat_template: bool, *, host: str, port: int, dtype: str, device: str) -> Iterator[str]:
     """Load the model and serve it; yields the URL. LaunchError if the server does not start."""
     from transformers.cli.serve import Serve
 
     # Without uvicorn's lines about starting and stopping: by a filter, since uvicorn sets levels when it starts.
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.levelno >= logging.WARNING)
     try:
-        serve = Serve(model, dtype=dtype, device=device, host=host, port=port, log_level=log_level, non_blocking=True)
+        serve = Serve(model, dtype=dtype, device=device, host=host, port=port, log_level="error", non_blocking=True)
     except (ValueError, RuntimeError, OSError, TypeError, AssertionError) as problem:  # Assertion: torch without CUDA
-        raise LaunchError(
-            f"Hugging Face's server cannot load {model}: {' '.join(str(problem).split())[:400]}"
-        ) from problem
+        raise LaunchError(f"the server cannot load {model}: {' '.join(str(problem).split())[:400]}") from problem
     try:
         adapt_requests(serve.server.config.app, model, has_chat_template)
         logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
@@ -214,9 +210,7 @@ def chat(
     """
     disable_progress_bar()
     if browser and (flags or system_prompt is not None):  # Gradio 6.31 sends a system message in the first turn only
-        raise LaunchError(
-            "--system-prompt and options of generate are for the terminal. Leave them out, or --browser."
-        )
+        raise LaunchError("--system-prompt and generate's options are for the terminal. Leave them out, or --browser.")
     if not browser and (host, port) != (HOST, PORT):
         raise LaunchError("--host and --port are for the page in the browser. Add --browser.")
     if browser and find_spec("gradio") is None:
@@ -300,18 +294,14 @@ def check_servable(model: str, module: str | None = None) -> Servable:
             validate_repo_id(model)
             read_config(Model(path=model))
         except HFValidationError as problem:
-            raise CheckpointError(
-                f"{model} is neither a folder (looked in {Path.cwd()}) nor an id of the Hub. Give one of the two."
-            ) from problem
+            raise CheckpointError(f"{model} is neither a folder (looked in {Path.cwd()}) nor a Hub id.") from problem
         except (RecipeError, ResourceError) as problem:
             raise type(problem)(str(problem).replace("model.path: ", "")) from problem
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:  # damaged files
         reason = " ".join(str(problem).split())[:300]
-        raise CheckpointError(
-            f"{name}: cannot load its tokenizer: {reason} Copy the tokenizer's files again."
-        ) from problem
+        raise CheckpointError(f"{name}: cannot load its tokenizer: {reason} Copy its files again.") from problem
     return Servable(name, tokenizer.chat_template is not None)
 
 
@@ -320,32 +310,25 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
     if (folder / RECIPE).is_file() and kind_of(folder) == "nothing":
         if not Run(folder).is_finished:
             raise CheckpointError(
-                f"{folder} is a run without a finished model. Export a checkpoint of it: cpt export {folder} --output"
-                " FOLDER"
+                f"{folder} is a run without a finished model. Export a checkpoint: cpt export {folder} --output FOLDER"
             )
         folder = folder / EXPORT
     if "@" in str(folder) or str(folder).endswith(".gguf"):
-        raise CheckpointError(
-            f"{folder}: Hugging Face's server takes `@` for the beginning of a revision. Rename the folder."
-        )
+        raise CheckpointError(f"{folder}: the server takes `@` for a revision. Rename the folder.")
     kind = kind_of(folder)
     if kind == "adapter":
         raise CheckpointError(
-            f"{folder} is a LoRA adapter, which Hugging Face's server does not load. Merge it into its base first: "
-            f"cpt export {folder} --output FOLDER"
+            f"{folder} is a LoRA adapter. Merge it into its base first: cpt export {folder} --output FOLDER"
         )
     if kind != "model" or not (folder / "config.json").is_file():
-        raise CheckpointError(
-            f"{folder} is not a complete model. Export one: cpt export RUN_OR_CHECKPOINT --output FOLDER"
-        )
+        raise CheckpointError(f"{folder} is not a complete model. Export one: cpt export RUN --output FOLDER")
     Tensors(folder)  # opens each file, so that one that is missing or cut short is found now
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise CheckpointError(f"{folder} has no tokenizer: copy tokenizer.json and tokenizer_config.json into it.")
     model_type = config_json(folder).get("model_type")
     if model_type in FAMILIES:
         raise CheckpointError(
-            f"{folder} is a checkpoint of `{model_type}`, which only cpt reads. Export it as the architecture that it"
-            f" equals: cpt export {folder} --output FOLDER"
+            f"{folder} is of `{model_type}`, which only cpt reads. Export it: cpt export {folder} --output FOLDER"
         )
     check_architecture(folder, module)
     return folder
@@ -358,9 +341,7 @@ def check_architecture(folder: Path, module: str | None = None) -> None:
     if module is not None or not can_be_served(architecture, config.get("model_type", "")):
         import_own_code(folder, module)
     if not can_be_served(architecture, config.get("model_type", "")):
-        remedy = "Export the model with cpt export, or install the version of transformers that knows it."
-        if brings_its_code(folder):
-            remedy = NAME_IT
+        remedy = NAME_IT if brings_its_code(folder) else "Export it with cpt export, or update transformers."
         raise CheckpointError(
             f"{folder}: config.json names {architecture}, no causal language model of transformers"
             f" {transformers.__version__}. {remedy}"
@@ -386,6 +367,4 @@ def check_port(host: str, port: int) -> None:
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as problem:
-        raise LaunchError(
-            f"cannot listen on {host}:{port}: {problem.strerror}. Choose another --host or --port."
-        ) from problem
+        raise LaunchError(f"cannot use {host}:{port}: {problem.strerror}. Try another --host or --port.") from problem

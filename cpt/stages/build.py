@@ -105,7 +105,6 @@ def stage_trainer(
     arguments: TrainingArguments,
     length: RunLength,
 ) -> Trainer:
-    """The trainer of the recipe's stage, with the other models that it needs."""
     stage, others, config = find_stage(recipe.stage), dict[str, nn.Module | None](), cast(Any, arguments)
     if stage.build_trainer is not None:
         return stage.build_trainer(recipe, model, tokenizer, data, arguments, length)

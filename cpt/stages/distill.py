@@ -95,8 +95,7 @@ def summed_divergence(
     """
     total = student.new_zeros((), dtype=torch.float32)
     for own, other in zip(student.split(TOKENS_AT_ONCE), teacher.split(TOKENS_AT_ONCE), strict=True):
-        part: torch.Tensor = checkpoint(divergence, own, other, beta, temperature, use_reentrant=False)
-        total = total + part.sum()
+        total = total + checkpoint(divergence, own, other, beta, temperature, use_reentrant=False).sum()
     return total
 
 
@@ -148,10 +147,7 @@ class WholeConversations(ExampleTrainer):
                 mask[line, width - end :] = 1
             longest = int(lengths.max())
             whole = {"input_ids": ids, "attention_mask": (places < lengths[:, None]).long(), "labels": labels}
-            return {
-                **{name: value[:, :longest] for name, value in whole.items()},
-                "prompts": prompts,
-                "prompt_attention_mask": mask,
-            }
+            batch = {name: value[:, :longest] for name, value in whole.items()}
+            return {**batch, "prompts": prompts, "prompt_attention_mask": mask}
 
         return collate

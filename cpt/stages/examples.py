@@ -24,9 +24,7 @@ from cpt.training.trainer import CPTTrainer
 
 TRLS_REFERENCE = "ref"  # the name under which TRL adds a copy of an adapter
 LOSS = "_loss"
-UNKNOWN_LOSS = "Unknown loss type"  # how TRL's message begins
 Collate = Callable[[list[Any]], Any]
-SHOWN = {"prompt": "a", "chosen": "b", "rejected": "c"}
 
 
 class ExampleTrainer(ExampleHooks, CPTTrainer):
@@ -37,6 +35,7 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
     """
 
     trains_on_model_loss = False
+    metrics_of_evaluation = "eval"  # where TRL's trainer stores them
 
     def __init__(self, recipe: Any, model: nn.Module, arguments: TrainingArguments, **options: Any) -> None:
         if arguments.use_liger_kernel:
@@ -75,7 +74,7 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         try:
             return super(CPTTrainer, self).compute_loss(*arguments, **options)
         except ValueError as problem:
-            if not str(problem).startswith(UNKNOWN_LOSS):
+            if not str(problem).startswith("Unknown loss type"):
                 raise
             raise RecipeError(f"`training.loss_type`: {problem}") from problem
 
@@ -97,12 +96,10 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
     def measure_held_out(self) -> dict[str, float]:
         """Loss and TRL's own metrics of each set of examples; bits per byte of each set of texts."""
         texts = {name: held_out for name, held_out in self.held_out.items() if held_out.form in PACKED}
-        figures = {
-            f"{name}_{key}": value
-            for name, held_out in self.held_out.items()
-            if name not in texts
-            for key, value in self.measure(held_out).items()
-        }
+        figures = dict[str, float]()
+        for name, held_out in self.held_out.items():
+            if name not in texts:
+                figures |= {f"{name}_{key}": value for key, value in self.measure(held_out).items()}
         return figures | (self.measure_texts(texts) if texts else {})
 
     def measure(self, held_out: HeldOutSet) -> dict[str, float]:
@@ -111,7 +108,7 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         A metric is the mean over the batches that have it: without unwanted answers it has no reward of them.
         """
         sums, seen = dict[str, float](), dict[str, int]()
-        own = self.metrics_of_evaluation
+        own = self.trl_metrics[self.metrics_of_evaluation]
         for numbers, count in self.batches_of(len(held_out.rows)):
             own.clear()
             figures = self.metrics_of_batch([held_out.rows[number] for number in numbers])
@@ -134,10 +131,6 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(self.model, batch)
         return {"loss": self.accelerator.gather(loss.detach().reshape(1)).mean().item()}
-
-    @property
-    def metrics_of_evaluation(self) -> dict[str, list[float]]:
-        return self.trl_metrics["eval"]
 
     def batches_of(self, num_rows: int) -> Iterator[tuple[list[int], int]]:
         """Row numbers of this process's micro-batches, and how many rows the processes have together each time.
@@ -187,26 +180,23 @@ class JudgedAnswers(ExampleTrainer):
 class WithoutReference(ExampleTrainer):
     """For TRL's experimental ORPO and CPO, which tokenize themselves and use other names."""
 
+    metrics_of_evaluation = "train"  # among those of the training
+
     def shown_at_first(self, rows: Any) -> ShownRows:
         """A row of texts, which is never trained on."""
-        return ShownRows.from_list([SHOWN])
+        return ShownRows.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
 
     def collate_examples(self) -> Collate:
         collate, most = self.data_collator, self.recipe.data.sequence_length
         return lambda rows: collate([renamed(row, most) for row in rows])
 
-    @property
-    def metrics_of_evaluation(self) -> dict[str, list[float]]:
-        """They keep those of an evaluation among those of the training."""
-        return self.trl_metrics["train"]
-
     def measure(self, held_out: HeldOutSet) -> dict[str, float]:
         """The training's metrics since the last log are restored after it."""
-        of_training = dict(self.metrics_of_evaluation)
+        of_training = dict(self.trl_metrics["train"])
         try:
             return super().measure(held_out)
         finally:
-            self.metrics_of_evaluation.update(of_training)
+            self.trl_metrics["train"].update(of_training)
 
 
 def renamed(row: dict[str, Any], most: int) -> dict[str, list[int]]:
@@ -266,10 +256,8 @@ def balance_of_tokens(
         return model.balance(router_logits, num_sequences=rows)
     if not isinstance(model, MiniMind2MoEForCausalLM):
         return model.balance(tuple(logits[mask.bool().reshape(-1)] for logits in router_logits), num_sequences=1)
-    by_row = [
-        model.balance(
-            tuple(logits.view(rows, -1, logits.size(-1))[row][kept] for logits in router_logits), num_sequences=1
-        )
-        for row, kept in enumerate(mask.bool())
-    ]
+    by_row = []
+    for row, kept in enumerate(mask.bool()):
+        of_row = tuple(logits.view(rows, -1, logits.size(-1))[row][kept] for logits in router_logits)
+        by_row.append(model.balance(of_row, num_sequences=1))
     return torch.stack(by_row).mean()

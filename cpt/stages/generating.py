@@ -30,7 +30,6 @@ from cpt.training.resuming import written_for
 from cpt.training.trainer import to_device
 
 STAGE_FILE = "stage_state.pt"
-NO_GROUPS = ("scale_rewards", "multi_objective_aggregation")
 
 
 class PromptTrainer(SamplingHooks, ExampleTrainer):
@@ -44,7 +43,6 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
         raise NotImplementedError
 
     def get_train_dataloader(self) -> CPTDataLoader:
-        """For each micro-batch of this process the prompts of its generation."""
         arguments, plan = self.args, self.generations
         workers, world = arguments.dataloader_num_workers, arguments.world_size
         items_of_step = plan.accumulation * world
@@ -61,19 +59,18 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
             collate_fn=itemgetter(0),  # a micro-batch is one item
         )
 
-    def run_epoch(self, run: Callable[[], None]) -> None:
+    def run_epoch(self, checkpoint: str | None, run: Callable[[], None]) -> None:
         """The Trainer's loop, with TRL's count of micro-batches where the run resumes."""
         self.micro_batches_done = self.first_step * self.generations.accumulation
-        super().run_epoch(run)
+        super().run_epoch(checkpoint, run)
 
     def floating_point_ops(self, inputs: Any) -> int:
         """FLOPs of training on the completions, without sampling them."""
         if self.sampled_batches is None or not isinstance(inputs, list):
             return 0
         used = self.sampled_batches[(self.micro_batches_done - 1) % len(self.sampled_batches)]
-        return super().floating_point_ops(
-            {"input_ids": torch.cat((used["prompt_ids"], used["completion_ids"]), dim=1)}
-        )
+        ids = torch.cat((used["prompt_ids"], used["completion_ids"]), dim=1)
+        return super().floating_point_ops({"input_ids": ids})
 
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
         """With a separate random state: the run's stays unchanged."""
@@ -150,7 +147,6 @@ class GenerationBatches(PromptTrainer):
         self.generations.check()
 
     def ready_reference(self, reference: Any) -> Any:
-        """The reference as TRL asks it for log-probabilities."""
         arguments = self.args
         if arguments.disable_dropout:
             disable_dropout_in_model(reference)
@@ -187,7 +183,9 @@ class GenerationBatches(PromptTrainer):
 
     # --- resuming ----------------------------------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
+    def train(  # type: ignore[override]
+        self, resume_from_checkpoint: str | Path | None = None, **options: Any
+    ) -> TrainOutput:
         """A checkpoint within a generation has its completions, for micro-batches of its size or smaller ones.
 
         Completions are sampled again if the number of processes differs or micro-batches were larger.
@@ -209,7 +207,6 @@ class GenerationBatches(PromptTrainer):
         return super().train(resume_from_checkpoint, **options)
 
     def stage_states(self) -> dict[str, Any]:
-        """The completions that later steps train on, and what the stage has learned."""
         is_within = self.state.global_step * self.generations.accumulation % self.generations.micro_batches != 0
         of_process = {"buffered": self.sampled_batches if is_within else None, "last": self.last}
         states: dict[str, Any] = {}
@@ -277,7 +274,6 @@ class Groups(GenerationBatches):
     _last_world_entropy: float
 
     def own_state(self) -> dict[str, Any]:
-        """The coefficient of the adaptive entropy bonus."""
         return {"entropy": [self.entropy_coef, self._last_world_entropy]} if self.use_adaptive_entropy else {}
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
@@ -309,7 +305,7 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
     rewards_of_all: torch.Tensor
 
     def __init__(self, recipe: Recipe, *arguments: Any, **options: Any) -> None:
-        for key in NO_GROUPS:
+        for key in ("scale_rewards", "multi_objective_aggregation"):  # of a group of answers
             if key in recipe.training:
                 raise RecipeError(f"`training.{key}` has no effect in stage `{recipe.stage}`. Remove it.")
         super().__init__(recipe, *arguments, **options)
@@ -335,11 +331,10 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
         """Log-probabilities [B, T] of the completions' tokens under the current model."""
         ids = torch.cat((made["prompt_ids"], made["completion_ids"]), dim=1)
         mask = torch.cat((made["prompt_mask"], made["completion_mask"]), dim=1)
-        model = self.model
         # recomputing activations is of no use without gradients
-        with torch.no_grad(), disable_gradient_checkpointing(model, self.args.gradient_checkpointing_kwargs):
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
             size = self.args.per_device_train_batch_size
-            return self.score_tokens(model, ids, mask, made["completion_ids"].size(1), batch_size=size)
+            return self.score_tokens(self.model, ids, mask, made["completion_ids"].size(1), batch_size=size)
 
     def add_metric(self, name: str, value: float) -> None:
         """For the log: means over what is noted until then."""

@@ -61,10 +61,9 @@ class PPOTrainer(RewardedTrainer):
         config = self.args
         self.log_probabilities(made)
         values, mask = self.values.float(), made["completion_mask"].float()
-        applies = ~self.own_rewards.isnan()
-        advantages = estimate_advantages(
-            self.own_rewards.nan_to_num(), values, mask, gamma=config.gamma, lam=config.lam
-        )
+        rewards = self.own_rewards
+        applies = ~rewards.isnan()
+        advantages = estimate_advantages(rewards.nan_to_num(), values, mask, gamma=config.gamma, lam=config.lam)
         advantages = advantages * applies[:, None]
         returns = values + advantages
         # How much of the returns the values knew before: 1 is all, 0 nothing.
@@ -87,7 +86,6 @@ class PPOTrainer(RewardedTrainer):
         return mean, (squares / count.clamp(min=1) - mean.square()).clamp(min=0).sqrt()
 
     def loss_of_completions(self, policy_loss: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
-        """The policy's loss, and the values'."""
         config = self.args
         losses = clipped_value_loss(self.values.float(), inputs["values"], inputs["returns"], config.value_clip)
         # Tokens of the whole generation, which lasts for several steps.
@@ -122,8 +120,7 @@ class ValueHead(nn.Linear):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Values [B, T] of states [B, T, width]."""
-        values: torch.Tensor = self.speed * super().forward(hidden.to(self.weight.dtype)).squeeze(-1)
-        return values
+        return self.speed * super().forward(hidden.to(self.weight.dtype)).squeeze(-1)
 
     @classmethod
     def on(cls, model: Any, *, speed: float) -> "ValueHead":
@@ -165,9 +162,8 @@ def estimate_advantages(
     Returns:
         [B, T], 0 at padding.
     """
-    later = torch.zeros_like(rewards)  # advantage and value of what comes behind; nothing comes behind the end
-    value_later = torch.zeros_like(rewards)
-    is_later = torch.zeros_like(rewards)
+    # Advantage and value of what comes behind, and whether it is a token; nothing comes behind the end.
+    later = value_later = is_later = torch.zeros_like(rewards)
     advantages = torch.zeros_like(values)
     for place in reversed(range(values.size(1))):
         is_token = mask[:, place]

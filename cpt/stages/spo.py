@@ -93,13 +93,9 @@ class SPOTrainer(RewardedTrainer):
 
 @dataclass
 class Tracked:
-    """The value of one prompt."""
-
     value: float
-    count: float
-    """How many answers it is worth: the effective sample size."""
-    seen_at: float
-    """The policy's drift when it was answered last."""
+    count: float  # how many answers it is worth: the effective sample size
+    seen_at: float  # the policy's drift when it was answered last
 
 
 class ValueTracker:
@@ -126,7 +122,6 @@ class ValueTracker:
         return [self.prompts[key].value if key in self.prompts else prior for key in map(key_of, prompts)]
 
     def prior(self) -> float:
-        """The value of a prompt that was never answered."""
         return float(np.mean([known.value for known in self.prompts.values()])) if self.prompts else NOTHING_KNOWN
 
     def learn(self, prompts: Sequence[Any], rewards: Sequence[float]) -> float:
@@ -153,10 +148,8 @@ class ValueTracker:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.prompts = {
-            key: Tracked(*known)
-            for key, known in zip(state["prompts"].tolist(), state["figures"].tolist(), strict=True)
-        }
+        pairs = zip(state["prompts"].tolist(), state["figures"].tolist(), strict=True)
+        self.prompts = {key: Tracked(*known) for key, known in pairs}
         self.drift = state["drift"]
 
 

@@ -1,4 +1,4 @@
-"""Extend a tokenizer for a domain: merges learned on its text rank behind the old ones, and nothing old changes.
+"""Extend a tokenizer for a domain: merges learned on its text rank after the old ones, which stay as they are.
 
 An old merge joins old tokens only, and a new merge leaves no new pair of old tokens, so a text is first encoded as
 before and then merged further: no input gets longer. Every new token is reachable: it was learned as the result of its
@@ -170,7 +170,7 @@ def learn_reachable(bpe: Bpe, words: Mapping[str, int], num_tokens: int) -> tupl
         unreached = set()
         for one in merges:
             word = origins[one.word]
-            begun = word[: word.find(one.token) + len(one.token)]  # as when it was learned, with nothing behind it
+            begun = word[: word.find(one.token) + len(one.token)]  # as when it was learned, without what follows
             text = begun if backend.decoder is None else str(backend.decoder.decode([begun]))
             if not is_reached(backend, one.id, text):
                 unreached.add(one.token)

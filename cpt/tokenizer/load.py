@@ -1,4 +1,4 @@
-"""Load the tokenizer that a recipe names: the model's own unless it says otherwise."""
+"""Load the tokenizer of a recipe: `tokenizer.path`, or the model's own."""
 
 import json
 import logging

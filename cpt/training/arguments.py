@@ -60,8 +60,6 @@ OWN_LOSS = ("pretrain", "cpt", "sft")  # stages whose loss is that of the next t
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage, built in or the user's."""
-
     CONFIG: Any
     COLUMNS: tuple[str, ...]
     build_trainer: Callable[..., Trainer] | None = None  # of a user's stage
@@ -140,9 +138,6 @@ def training_arguments(
     Args:
         folder: the run's folder.
         deepspeed: the DeepSpeed profile in force: the recipe's, or the one that accelerate's own config names.
-
-    Raises:
-        RecipeError: Hugging Face refuses a value under `training:`.
     """
     length = run_length(recipe, data.num_rows, folder)
     warn_of_rounding(recipe, length)
@@ -244,7 +239,6 @@ def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None)
 
 
 def parallelism_config(training: Mapping[str, Any]) -> ParallelismConfig | None:
-    """accelerate's parallelism config; None if processes share nothing."""
     parts = read_parallelism(training).sp_size
     if parts == 1:
         return None
@@ -295,7 +289,6 @@ def check_parallelism(
 
 
 def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedData:
-    """All that the recipe's run reads."""
     return build_data(
         phases_in_tokens(recipe),
         tokenizer,

@@ -32,7 +32,6 @@ EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 LOGGED = (int, float, str)  # what a callback may add to a log
 
 log = logging.getLogger("cpt")
-NO_LINE = -1
 SECONDS_BETWEEN_WRITES = 1.0  # of a status that only has another step
 FORMATS = {
     "loss": "loss {:.4f}",
@@ -152,9 +151,7 @@ def build_callbacks(sections: list[Component], run: Path, tokens_per_step: int) 
 class Watch(TrainerCallback):
     """Calls a function with the metrics of each log on the main process; a returned message is recorded as `alert`."""
 
-    def __init__(
-        self, watch: Callable[..., object], options: Mapping[str, object], run: Path, tokens_per_step: int
-    ) -> None:
+    def __init__(self, watch: Callable[..., Any], options: Mapping[str, Any], run: Path, tokens_per_step: int) -> None:
         self.watch, self.options, self.run, self.tokens_per_step = watch, options, run, tokens_per_step
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -254,11 +251,11 @@ class MetricsFile(TrainerCallback):
         self.cut_at: int | None = None  # remove lines after this step before others are written, once the disk allows
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Remove lines that the checkpoint does not know; a fresh start keeps none."""
+        """Remove lines that the checkpoint does not know."""
         # transformers takes the intervals of a resumed run from trainer_state.json; the recipe may have new ones.
         state.compute_steps(args, state.max_steps)
         if state.is_world_process_zero:
-            self.cut_at = state.global_step or NO_LINE
+            self.cut_at = state.global_step or -1  # a fresh start keeps none
             self.lines.waiting = [line for line in self.lines.waiting if is_until(line, self.cut_at)]
             self.cut()
 
@@ -378,12 +375,10 @@ class StepProfile(TrainerCallback):
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Begin with the step before the first one, or with the run's first."""
         if state.is_world_process_zero and self.profiler is None and state.global_step + 1 == max(1, self.first - 1):
-            self.profiler = profile(
-                activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available(),
-                schedule=torch.profiler.schedule(
-                    wait=0, warmup=min(1, self.first - 1), active=PROFILED_STEPS, repeat=1
-                ),
-            )
+            activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+            warmup = min(1, self.first - 1)
+            schedule = torch.profiler.schedule(wait=0, warmup=warmup, active=PROFILED_STEPS, repeat=1)
+            self.profiler = profile(activities=activities, schedule=schedule)
             self.profiler.start()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -419,6 +414,5 @@ class StepProfile(TrainerCallback):
 
 
 def check_profiled_steps(at_step: int | None, steps: int) -> None:
-    """Refuse to profile steps beyond the end of the run."""
     if at_step is not None and (last := at_step + PROFILED_STEPS - 1) > steps:
         raise RecipeError(f"`monitoring.profile`: the last profiled step is {last}, but the run has {steps}.")

@@ -58,8 +58,7 @@ ELSEWHERE = {
         "each process builds the model and keeps its part of it; ZeRO-3 (`training.deepspeed`) builds it in parts"
     ),
 }
-WHOLE_MATRICES = ("muon", "soap", "shampoo")
-WHOLE_PARAMETERS = ("adamw_8bit", "paged_adamw_8bit")
+OF_WHOLE_PARAMETERS = ("muon", "soap", "shampoo", "adamw_8bit", "paged_adamw_8bit")
 STAGES_THAT_GENERATE = ("grpo", "rloo", "ppo", "spo", "gkd", "distill_on_policy")
 
 
@@ -222,7 +221,6 @@ def offloads(profile: Profile, part: str) -> bool:
 
 
 def zero_section(profile: Profile) -> Mapping[str, Any]:
-    """The `zero_optimization` section, empty if it is missing."""
     section = profile.get("zero_optimization")
     return section if isinstance(section, Mapping) else {}
 
@@ -291,9 +289,8 @@ def wrong_keys(training: Mapping[str, Any]) -> Iterator[str]:
 
 
 def wrong_company(recipe: Recipe) -> Iterator[str]:
-    """Keys of the recipe that FSDP does not support."""
     training, name = recipe.training, recipe.optimizer.name
-    if name in (*WHOLE_MATRICES, *WHOLE_PARAMETERS):
+    if name in OF_WHOLE_PARAMETERS:
         yield (
             f"`optimizer.name`: `{name}` needs whole parameters, and FSDP gives it some rows of each. Take adamw, or"
             f" leave {KEY} out."

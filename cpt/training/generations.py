@@ -10,8 +10,7 @@ from torch.utils.data import Dataset
 from cpt.data.rows.mixture import RowRange, shift_past_skipped
 from cpt.errors import RecipeError
 
-Prompt = dict[str, Any]
-"""A row of the data: `prompt`, and the columns that rewards read."""
+Prompt = dict[str, Any]  # a row of the data: `prompt`, and the columns that rewards read
 
 
 @dataclass(frozen=True)
@@ -23,15 +22,11 @@ class Generations:
     without an interruption.
     """
 
-    prompts: int
-    """Of one generation, of all processes."""
-    micro_batches: int
-    """Of each process, which train on one generation."""
-    accumulation: int
-    """Micro-batches of each process in a step."""
+    prompts: int  # of one generation, of all processes
+    micro_batches: int  # of each process, which train on one generation
+    accumulation: int  # micro-batches of each process in a step
 
     def check(self) -> None:
-        """Raise where steps and generations do not fit into each other."""
         lasts, steps = self.micro_batches, self.accumulation
         if lasts % steps and steps % lasts:
             raise RecipeError(

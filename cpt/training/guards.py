@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from cpt.models.inventory import vocabulary_size
 from cpt.optim.gradients import ReleasedGradients, check_release, clip_gradients, gradient_norm, releases_gradients
 from cpt.optim.schedules import phases_in_tokens
 from cpt.torch_internals import reads_scale
+from cpt.training.arguments import OWN_LOSS
 from cpt.training.loss_guard import HIGHEST_LOSS, STEPS_BEHIND, GuardedEngine, SkipBudget, SpikeDetector, StepVerdict
 from cpt.training.restart import ROLLBACK, learned_rollback, remember
 from cpt.training.sharded import HALF
@@ -25,7 +26,6 @@ from cpt.training.sharded import HALF
 if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
 
-OF_LANGUAGE_MODELS = ("pretrain", "cpt", "sft")
 SAFETY = "safety.json"
 
 
@@ -43,16 +43,11 @@ class StepGuard(TrainerCallback):
         self.trainer = trainer
         self.loss_guard: SpikeDetector | None = None
         self.budget = SkipBudget(trainer.rows_of_steps, 0, 0)  # unused without a loss guard
+        self.last_logged_step = 0
         self.skipped_since_log: list[StepVerdict] = []
         self.new_data_from: set[int] = set()  # steps at which a phase of the data begins
         self.is_updating = False  # from when on the optimizer may have changed weights
         self.released: ReleasedGradients | None = None
-        self.skip: torch.Tensor
-        self.spikes: torch.Tensor
-        self.loss_of_step: torch.Tensor
-        self.loss_before: torch.Tensor
-        self.norm: torch.Tensor
-        self.backward_pass: Callable[..., None]
 
     @contextmanager
     def guarding(self, checkpoint: str | None) -> Iterator[None]:
@@ -62,7 +57,7 @@ class StepGuard(TrainerCallback):
         section = trainer.recipe.safety.loss_guard
         if section is not None:
             highest_loss = math.inf  # other stages than a language model's have losses without such a scale
-            if trainer.recipe.stage in OF_LANGUAGE_MODELS:
+            if trainer.recipe.stage in OWN_LOSS:
                 highest_loss = HIGHEST_LOSS * math.log(vocabulary_size(trainer.model.config))
             self.loss_guard = SpikeDetector(section, trainer.args.device, highest_loss)
             self.budget = SkipBudget(trainer.rows_of_steps, self.loss_guard.window, self.loss_guard.skips)
@@ -91,6 +86,7 @@ class StepGuard(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Install the checks of a step, once everything is built and loaded."""
+        self.last_logged_step = state.global_step
         self.trainer.engine.reshard()
         accelerator = self.trainer.accelerator
         self.trained = [parameter for parameter in self.trainer.model.parameters() if parameter.requires_grad]
@@ -128,6 +124,7 @@ class StepGuard(TrainerCallback):
     def begin_step(self) -> None:
         """The loss of its micro-batches is summed apart from that of the steps before."""
         self.is_updating = False
+        self.start_next_mean()
         self.loss_before = self.trainer.loss_since_log.clone()
         if self.loss_guard is not None and not self.trainer.is_deepspeed_enabled:
             self.trainer.loss_since_log.zero_()
@@ -227,38 +224,46 @@ class StepGuard(TrainerCallback):
 
     # --- its end -----------------------------------------------------------------------------------------------------
 
-    def read_before(self, *, everything: bool) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Before anything is logged, measured or saved, all steps so far are known to be good.
 
         Raises:
             RestartNeeded: too many were skipped; see `roll_back`.
         """
-        self.steps_to_log = self.trainer.state.global_step - self.trainer.last_logged_step
-        if self.loss_guard is None:
-            return
-        for verdict in self.loss_guard.read(unread=0 if everything else STEPS_BEHIND):
-            self.note_verdict(verdict)
-            if self.budget.is_exhausted:
-                self.roll_back(self.loss_guard)
+        checkpointer = self.trainer.checkpointer
+        is_due = control.should_save or control.should_log or control.should_evaluate or control.should_training_stop
+        unread = 0 if is_due or checkpointer.weights_are_due else STEPS_BEHIND
+        if self.loss_guard is not None:
+            for verdict in self.loss_guard.read(unread=unread):
+                self.note_verdict(verdict)
+                if self.budget.is_exhausted:
+                    self.roll_back(self.loss_guard)
+        if checkpointer.weights_are_due and not control.should_save:
+            checkpointer.save_once("weights")
 
-    def note_logged(self) -> None:
-        """Start the next mean, if this step was logged."""
-        if self.trainer.last_logged_step == self.trainer.state.global_step:
+    def on_epoch_end(self, *_: Any, **__: Any) -> None:
+        self.start_next_mean()
+
+    def start_next_mean(self) -> None:
+        if self.last_logged_step == self.trainer.state.global_step:
             # The Trainer subtracts it from itself, and what is not finite would stay.
             self.trainer.loss_since_log.zero_()
             self.skipped_since_log = []
 
     def correct_loss(self, logs: dict[str, float]) -> None:
         """The mean loss is that of the steps that counted; where none did, that of the last one."""
-        if "loss" in logs and (skipped := self.skipped_since_log):
-            counted = self.steps_to_log - len(skipped)
-            logs["loss"] = logs["loss"] * self.steps_to_log / counted if counted > 0 else skipped[-1].loss
+        if "loss" not in logs:
+            return
+        step = self.trainer.state.global_step
+        num_steps, self.last_logged_step = step - self.last_logged_step, step
+        if skipped := self.skipped_since_log:
+            counted = num_steps - len(skipped)
+            logs["loss"] = logs["loss"] * num_steps / counted if counted > 0 else skipped[-1].loss
             logs["skipped_steps"] = len(skipped)
 
     # --- skipped steps -----------------------------------------------------------------------------------------------
 
     def note_verdict(self, verdict: StepVerdict) -> None:
-        """Count and record a step that was skipped."""
         if self.trainer.args.fp16 and math.isfinite(verdict.loss) and not math.isfinite(verdict.gradient_norm):
             return  # the scaler is looking for its scale
         skipped = self.budget.note(verdict)

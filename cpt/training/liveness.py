@@ -70,7 +70,6 @@ class Heartbeat(TrainerCallback):
         self.beat("starting", 0)
 
     def __enter__(self) -> "Heartbeat":
-        """Start the thread that writes the pulse."""
         self.thread = threading.Thread(target=self.watch, name="cpt-heartbeat", daemon=True)
         self.thread.start()
         return self
@@ -208,8 +207,6 @@ def resumes_from(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class LivenessReport:
-    """The state of all processes, by their heartbeats."""
-
     all: list[LastHeartbeat]
     gone: list[LastHeartbeat]  # gave no pulse
     failed: list[LastHeartbeat]  # ended with their own error or interruption
@@ -217,13 +214,8 @@ class LivenessReport:
 
 @contextmanager
 def lost_ranks_named(run: Run) -> Iterator[None]:
-    """While it is open: a failed collective becomes an error that names the lost processes, also in events.jsonl and
-    status.json.
-
-    Raises:
-        LaunchError: in place of the library's error.
-        Interrupted: another process was stopped by a signal outside of the training.
-    """
+    """While it is open: a failed collective becomes a LaunchError that names the lost processes, also in events.jsonl
+    and status.json; or an Interrupted where a signal stopped another process outside of the training."""
     try:
         yield
     except RuntimeError as problem:

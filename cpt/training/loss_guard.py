@@ -30,12 +30,10 @@ SMALL = (1.0, 1e-6)  # below this their size has no meaning
 HARMLESS = (0.08, 0.7)  # of the logarithm; gradients are clipped, so only a much larger one does harm
 
 WINDOW, SKIPS, ROLLBACKS = 128, 4, 3
-FOR_ALL: dict[str, Any] = {"window": int, "skips": int, "rollbacks": int}
-"""Options that every guard takes, your own too."""
+FOR_ALL: dict[str, Any] = {"window": int, "skips": int, "rollbacks": int}  # of every guard, your own too
 
 log = logging.getLogger("cpt")
-StepCheck = Callable[[torch.Tensor], torch.Tensor]
-"""From [2], loss and gradient norm, to whether to skip the update."""
+StepCheck = Callable[[torch.Tensor], torch.Tensor]  # from [2], loss and gradient norm, to whether to skip the update
 
 
 @cache
@@ -118,7 +116,6 @@ class SpikeDetector:
         self.skips = int(options.pop("skips", SKIPS))
         self.rollbacks = int(options.pop("rollbacks", ROLLBACKS))
         self.spikes = partial(find("loss guard", section.name, LOSS_GUARDS), **options)
-        self.device = device
         self.highest_loss = highest_loss
         self.history = torch.full((2, self.window), math.inf, device=device)
         self.accepted = torch.zeros((), dtype=torch.int64, device=device)
@@ -206,7 +203,6 @@ class SkipBudget:
     rollbacks: int = 0
 
     def note(self, verdict: StepVerdict) -> Skipped | None:
-        """A step's verdict; what was skipped, if it was."""
         if not verdict.is_skipped:
             return None
         skipped = Skipped(verdict.step, self.rows.of(verdict.step - 1))
@@ -234,7 +230,6 @@ class SkipBudget:
 
 
 def check_loss_guard(section: Component | None) -> None:
-    """Refuse a wrong name and wrong options."""
     if section is None:
         return
     try:

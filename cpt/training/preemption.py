@@ -23,7 +23,6 @@ MOST_CALLS_BETWEEN = 50
 SECONDS_BETWEEN_LOOKS = 1.0  # at the launcher
 SECONDS_OF_ONE_INTERRUPT = 1.0  # torchrun passes on what its processes have got already
 CODE_OF_SECOND_INTERRUPT = 130
-LAUNCHER_GONE = signal.SIGHUP  # what it counts as
 
 
 @dataclass
@@ -105,14 +104,13 @@ class Preemption(TrainerCallback):
                 signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
 
     def watch(self) -> None:
-        """Note signals as they come, and whether the launcher is still there."""
         while self.is_watching:
             readable, _, _ = select.select([self.reading], [], [], SECONDS_BETWEEN_LOOKS)
             for number in os.read(self.reading, 64) if readable else b"":
                 self.note(number)
             if self.launcher is not None and os.getppid() != self.launcher:
                 self.launcher = None
-                self.note(LAUNCHER_GONE)
+                self.note(signal.SIGHUP)
 
     def note(self, number: int) -> None:
         if number not in SIGNALS:

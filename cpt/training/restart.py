@@ -93,88 +93,84 @@ def remember(folder: Path, key: str, value: Any) -> None:
         log.warning("%s cannot be written: %s.", path, problem.strerror)
 
 
-class OutOfMemory:
-    """Ends a run that is out of memory with a restart in smaller micro-batches, or with what the user can change."""
-
-    def __init__(self, trainer: "CPTTrainer") -> None:
-        self.trainer = trainer
-
-    def watch(self, train_epoch: Callable[[], None]) -> None:
-        """The Trainer's loop; out of memory ends it with a restart in smaller micro-batches."""
-        trainer, arguments = self.trainer, self.trainer.args
-        restart: RestartNeeded | None = None
-        try:
-            train_epoch()
-        except RuntimeError as problem:
-            if is_out_of_memory(problem):
-                restart = self.learn_smaller_batch(problem)
-            else:
-                learned = learned_micro_batch(trainer.run_folder, arguments.world_size)
-                if arguments.world_size == 1 or learned is None or learned >= arguments.per_device_train_batch_size:
-                    raise
-                raise RestartNeeded(
-                    f"Another process ran out of memory in step {trainer.state.global_step + 1}: the run restarts"
-                    f" with micro-batches of {learned} from its last checkpoint."
-                ) from problem
-        if restart is None:
-            return
-        # Outside of `except`: no error holds the tensors of its frames any more. Only a process alone can save the
-        # steps since the last checkpoint: others wait in a collective.
-        newest = max(map(step_of, published_checkpoints(trainer.run_folder)), default=0)
-        is_alone = arguments.world_size == 1 and not trainer.is_deepspeed_enabled and not trainer.is_fsdp_enabled
-        if is_alone and not trainer.guard.is_updating and trainer.state.global_step > newest:
-            trainer.model.zero_grad()
-            gc.collect()
-            clear_device_cache()
-            trainer.checkpointer.save_once("full")
-            trainer.checkpointer.wait_for_saves()
-        raise restart
-
-    def refuse_evaluation(self, problem: RuntimeError) -> None:
-        """Raise a ResourceError with the remedy where an evaluation ran out of memory."""
-        if not is_out_of_memory(problem):
-            return
-        batch_size = self.trainer.args.per_device_eval_batch_size
-        remedy = "Set `training.per_device_eval_batch_size` lower"
-        if batch_size == 1:
-            remedy = "Set `data.sequence_length` lower, or split the model over GPUs"
-        raise ResourceError(
-            f"out of memory in the evaluation of step {self.trainer.state.global_step} with {batch_size} row(s) at"
-            f" once. {remedy}."
-        ) from problem
-
-    def learn_smaller_batch(self, problem: RuntimeError) -> RestartNeeded:
-        """Let the next start halve the micro-batch and double the accumulation: the same rows in each step.
-
-        Raises:
-            ResourceError: one row is all there is, or the recipe does not allow it.
-        """
-        trainer, arguments, step = self.trainer, self.trainer.args, self.trainer.state.global_step + 1
-        before, length = arguments.per_device_train_batch_size, trainer.recipe.data.sequence_length
-        size = smaller_micro_batch(before) if trainer.recipe.safety.on_oom == "split_batch" else None
-        if size is not None and trainer.guard.released is None:
-            remember_micro_batch(trainer.run_folder, arguments.world_size, size)
-            message = (
-                f"Out of memory in step {step} on process {rank()} with micro-batches of {before}: the run restarts"
-                f" with micro-batches of {size}."
-            )
-            folder = trainer.run_folder
-            record_event(folder, "out_of_memory", message, step=step, micro_batch=size, before=before, restart=True)
-            return RestartNeeded(message)
-        where = f"out of memory in step {step} with micro-batches of {before} row(s) of {length:,} tokens"
-        smaller = f"`training.per_device_train_batch_size: {before // 2}`"
-        if before == 1:
-            smaller = "`data.sequence_length` lower"
-        if trainer.guard.released is not None:
-            remedy = (
-                ", and `optimizer.release_gradients` cannot split a step. Write"
-                f" {smaller}, which makes smaller steps, or `release_gradients: false`."
-            )
-        elif before > 1:
-            remedy = f", and `safety.on_oom` is abort. Write {smaller}, or `safety.on_oom: split_batch`."
+def run_until_out_of_memory(trainer: "CPTTrainer", train_epoch: Callable[[], None]) -> None:
+    """The Trainer's loop; out of memory ends it with a restart in smaller micro-batches, or with what the user can
+    change."""
+    arguments = trainer.args
+    needed: RestartNeeded | None = None
+    try:
+        train_epoch()
+    except RuntimeError as problem:
+        if is_out_of_memory(problem):
+            needed = learn_smaller_batch(trainer, problem)
         else:
-            remedy = (
-                ". Set `training.gradient_checkpointing: true`, `data.sequence_length` lower, or take a DeepSpeed"
-                " profile that offloads."
-            )
-        raise ResourceError(where + remedy) from problem
+            learned = learned_micro_batch(trainer.run_folder, arguments.world_size)
+            if arguments.world_size == 1 or learned is None or learned >= arguments.per_device_train_batch_size:
+                raise
+            raise RestartNeeded(
+                f"Another process ran out of memory in step {trainer.state.global_step + 1}: the run restarts"
+                f" with micro-batches of {learned} from its last checkpoint."
+            ) from problem
+    if needed is None:
+        return
+    # Outside of `except`: no error holds the tensors of its frames any more. Only a process alone can save the
+    # steps since the last checkpoint: others wait in a collective.
+    newest = max(map(step_of, published_checkpoints(trainer.run_folder)), default=0)
+    is_alone = arguments.world_size == 1 and not trainer.is_deepspeed_enabled and not trainer.is_fsdp_enabled
+    if is_alone and not trainer.guard.is_updating and trainer.state.global_step > newest:
+        trainer.model.zero_grad()
+        gc.collect()
+        clear_device_cache()
+        trainer.checkpointer.save_once("full")
+        trainer.checkpointer.wait_for_saves()
+    raise needed
+
+
+def refuse_evaluation(trainer: "CPTTrainer", problem: RuntimeError) -> None:
+    if not is_out_of_memory(problem):
+        return
+    batch_size = trainer.args.per_device_eval_batch_size
+    remedy = "Set `training.per_device_eval_batch_size` lower"
+    if batch_size == 1:
+        remedy = "Set `data.sequence_length` lower, or split the model over GPUs"
+    raise ResourceError(
+        f"out of memory in the evaluation of step {trainer.state.global_step} with {batch_size} row(s) at"
+        f" once. {remedy}."
+    ) from problem
+
+
+def learn_smaller_batch(trainer: "CPTTrainer", problem: RuntimeError) -> RestartNeeded:
+    """Let the next start halve the micro-batch and double the accumulation: the same rows in each step.
+
+    Raises:
+        ResourceError: one row is all there is, or the recipe does not allow it.
+    """
+    arguments, step = trainer.args, trainer.state.global_step + 1
+    before, length = arguments.per_device_train_batch_size, trainer.recipe.data.sequence_length
+    size = smaller_micro_batch(before) if trainer.recipe.safety.on_oom == "split_batch" else None
+    if size is not None and trainer.guard.released is None:
+        remember_micro_batch(trainer.run_folder, arguments.world_size, size)
+        message = (
+            f"Out of memory in step {step} on process {rank()} with micro-batches of {before}: the run restarts"
+            f" with micro-batches of {size}."
+        )
+        folder = trainer.run_folder
+        record_event(folder, "out_of_memory", message, step=step, micro_batch=size, before=before, restart=True)
+        return RestartNeeded(message)
+    where = f"out of memory in step {step} with micro-batches of {before} row(s) of {length:,} tokens"
+    smaller = f"`training.per_device_train_batch_size: {before // 2}`"
+    if before == 1:
+        smaller = "`data.sequence_length` lower"
+    if trainer.guard.released is not None:
+        text = (
+            f"{where}, and `optimizer.release_gradients` cannot split a step. Write {smaller}, which makes smaller"
+            " steps, or `release_gradients: false`."
+        )
+    elif before > 1:
+        text = f"{where}, and `safety.on_oom` is abort. Write {smaller}, or `safety.on_oom: split_batch`."
+    else:
+        text = (
+            f"{where}. Set `training.gradient_checkpointing: true`, `data.sequence_length` lower, or take a DeepSpeed"
+            " profile that offloads."
+        )
+    raise ResourceError(text) from problem

@@ -34,17 +34,16 @@ from cpt.errors import CheckpointError
 from cpt.optim.build import replay_step_counter
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import record_event
+from cpt.training.engine_profiles import DEFAULT_MICRO_BATCH
 
 if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
 
 BIT_EXACT = "bit-exact"
-DEFAULT_MICRO_BATCH = 8  # of TrainingArguments
 POSITION = "data_position.json"
 
 
 def train_from(trainer: "CPTTrainer", data: PreparedData, point: ResumePoint) -> None:
-    """Train from this point to the end of the budget."""
     trainer.checkpoint_loader.point = point
     folder, checkpoint, manifest = Path(str(trainer.args.output_dir)), point.checkpoint, point.manifest
     if is_main_process():

@@ -24,7 +24,6 @@ import psutil
 import torch
 from accelerate.utils import DeepSpeedSchedulerWrapper
 from peft import PeftModel
-from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import Trainer
 from transformers.trainer_callback import ExportableState
@@ -92,7 +91,6 @@ class Checkpointer:
         self.copies_are_too_large = False
         self.kinds_read_back: set[Kind] = set()  # each process reads one checkpoint of each kind back
         self.save_failure: SaveFailed | None = None  # of the last save
-        self.step_saved = 0
         self.not_pushed: Path | None = None  # a checkpoint that the Hub does not have yet
 
     @cached_property
@@ -103,14 +101,8 @@ class Checkpointer:
     def wait_for_copies(self, *_: Any) -> None:
         self.copied.wait()
 
-    @property
-    def saved_model(self) -> nn.Module:
-        """The model without what wraps it to train."""
-        return self.trainer.model
-
     @cached_property
     def archive(self) -> Archive | None:
-        """The second place, for the main process."""
         place = self.trainer.recipe.checkpoints.archive
         return Archive(self.trainer.run_folder, place) if place is not None and self.trainer.args.should_save else None
 
@@ -143,8 +135,7 @@ class Checkpointer:
     def wait_for_saves(self) -> None:
         """Return when no save is in flight, and push what was published; every process must call it.
 
-        Raises:
-            SaveFailed: the last one failed in a way that no later one will do better.
+        It raises a SaveFailed where the last one failed in a way that no later one will do better.
         """
         in_flight, self.in_flight = self.in_flight, None
         if in_flight is not None:
@@ -158,16 +149,12 @@ class Checkpointer:
         every = self.trainer.recipe.checkpoints.weights_every_steps
         return every is not None and self.trainer.state.global_step % every == 0
 
-    def save_due_weights(self) -> None:
-        if self.weights_are_due and self.trainer.state.global_step != self.step_saved:
-            self.save_once("weights")
-
     def save(self) -> None:
         """Publish `checkpoint-N`. The last save of a run is tried again, and has to succeed."""
-        trainer = self.trainer
+        trainer, state = self.trainer, self.trainer.state
         trainer.store_flos()
         self.save_once("full")
-        if not trainer.control.should_training_stop and trainer.state.global_step < trainer.state.max_steps:
+        if not trainer.control.should_training_stop and state.global_step < state.max_steps:
             return
         self.wait_for_saves()
         for seconds in SECONDS_BEFORE_RETRIES:
@@ -177,12 +164,12 @@ class Checkpointer:
             self.save_once("full")
             self.wait_for_saves()
         if self.save_failure is not None:
-            newest = published_in(self.trainer.run_folder)[-1:]
+            newest = published_in(trainer.run_folder)[-1:]
             where = f"The newest checkpoint is {newest[0].folder}." if newest else "There is no checkpoint."
             kind = TrainingError if self.save_failure.reason == "not finite" else CheckpointError
             raise kind(
-                f"step {self.trainer.state.global_step} could not be saved ({self.save_failure}). {where} Solve this,"
-                " then start the run again."
+                f"step {state.global_step} could not be saved ({self.save_failure}). {where} Solve this, then start"
+                " the run again."
             )
 
     # --- one save ----------------------------------------------------------------------------------------------------
@@ -190,7 +177,7 @@ class Checkpointer:
     def save_once(self, kind: Kind) -> None:
         """Take a snapshot of this step, and write it: now, or while training continues."""
         self.wait_for_saves()
-        step = self.step_saved = self.trainer.state.global_step
+        step = self.trainer.state.global_step
         zero = self.trainer.engine.zero_section or {}
         offload = zero.get("offload_optimizer", {})
         # DeepSpeed keeps the optimizer's states on a disk, or steps asynchronously: they change unasked.
@@ -209,7 +196,7 @@ class Checkpointer:
         save can succeed."""
         name = f"{PREFIXES[kind]}{step}"
         published = self.trainer.run_folder / name
-        check = None if kind in self.kinds_read_back else partial(read_back, model=self.saved_model)
+        check = None if kind in self.kinds_read_back else partial(read_back, model=self.trainer.model)
         try:
             if copy is not None:
                 self.agreement.together(copy)
@@ -275,9 +262,9 @@ class Checkpointer:
             if stage == 3:
                 trainer.save_files(nowhere, gather_zero3_weights(trainer.model_wrapped, only_trained=of_adapter))
             elif trainer.is_fsdp_enabled:
-                trainer.save_files(nowhere, full_weights(self.saved_model, only_trained=of_adapter))
+                trainer.save_files(nowhere, full_weights(trainer.model, only_trained=of_adapter))
             elif stage is not None:  # the Trainer copies the model, on every process
-                trainer.save_files(nowhere, self.saved_model.state_dict())
+                trainer.save_files(nowhere, trainer.model.state_dict())
             else:
                 trainer.save_model(nowhere, _internal_call=True)
             if full:
@@ -297,20 +284,18 @@ class Checkpointer:
         """Copy what the next forward pass may change; False where memory is missing, so that training has to wait."""
         weights = taken.weights
         if taken.write_model is not None and weights is None:
-            weights = self.saved_model.state_dict()
-        changing = changed_by_steps(self.saved_model)
+            weights = self.trainer.model.state_dict()
+        changing = changed_by_steps(self.trainer.model)
         copied = [taken.states, [tensor for tensor in tensors_in(weights) if memory_of(tensor) in changing]]
         needed = self.host_copies.missing(copied) * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         if not all(self.agreement.gather(needed <= MOST_OF_THE_MEMORY * psutil.virtual_memory().available)):
             if not self.copies_are_too_large:
-                self.record(
-                    "saves_block",
-                    f"Copies for a save need {needed / 2**30:.1f} GiB of free host memory: training waits for saves.",
-                    step=self.trainer.state.global_step,
-                )
+                size = f"{needed / 2**30:.1f} GiB"
+                message = f"Copies for a save need {size} of free host memory: training waits for saves."
+                self.record("saves_block", message, step=self.trainer.state.global_step)
             self.copies_are_too_large = True
             return False
-        memory_of_buffers = {memory_of(buffer) for buffer in self.saved_model.buffers()}
+        memory_of_buffers = {memory_of(buffer) for buffer in self.trainer.model.buffers()}
         copy = partial(self.host_copies.copy, changing=lambda tensor: memory_of(tensor) in memory_of_buffers)
         taken.states, taken.weights = copy(taken.states), copy(weights)
         self.copied.clear()
@@ -320,7 +305,7 @@ class Checkpointer:
         """Copy the rest while training continues; its next optimizer step waits for this."""
         try:
             copy_beside_training(moment)
-            changing = changed_by_steps(self.saved_model)
+            changing = changed_by_steps(self.trainer.model)
             copy = partial(self.host_copies.copy, changing=lambda tensor: memory_of(tensor) in changing)
             taken.states, taken.weights = self.host_copies.copy(taken.states), copy(taken.weights)
         finally:
@@ -333,17 +318,15 @@ class Checkpointer:
         if not self.trainer.args.should_save:
             return
         assert self.snapshot is not None, "the caller checked it"
-
         self.snapshot.weights = weights
         self.snapshot.write_model = lambda folder, own: write(str(folder), None if own is None else dict(own))
         self.snapshot.check = self.refuse_broken_weights
-        self.snapshot.model_bytes = sum(
-            numbers * parameter.element_size() for parameter, numbers in saved_parameters(self.saved_model)
-        )
+        saved = saved_parameters(self.trainer.model)
+        self.snapshot.model_bytes = sum(numbers * parameter.element_size() for parameter, numbers in saved)
 
     def refuse_broken_weights(self, weights: Weights | None) -> None:
         # frozen ones do not change
-        trained = {name: weight for name, weight in self.saved_model.named_parameters() if weight.requires_grad}
+        trained = {name: weight for name, weight in self.trainer.model.named_parameters() if weight.requires_grad}
         given = trained if weights is None else weights
         refuse_non_finite((name, tensor) for name, tensor in given.items() if name in trained)
 
@@ -361,7 +344,7 @@ class Checkpointer:
             if trainer.args.should_save:
                 taken.texts[LATEST] = tag_of(engine)
         elif trainer.is_fsdp_enabled:
-            part = part_here(self.saved_model, trainer.engine.optimizer)
+            part = part_here(trainer.model, trainer.engine.optimizer)
             taken.states[file_of_part(trainer.args.process_index, trainer.args.world_size)] = part
         elif trainer.args.should_save:
             taken.states["optimizer.pt"] = trainer.optimizer.state_dict()
@@ -383,19 +366,34 @@ def seal_export(trainer: "CPTTrainer", folder: Path) -> None:
 
 
 def random_states(trainer: Trainer) -> dict[str, Any]:
-    """The random numbers of this process, as `Trainer._load_rng_state` takes them."""
+    """The states of this process's random generators, as the Trainer saves them."""
     states: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
     states["cpu"] = torch.random.get_rng_state()
-    kinds = {trainer.args.device.type} - {"cpu", "mps"} | ({"cuda"} if torch.cuda.is_available() else set())
-    for kind in kinds:
-        device: Any = torch.get_device_module(kind)
-        is_one_of_several = trainer.args.parallel_mode == ParallelMode.DISTRIBUTED
+    is_one_of_several = trainer.args.parallel_mode == ParallelMode.DISTRIBUTED
+    for kind, device in devices_with_random_states(trainer).items():
         states[kind] = device.random.get_rng_state_all() if is_one_of_several else device.random.get_rng_state()
     return states
 
 
+def set_random_states(trainer: Trainer, states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.random.set_rng_state(states["cpu"])
+    for kind, device in devices_with_random_states(trainer).items():
+        saved = states.get(kind, [])
+        if isinstance(saved, list):  # of all devices of the machine, which may have been fewer
+            saved = dict(enumerate(saved)).get(device.current_device())
+        if saved is not None:
+            device.random.set_rng_state(saved)
+
+
+def devices_with_random_states(trainer: Trainer) -> dict[str, Any]:
+    """Kind of device -> torch's module."""
+    kinds = {trainer.args.device.type} - {"cpu", "mps"} | ({"cuda"} if torch.cuda.is_available() else set())
+    return {kind: torch.get_device_module(kind) for kind in kinds}
+
+
 def random_states_file(trainer: Trainer) -> str:
-    """Its name: each process has its own."""
     return "rng_state.pth" if trainer.args.world_size <= 1 else f"rng_state_{trainer.args.process_index}.pth"
 
 

@@ -30,14 +30,14 @@ class Engine:
         self.trainer = trainer
 
     @property
-    def zero_section(self) -> dict[str, Any] | None:  # of the DeepSpeed profile; None without DeepSpeed
+    def zero_section(self) -> dict[str, Any] | None:
+        """`zero_optimization` of the DeepSpeed profile; None without DeepSpeed."""
         if not self.trainer.is_deepspeed_enabled:
             return None
         return dict(self.trainer.accelerator.state.deepspeed_plugin.deepspeed_config.get("zero_optimization", {}))
 
     @property
     def sharding(self) -> str:
-        """How this run's processes share the model, as checkpoints name it."""
         if self.zero_section is not None:
             return f"{ZERO}{self.zero_section.get('stage', 0)}"
         return FSDP if self.trainer.is_fsdp_enabled else PLAIN
@@ -107,15 +107,9 @@ class SharedRows:
     def choose_attention(self) -> None:
         if self.parts > 1:
             options: Any = self.trainer.args.parallelism_config
-            config = self.trainer.model.config
-            attention = attention_of(config)
-            check_shared_rows(config, self.parts, attention)
+            attention = attention_of(self.trainer.model.config)
+            check_shared_rows(self.trainer.model.config, self.parts, attention)
             options.sp_handler.sp_attn_implementation = attention  # set here: accelerate's class takes few names
-
-    def replace_adapter(self) -> None:
-        """accelerate's adapter of the loader passes rows around; ours only gets the engine."""
-        if self.parts > 1:
-            self.trainer.accelerator.deepspeed_ulysses_dl_adapter = self.take_engine
 
     def take_engine(self, loader: DataLoader[Any], engine: Any) -> DataLoader[Any]:
         """Called by accelerate before a checkpoint is loaded."""
@@ -136,7 +130,6 @@ class SharedRows:
         return outputs.loss * self.trainer.args.world_size, outputs
 
     def count_labels(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor:
-        """Labels of a step, over all processes."""
         count = sum((batch["shift_labels"] != IGNORED).sum() for batch in batch_samples)
         labels = torch.as_tensor(count, device=device)
         dist.all_reduce(labels)

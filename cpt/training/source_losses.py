@@ -20,25 +20,23 @@ from cpt.models.fused_loss import FusedLoss
 
 log = logging.getLogger("cpt")
 BYTES_AT_ONCE = 2**27  # of logits in fp32 and of their gradients
-Totals = torch.Tensor  # [2, sources]: summed losses, tokens
 
 
 class SourceLosses(TrainerCallback):
     """Adds `loss_<source>` to logs of the training loss: the mean over a source's tokens in one step since the last
     log, of all processes.
 
-    Which step that is, and where in it the measuring begins, are drawn from their numbers: sources take turns, so the
-    same place in each stretch could always show the same source. A micro-batch of one source has its loss already. For
-    one with several, the losses of its rows are computed again from the logits, without gradients: about a twentieth
-    of the micro-batch's time, for one micro-batch of a log. Where there are no logits (Liger's loss), mixed
-    micro-batches are skipped.
+    Step and micro-batch are drawn: sources take turns, so the same place in each stretch could always show the same
+    source. A micro-batch of one source has its loss already. For one with several, the losses of its rows are computed
+    again from the logits, without gradients: about a twentieth of the micro-batch's time, for one micro-batch of a
+    log. Where there are no logits (Liger's loss), mixed micro-batches are skipped.
     """
 
     def __init__(self, data: PreparedData, rows: RowsOfSteps, *, sharing_rows: int = 1) -> None:
         self.data, self.rows, self.sharing_rows = data, rows, sharing_rows
         self.micro_batch = self.measured = 0
         self.is_measuring = self.is_off = self.has_logged = False
-        self.totals: Totals = torch.zeros(2, len(data.sources))
+        self.totals = torch.zeros(2, len(data.sources))  # summed losses, tokens
         self.hook: Any = None
 
     def on_train_begin(

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainerState, Trainin
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 from xxhash import xxh3_64_intdigest
 
+from cpt.checkpoints.safe_load import load_data
 from cpt.data.rows.held_out import HeldOutSet
 from cpt.data.rows.loader import CPTDataLoader
 from cpt.data.rows.mixture import RowsOfSteps
@@ -33,9 +34,9 @@ from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS
 from cpt.training.arguments import RunLength
 from cpt.training.guards import StepGuard
-from cpt.training.restart import OutOfMemory
+from cpt.training.restart import refuse_evaluation, run_until_out_of_memory
 from cpt.training.resuming import CheckpointLoader, written_for
-from cpt.training.saving import Checkpointer
+from cpt.training.saving import Checkpointer, random_states_file, set_random_states
 from cpt.training.sharded import Engine, Gradients, SharedRows
 
 
@@ -50,7 +51,7 @@ class CPTTrainer(TrainerHooks, Trainer):
     Attributes:
         engine, shared_rows, gradients: how a step is split over processes.
         checkpointer, checkpoint_loader: what saves and resumes.
-        guard, memory: what a bad step and out-of-memory lead to.
+        guard: what a bad step leads to.
     """
 
     # transformers says less about these
@@ -91,7 +92,7 @@ class CPTTrainer(TrainerHooks, Trainer):
         self.first_step = 0
         self.engine, self.shared_rows, self.gradients = Engine(self), SharedRows(self), Gradients(self)
         self.checkpointer, self.checkpoint_loader = Checkpointer(self), CheckpointLoader(self)
-        self.guard, self.memory = StepGuard(self), OutOfMemory(self)
+        self.guard = StepGuard(self)
         self.activations, compiling = set_up_recomputing(model, arguments), take_compiling(arguments)
         shown = self.shown_at_first(rows)
         super().__init__(
@@ -124,7 +125,9 @@ class CPTTrainer(TrainerHooks, Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         self.shared_rows.choose_attention()
         super().create_accelerator_and_postprocess()
-        self.shared_rows.replace_adapter()
+        if self.shared_rows.parts > 1:
+            # accelerate's adapter of the loader passes rows around; ours only gets the engine
+            self.accelerator.deepspeed_ulysses_dl_adapter = self.shared_rows.take_engine
         self.engine.set_up_fsdp()
 
     def set_up_precision(self, model: nn.Module) -> None:
@@ -144,12 +147,13 @@ class CPTTrainer(TrainerHooks, Trainer):
         """A placeholder for the rows while Hugging Face's trainer is built."""
         return rows
 
-    def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
+    def train(  # type: ignore[override]
+        self, resume_from_checkpoint: str | Path | None = None, **options: Any
+    ) -> TrainOutput:
         """Train to the end of the budget, from a checkpoint where one is given: its folder."""
-        if resume_from_checkpoint is not None:
-            self.first_step = TrainerState.load_from_json(
-                str(Path(resume_from_checkpoint) / "trainer_state.json")
-            ).global_step
+        checkpoint = None if resume_from_checkpoint is None else str(resume_from_checkpoint)
+        if checkpoint is not None:
+            self.first_step = TrainerState.load_from_json(f"{checkpoint}/trainer_state.json").global_step
             self.args.eval_on_start = False
             if self.args.eval_strategy == IntervalStrategy.STEPS:
                 # a signal may have come before the evaluation of this step
@@ -158,7 +162,6 @@ class CPTTrainer(TrainerHooks, Trainer):
                 self.args.eval_on_start = is_due and main_process_decides(
                     lambda: all(line["step"] != step for line in read_evaluations(metrics))
                 )
-        checkpoint = None if resume_from_checkpoint is None else str(resume_from_checkpoint)
         with self.guard.guarding(checkpoint), self.checkpointer.saving():
             return super().train(checkpoint, **options)
 
@@ -171,13 +174,12 @@ class CPTTrainer(TrainerHooks, Trainer):
             with self.checkpoint_loader.only_data(checkpoint):
                 load()
 
-    def load_random_states(self, checkpoint: str, load: Callable[[], None]) -> None:
+    def load_random_states(self, checkpoint: str) -> None:
         """Those of each process; new ones where another number of processes saved them."""
-        if written_for(Path(checkpoint)) in (None, self.args.world_size):
-            with self.checkpoint_loader.only_data(checkpoint):
-                load()
-        else:
+        if written_for(Path(checkpoint)) not in (None, self.args.world_size):
             set_seed(self.seed_of_step)
+        elif (file := Path(checkpoint) / random_states_file(self)).is_file():
+            set_random_states(self, load_data(file, trust=self.checkpoint_loader.point.trusted))
 
     @property
     def seed_of_step(self) -> int:
@@ -185,13 +187,15 @@ class CPTTrainer(TrainerHooks, Trainer):
         words = f"{self.args.seed} {self.state.global_step} {self.args.process_index}"
         return xxh3_64_intdigest(words.encode()) % 2**32
 
-    def run_epoch(self, run: Callable[[], None]) -> None:
+    def run_epoch(self, checkpoint: str | None, run: Callable[[], None]) -> None:
         """Train, unless the evaluation at the start said to stop, or was stopped by a signal."""
-        if not self.control.should_training_stop:
-            self.memory.watch(run)
+        if self.control.should_training_stop:
+            return
+        if checkpoint is not None and self.state.global_step == self.first_step:
+            self.load_random_states(checkpoint)
+        run_until_out_of_memory(self, run)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """The rows of this process, from the first step on that is still to be trained."""
         arguments = self.args
         workers, parts = arguments.dataloader_num_workers, self.shared_rows.parts
         collate = self.collate_examples()
@@ -266,7 +270,6 @@ class CPTTrainer(TrainerHooks, Trainer):
         return int(super().get_total_train_batch_size(args) // self.shared_rows.parts)
 
     def training_step(self, model: Any, *arguments: Any, **options: Any) -> torch.Tensor:
-        """Forward and backward pass of a micro-batch, its activations kept where the recipe says."""
         averages = self.gradients.are_fp32 and isinstance(model, DistributedDataParallel)
         if averages:
             model.require_backward_grad_sync = False
@@ -314,14 +317,6 @@ class CPTTrainer(TrainerHooks, Trainer):
 
     # --- after a step ------------------------------------------------------------------------------------------------
 
-    def log_save_evaluate(self, proceed: Callable[[], None]) -> None:
-        control = self.control
-        is_due = control.should_save or control.should_log or control.should_evaluate or control.should_training_stop
-        self.guard.read_before(everything=is_due or self.checkpointer.weights_are_due)
-        proceed()
-        self.checkpointer.save_due_weights()
-        self.guard.note_logged()
-
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
         self.guard.correct_loss(logs)
         super().log(logs, *arguments, **options)
@@ -346,7 +341,7 @@ class CPTTrainer(TrainerHooks, Trainer):
             self.control.should_save = self.control.should_training_stop = True
             return {}
         except RuntimeError as problem:
-            self.memory.refuse_evaluation(problem)
+            refuse_evaluation(self, problem)
             raise
         finally:
             self.engine.reshard()
@@ -359,7 +354,6 @@ class CPTTrainer(TrainerHooks, Trainer):
         return self.measure_texts(self.held_out)
 
     def measure_texts(self, texts: Mapping[str, HeldOutSet]) -> dict[str, float]:
-        """Loss, perplexity and bits per byte of each set."""
         return measure_and_keep(
             self.model,
             texts,

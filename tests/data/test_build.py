@@ -110,11 +110,11 @@ def test_transforms_come_before_filters_and_reach_held_out_sets_too(build, sourc
 
 def test_names_of_sources_and_of_held_out_sets_must_be_unique(build, source):
     first = source("a", TEXTS)
-    with pytest.raises(RecipeError, match="`data.sources`: `a` is the name of more than one. Give each a `name:`"):
+    with pytest.raises(RecipeError, match=r"`data.sources\[1\]`: a second `a`"):
         build(first, source("b", ["y"], name="a"))
-    with pytest.raises(RecipeError, match="`evaluation.perplexity`: `x` is the name of more than one"):
+    with pytest.raises(RecipeError, match=r"`evaluation.perplexity\[1\]`: a second `x`"):
         build(first, evaluation=Evaluation(perplexity=[HeldOut(path=first.path, name="x")] * 2))
-    with pytest.raises(RecipeError, match="`a` is the name of more than one"):
+    with pytest.raises(RecipeError, match="a second `a`"):
         build(first, evaluation=Evaluation(held_out_share=0.1, perplexity=[HeldOut(path=first.path)]))
 
 

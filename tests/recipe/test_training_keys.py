@@ -57,9 +57,7 @@ def test_a_mistake_has_its_line_and_its_remedy(mistakes, entry, named):
 def test_a_number_out_of_its_bounds_is_refused(mistakes, entry):
     key = entry.partition(":")[0]
     (line,) = mistakes(f"training:\n  {entry}\n")
-    assert line.startswith(f"r.yaml:6: `training.{key}`: ") and line.endswith(
-        f"got {entry.partition(': ')[2]}"
-    )
+    assert line.startswith(f"r.yaml:6: `training.{key}`: ") and line.endswith(f"got {entry.partition(': ')[2]}")
 
 
 @pytest.mark.parametrize("entry", ["max_completion_length: 0", "temperature: 0", "top_p: 1.5", "beta: -0.1"])

@@ -113,7 +113,7 @@ def test_random_numbers_of_other_processes_are_replaced_the_same_way_each_time(t
     for step in (4, 4, 5):
         torch.rand(3)
         trainer.state.global_step = step
-        trainer._load_rng_state(str(other))
+        trainer.load_random_states(str(other))
         draws.append(torch.rand(3))
     assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
 
@@ -133,7 +133,7 @@ def test_what_is_planted_in_a_plain_checkpoint_never_runs(trainer, tmp_path):
     (theirs / "model.safetensors").unlink()
     for name, load in {
         "pytorch_model.bin": trainer._load_from_checkpoint,
-        "rng_state.pth": trainer._load_rng_state,
+        "rng_state.pth": trainer.load_random_states,
         "optimizer.pt": lambda folder: trainer._prepare_for_training(8, trainer.get_train_dataloader(), folder),
     }.items():
         torch.save({"passenger": Planted(tmp_path / "ran")}, theirs / name)

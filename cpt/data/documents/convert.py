@@ -340,8 +340,7 @@ def joined(text: str, line: str, words: Counter[str]) -> str:
     return text[:-1] + ("" if line[:1].islower() or known else "-") + line
 
 
-LIBRARIES = {"html_to_markdown": "html-to-markdown", "mammoth": "mammoth", "pypdfium2": "pypdfium2"}
-"""Module -> package."""
+LIBRARIES = {"html_to_markdown": "html-to-markdown", "mammoth": "mammoth", "pypdfium2": "pypdfium2"}  # -> package
 NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\xad\ufeff\ufffe\uffff\ud800-\udfff]")
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ ASSISTANT, TOOL = "assistant", "tool"
 ASKED, ANSWERED, PROBE = "qqq", "zzz", "qqqzzzqqq"  # contents of messages that no template writes by itself
 Tools = Sequence[Mapping[str, Any]] | None
 Span = tuple[int, int]
+REMEMBERED = 4096  # texts: a filter looks at a batch of documents before it is encoded
 
 
 class Refused(Exception):  # noqa: N818 -- it becomes the reason to drop a document
@@ -41,7 +42,7 @@ class ChatTemplate:
         self.tells_generated = GENERATION.search(template) is not None
 
     def write(self, messages: Sequence[Message], tools: Tools = None, *, prompt: bool = False) -> str:
-        return rendered(messages, tools, self.template, self.named_tokens, add_generation_prompt=prompt)[0]
+        return self._render(messages, tools, add_generation_prompt=prompt)[0]
 
     def opening(self, messages: Sequence[Message], tools: Tools) -> str:
         """What the model has read when the assistant's next words begin, also of templates that write no prompt."""
@@ -49,7 +50,19 @@ class ChatTemplate:
         return text if self.frame is None or self.frame.is_prompted else text + self.frame.before
 
     def generated(self, messages: Sequence[Message], tools: Tools) -> tuple[str, list[Span]]:
-        return rendered(messages, tools, self.template, self.named_tokens, return_assistant_tokens_mask=True)
+        return self._render(messages, tools, return_assistant_tokens_mask=True)
+
+    def _render(self, messages: Sequence[Message], tools: Tools, **options: bool) -> tuple[str, list[Span]]:
+        # A second; only where there are chats.
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        render: Any = partial(render_jinja_template, chat_template=self.template)  # its types are too narrow
+        try:
+            (text,), spans = render([list(messages)], list(tools) if tools else None, **options, **self.named_tokens)
+        except (TemplateError, TypeError, ValueError) as problem:
+            raise Refused(f"the chat template says: {first_line(problem)}") from problem
+        return str(text), [(int(start), int(end)) for start, end in spans[0]] if spans else []
 
     def turns(self, messages: Sequence[Message], tools: Tools, text: str) -> list[Span]:
         """Where the assistant's messages are in the text, each with the token that ends it.
@@ -145,25 +158,6 @@ def control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
     return re.compile(f"({'|'.join(map(re.escape, sorted(tokens, key=len, reverse=True)))})(?!{NOT_TOKEN})")
 
 
-def rendered(
-    messages: Sequence[Message], tools: Tools, template: str, named_tokens: Mapping[str, Any], **options: bool
-) -> tuple[str, list[Span]]:
-    # A second; only where there are chats.
-    from jinja2 import TemplateError
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    try:
-        render: Any = render_jinja_template  # its types are narrower than what it takes
-        tools = list(tools) if tools else None
-        (text,), spans = render([list(messages)], tools, chat_template=template, **options, **named_tokens)
-    except (TemplateError, TypeError, ValueError) as problem:
-        raise Refused(f"the chat template says: {first_line(problem)}") from problem
-    return str(text), [(int(start), int(end)) for start, end in spans[0]] if spans else []
-
-
-REMEMBERED = 4096  # texts: a filter looks at a batch of documents before it is encoded
-
-
 class Written(NamedTuple):
     text: str
     is_chat: bool  # written by the chat template: its control tokens become special tokens
@@ -173,8 +167,6 @@ class Written(NamedTuple):
 
 
 class ExampleWriter:
-    """Writes the texts of examples of a form."""
-
     def __init__(
         self, form: str, template: str | None, named_tokens: Mapping[str, Any], control_tokens: Sequence[str]
     ) -> None:
@@ -219,14 +211,23 @@ class ExampleWriter:
         return [self.pair(example, completion, only_assistant=False) for completion in (chosen, rejected)]
 
     def pair(self, example: Example, completion: Words | None, *, only_assistant: bool) -> Written:
-        prompt = example.prompt
+        prompt, tools = example.prompt, example.tools
         if isinstance(prompt, str) and isinstance(completion, str):
             return Written(prompt + completion, is_chat=False, spans=[(len(prompt), len(prompt) + len(completion))])
-        if isinstance(prompt, list) and isinstance(completion, list):
-            if only_assistant:
-                return self.chat(prompt + completion, example.tools, len(prompt))
-            return self.completion(prompt, completion, example.tools)
-        raise Refused("not the parts of an example: a plain text or a chat, not a row with columns")
+        if not isinstance(prompt, list) or not isinstance(completion, list):
+            raise Refused("not the parts of an example: a plain text or a chat, not a row with columns")
+        if only_assistant:
+            return self.chat(prompt + completion, tools, len(prompt))
+        chats = self.chats()
+        text = chats.write(prompt + completion, tools)
+        opening = chats.opening(prompt, tools) if prompt else ""
+        begin = len(opening)
+        if not text.startswith(opening):
+            if completion[0]["role"] != ASSISTANT:
+                raise Refused("a completion that does not begin with the assistant's words")
+            before = sum(message["role"] == ASSISTANT for message in prompt)
+            begin = chats.turns(prompt + completion, tools, text)[before][0]
+        return Written(text, is_chat=True, spans=[(begin, len(text))])
 
     def chat(self, messages: list[Message], tools: Tools, first: int) -> Written:
         if all(message["role"] != ASSISTANT for message in messages[first:]):
@@ -244,18 +245,6 @@ class ExampleWriter:
             if learns_end and spans[-1][1] not in ends:
                 spans[-1] = (spans[-1][0], len(text))  # blanks too, so that what is before the EOS is learned
         return Written(text, is_chat=True, spans=spans, by_overlap=chats.tells_generated, learns_end=learns_end)
-
-    def completion(self, prompt: list[Message], completion: list[Message], tools: Tools) -> Written:
-        chats = self.chats()
-        text = chats.write(prompt + completion, tools)
-        opening = chats.opening(prompt, tools) if prompt else ""
-        begin = len(opening)
-        if not text.startswith(opening):
-            if completion[0]["role"] != ASSISTANT:
-                raise Refused("a completion that does not begin with the assistant's words")
-            before = sum(message["role"] == ASSISTANT for message in prompt)
-            begin = chats.turns(prompt + completion, tools, text)[before][0]
-        return Written(text, is_chat=True, spans=[(begin, len(text))])
 
     def chats(self) -> ChatTemplate:
         if self.template is None:

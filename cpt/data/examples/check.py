@@ -174,11 +174,9 @@ def unended(lengths: Int64, segments: Segments, is_control: Mask) -> list[int]:
 
 
 def faults_of_length(lengths: Int64, segments: Segments, form: str, sequence_length: int) -> dict[str, list[int]]:
-    """Examples that are cut, or of which nothing is left to learn."""
     begins = lengths.cumsum() - lengths
-    context, learned, unwanted = (
-        np.add.reduceat(segments == one, begins, dtype=np.int64) for one in (CONTEXT, LEARNED, UNWANTED)
-    )
+    kinds_of_ids = (segments == kind for kind in (CONTEXT, LEARNED, UNWANTED))
+    context, learned, unwanted = (np.add.reduceat(one, begins, dtype=np.int64) for one in kinds_of_ids)
     if form == "conversation":
         bounds = zip(begins, begins + lengths, strict=True)
         first = np.array([np.argmax(segments[begin + 1 : end] == LEARNED) + 1 for begin, end in bounds])

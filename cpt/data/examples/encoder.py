@@ -23,6 +23,7 @@ CONTEXT, LEARNED, UNWANTED, ROW = 0, 1, 2, 3  # of a prompt; wanted; rejected or
 Segments = NDArray[np.uint8]
 NOTHING_LEARNED = "nothing to learn within sequence_length"
 LONG_PROMPT = "prompt longer than sequence_length"
+VERSION = 3  # counts up when an example gets other ids, segments or bytes
 
 
 class Fitting(NamedTuple):
@@ -62,9 +63,6 @@ def learns_of(part: TokenFiles, sequence_length: int) -> Mask:
     found = np.maximum.reduceat(np.append(part.segments, np.uint8(CONTEXT)), bounds)[::2]
     learns: Mask = (found == LEARNED) & (lasts - begins > 1)
     return learns
-
-
-VERSION = 3  # counts up when an example gets other ids, segments or bytes
 
 
 class Tokens(NamedTuple):
@@ -278,11 +276,11 @@ class MiddleEncoder(DocumentEncoder):
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
         parts = [self.parts_of(text) for text in texts]
-        ids, lengths = self._text_ids([part for some in parts for part in some])
+        ids, lengths = self.ids_of_texts([part for some in parts for part in some])
         each = iter(np.split(ids, lengths.cumsum()[:-1]))
         documents = [self.joined([next(each) for _ in some], text) for some, text in zip(parts, texts, strict=True)]
         lengths = np.array([len(ids) for ids in documents], np.int64)
-        return self._with_bos_and_eos(np.concatenate([np.empty(0, self.dtype), *documents]), lengths)
+        return self.with_bos_and_eos(np.concatenate([np.empty(0, self.dtype), *documents]), lengths)
 
     def parts_of(self, text: str) -> list[str]:
         if drawn(text, "rate") >= self.options["rate"]:

@@ -22,26 +22,24 @@ FORMS: dict[tuple[str, ...], str] = {
     ("prompt", "completion", "label"): "judged",
     ("prompt",): "prompt",
 }
-NAMED: dict[str, tuple[tuple[str, ...], ...]] = {
+NAMED: dict[str, tuple[tuple[str, ...], ...]] = {  # what `chat` names; `user` and `assistant` are one message each
     "document": (("messages",), ("user", "assistant")),
     "conversation": (("messages",), ("prompt", "completion"), ("user", "assistant")),
     "preference": (("prompt", "chosen", "rejected"), ("chosen", "rejected"), ("user", "chosen", "rejected")),
     "judged": (("prompt", "completion", "label"), ("user", "assistant", "label"), ("messages", "label")),
     "prompt": (("prompt",), ("user",)),
 }
-"""What `chat` names for each form; a `user` and an `assistant` are texts that are one message each."""
 BEFORE = ("system", "history")
 """What `chat` may name with all of them: it comes before the messages of an example, and a row need not have it."""
 BESIDE = ("tools", *BEFORE)
 ALPACA = "{instruction}\n{input}"
-ELSEWHERE: dict[str, tuple[dict[str, str], ...]] = {
+ELSEWHERE: dict[str, tuple[dict[str, str], ...]] = {  # of ShareGPT's and Alpaca's files, tried after those in NAMED
     "conversation": ({"messages": "conversations"}, {"user": ALPACA, "assistant": "output"}),
     "preference": (
         {"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"},
         {"user": ALPACA, "chosen": "chosen", "rejected": "rejected"},
     ),
 }
-"""Columns of ShareGPT's and Alpaca's files, looked for where there are none of the names above."""
 ONE_A_ROW = ("preference", "judged", "prompt")
 FORM = "form"  # the entry of `chat` that holds the form; no recipe writes it
 

@@ -1,14 +1,10 @@
-"""Find training documents that share runs of words with evaluation documents, and drop them.
+"""Find training documents that share runs of 8 words with evaluation documents, and drop them (docs/evaluation.md).
 
-Words are compared in lower case and without punctuation, in runs of 8. A training document is contaminated where the
-runs that it shares with one evaluation document cover half of that document's words, or half of its own; 13 words at
-least, and all of a shorter evaluation document. So a copy inside a larger document and a part of one are found, also
-after light edits, while a phrase, an idiom of code or a quotation is not enough. GPT-3's authors took any 13 words
-in a row (arxiv.org/abs/2005.14165, appendix C), which on code drops documents for idioms; runs of 8 and a share of
-half are those of Tülu 3 (arxiv.org/abs/2411.15124, section 3.2).
-
-Runs that many evaluation documents share (a licence's header) tell nothing about any of them: those in more than a
-twentieth of the evaluation documents (in 10 at most, 2 at least) are ignored, and their words do not count.
+Words are compared in lower case and without punctuation. A training document is contaminated where the shared runs
+cover half of one evaluation document's words, or half of its own; 13 words at least, and all of a shorter evaluation
+document. So copies and parts are found, also after light edits, while a phrase, an idiom of code or a quotation is not
+enough. The length and the share are those of Tülu 3 (arxiv.org/abs/2411.15124, section 3.2). Runs in more than a
+twentieth of the evaluation documents (in 10 at most, 2 at least), such as a licence's header, are ignored.
 
 Memory: 16 bytes a word of the evaluation documents. A worker searches 35 MB of ASCII text a second, of other 15."""
 
@@ -19,7 +15,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 from zipfile import BadZipFile
 
 import numpy as np
@@ -29,14 +24,15 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 from cpt.data.readers.documents import DocumentView
 from cpt.data.readers.sources import open_source
 from cpt.errors import DataError
+from cpt.files import write_atomic
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource
 
-WORDS = 8  # of a run; an evaluation document of fewer could stand anywhere, and is not looked for
+WORDS = 8  # of a run; a shorter evaluation document could be anywhere, and is ignored
 LEAST_SHARE, LEAST_WORDS = 0.5, 13
 COMMON_SHARE, COMMON_AT_LEAST, COMMON_AT_MOST = 0.05, 2, 10
 FORMAT = 3  # of the stored index
-NAME, REASON = "decontaminate", "contaminated: "  # of the filter, and what it says in front of the set's name
+NAME, REASON = "decontaminate", "contaminated: "  # of the filter; before the name of the set in its reason
 
 # Chinese and Japanese do without spaces: each character counts as a word.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
@@ -86,7 +82,7 @@ class Runs:
         self._table[self.hashes & np.uint64((1 << TABLE_BITS) - 1)] = True
 
     def find(self, text: str) -> Overlap | None:
-        """What the text shares with an evaluation document; None for nothing, and for a held-out document itself."""
+        """The overlap with an evaluation document; None if there is none, and for a held-out document itself."""
         words = words_of(text)
         if len(words) < WORDS:
             return None
@@ -125,11 +121,13 @@ class Runs:
         decides = xxh3_128_hexdigest(b"".join([set_names, *(array.tobytes() for array in arrays.values())]))
         about = json.dumps([FORMAT, self.documents, self.too_short]).encode()
         path = folder / f"{decides}.{xxh3_128_hexdigest(about)[:8]}.npz"
+
+        def write(unfinished: Path) -> None:
+            with unfinished.open("wb") as file:
+                np.savez(file, about=np.frombuffer(about, np.uint8), **arrays)  # type: ignore[arg-type]
+
         folder.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{uuid4().hex}")  # other machines may write it at the same time
-        with beside.open("wb") as file:
-            np.savez(file, about=np.frombuffer(about, np.uint8), **arrays)  # type: ignore[arg-type]
-        beside.replace(path)
+        write_atomic(path, write)
         return path
 
 

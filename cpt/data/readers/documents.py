@@ -116,7 +116,7 @@ class BadRow:
 
 
 class BadValue(Exception):  # noqa: N818 -- it is caught where it is raised, and becomes a BadRow
-    """Why a row is none; readers turn it into a BadRow."""
+    """Why a row is bad; readers turn it into a BadRow."""
 
     def __init__(self, reason: str, detail: str = "", byte: int | None = None) -> None:
         super().__init__(detail or reason)
@@ -152,7 +152,7 @@ REMEDIES = {
     "invalid UTF-8": f"Convert it (iconv -f latin1 -t utf-8). {REMEDY}",
     "UTF-16": f"Convert it (iconv -f utf-16 -t utf-8). {REMEDY}",
     **dict.fromkeys(("empty file", "no rows"), "Fill it, or leave it out of `{key}.path`."),
-    "damaged file": "Write the file anew, or leave it out of `{key}.path`.",
+    "damaged file": "Write the file again, or leave it out of `{key}.path`.",
 }
 
 

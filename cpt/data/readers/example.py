@@ -154,9 +154,16 @@ def as_json(value: object, where: str) -> str:
     for text in texts_in(value):
         refuse_control(text, where)
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=as_text)
     except (TypeError, ValueError) as problem:
         raise BadValue("wrong value", f"{where} cannot be written as JSON: {problem}") from problem
+
+
+def as_text(value: object) -> str:
+    """Dates and decimals for JSON, which has none."""
+    if isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal):
+        return str(value)
+    raise TypeError(f"a value of type {type(value).__name__}")
 
 
 def texts_in(value: object) -> Iterator[str]:
@@ -254,7 +261,7 @@ def with_beginning(
     for side in (first, "rejected") if first == "chosen" else (first,):
         talk = values[side]
         if not isinstance(talk, list):
-            what = "a system prompt or earlier turns could stand before"
+            what = "a system prompt or earlier turns can precede"
             raise BadValue("texts and messages", f"`{named[side]}` is no list of messages that {what}")
         own = talk[: first_role(talk) == "system"]  # counts instead of the source's
         values[side] = [*(own or before), *turns, *talk[len(own) :]]
@@ -289,14 +296,14 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
         name: unpacked(filled_lines(column, row) if "{" in column else row.get(column))
         for name, column in columns.items()
     }
-    parts = {}
+    parts: dict[str, str] = {}
     if tools := values.pop("tools", None):
         parts["tools"] = as_json(parsed_tools(tools, columns["tools"]), f"`{columns['tools']}`")
     values, columns = with_turns(values, columns, whole=form_of_source(source) in ("document", "conversation"))
     if "messages" in values:
         talk = transcript(values["messages"], columns["messages"])
         return joined({**parts, "messages": talk}) if parts else talk
-    label = {}
+    label: dict[str, str] = {}
     if "label" in values:  # also as texts, as in csv files
         value = values.pop("label")
         wanted = LABELS.get(str(value).lower()) if isinstance(value, bool | int | str) else None
@@ -312,8 +319,8 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
     parts |= words | label
     if form_of_source(source) == "prompt":
         own = ("prompt", *columns_in(columns["prompt"]))
-        others = {str(name): plain(value, name) for name, value in row.items() if name not in own}
-        parts["columns"] = as_json(others, "a column")
+        others = {str(name): value for name, value in row.items() if name not in own}
+        parts["columns"] = as_json(others, f"the columns {', '.join(others)}")
     return joined(parts)
 
 
@@ -359,23 +366,8 @@ def parsed_tools(tools: object, column: str) -> list[dict[str, Any]]:
     return tools
 
 
-def plain(value: object, column: str) -> object:
-    """A column's value as JSON has it; dates become texts."""
-    if isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal):
-        return str(value)
-    if isinstance(value, list):
-        return [plain(item, column) for item in value]
-    if isinstance(value, Mapping):
-        return {str(key): plain(item, column) for key, item in value.items()}
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    what = f"`{column}` is of type {type(value).__name__}, which a reward cannot be given. Leave the column out"
-    raise BadValue("wrong value", what)
-
-
 def example_of(text: str) -> Example | None:
-    """The example that a text says; None for a text that a transform broke. A text without parts is a chat or a plain
-    text."""
+    """The example of a text; None if a transform broke it. A text without parts is a chat or a plain text."""
     if not text.startswith(PART):
         return Example(messages=messages_of(text) or text)
     values: dict[str, Any] = {}

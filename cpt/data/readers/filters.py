@@ -119,8 +119,7 @@ def fineweb(
 
     Args:
         min_punctuated_lines: drop where at most this share of lines ends with punctuation.
-        max_duplicate_line_characters: drop where at least this share of characters stands in lines that stood there
-            before.
+        max_duplicate_line_characters: drop where at least this share of characters is in repeated lines.
         max_short_lines: drop where at least this share of lines has fewer than `short_line_characters` characters.
     """
     lines = [line for line in map(str.strip, document["text"].splitlines()) if line]
@@ -258,7 +257,7 @@ def language(
     Args:
         keep: ISO 639-1 codes: `[en, de]`.
         min_confidence: of py3langid, 0 to 1.
-        max_characters: the language is told by the first so many.
+        max_characters: only the first so many are classified.
     """
     identifier = language_identifier()
     for code in keep:

@@ -17,20 +17,21 @@ from cpt.data.readers.opening import BOM, BUFFER, REMOTE_BUFFER, format_of, is_u
 from cpt.recipe.schema import DocumentSource
 
 LONGEST_LINE = 64 * 2**20
+LONGEST_RECORD = 64 * 2**20  # a quote that is never closed makes one of the rest of the file
+BATCH = 1000
+MAGIC = b"ARROW1"
 Lines = Iterator[tuple[int, int, bytes]]  # number from the origin; first byte in the file; the line with its end
-
-
 TOO_LONG = b"..."  # this object, compared by identity, is in the place of a document that is too long for the memory
 
 
 def lines_of(piece: Piece) -> tuple[Origin, Lines]:
     """The lines whose first byte lies in the piece, without a byte order mark."""
-    before = max(0, piece.start - 1)  # there a line ends, or one goes on that began before this piece
+    before = max(0, piece.start - 1)  # where a line ends, or one continues that began before this piece
     return Origin(piece.path, "line", before), read_lines(piece, before)
 
 
 def read_lines(piece: Piece, at: int) -> Lines:
-    """Go through the lines from a byte on; what stands there before the piece counts as one."""
+    """The lines from a byte on; what comes before the piece counts as one."""
     number, stop = 0, sys.maxsize if piece.stop is None else piece.stop
     with open_file(piece.path, at, piece.stop) as file:
         if piece.start:
@@ -46,8 +47,7 @@ def read_lines(piece: Piece, at: int) -> Lines:
 
 
 def pass_over(file: BinaryIO, at: int, stop: int) -> int:
-    """The byte after the end of a line, or one after `stop` where it does not end before: then nothing more begins
-    before it either."""
+    """The byte after the end of a line, or one after `stop` if it ends later: then no other line begins before it."""
     while at < stop and (part := file.readline(BUFFER)):
         at += len(part)
         if part.endswith(b"\n"):
@@ -194,15 +194,9 @@ def is_json_lines(raw: bytes) -> bool:
 # --- delimited ---
 
 
-LONGEST_RECORD = 64 * 2**20  # a quote that is never closed makes one of the rest of the file
-
-
 class Records:
-    """The records of a file, and where each begins.
-
-    Quotes may hold line breaks, so a file can be read only from its beginning. A line that is not UTF-8 spoils its
-    record and no other: it is read with its bad bytes replaced.
-    """
+    """The records of a file, and where each begins. Quotes may hold line breaks, so a file can be read only from its
+    beginning. A line that is not UTF-8 makes only its own record bad: it is read with its bad bytes replaced."""
 
     def __init__(self, piece: Piece) -> None:
         self.origin, self.lines = lines_of(piece)
@@ -317,9 +311,6 @@ def as_python(value: pa.Scalar) -> object:
 # --- parquet ---
 
 
-BATCH = 1000
-
-
 def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     origin, whole = Origin(piece.path, "row"), Origin(piece.path, "document")
     num_rows = number = 0
@@ -364,9 +355,6 @@ def groups_of(piece: Piece, metadata: pq.FileMetaData) -> range:
 
 
 # --- arrow ---
-
-
-MAGIC = b"ARROW1"
 
 
 def read_arrow(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cpt")
 HUB_FILE = re.compile(r"hf://datasets/([^/]+/[^/@]+)@([0-9a-f]{40})/(.+)")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+SPLIT = re.compile(r"[\w.-]+")
+NO_OPTIONS = {"name", "version", "data_dir", "data_files", "description"}  # of a builder's configuration
+STARTED = time.time()
+WAIT_SECONDS = (1, 2, 4, 8)  # between asking a Hub that is down
 
 
 class Unreachable(Exception):  # noqa: N818 -- it is caught where the Hub is asked
@@ -108,13 +113,6 @@ def what_it_means(
     return Unreachable(f"it answers {status}")
 
 
-COMMIT = re.compile(r"[0-9a-f]{40}")
-SPLIT = re.compile(r"[\w.-]+")
-NO_OPTIONS = {"name", "version", "data_dir", "data_files", "description"}  # of a builder's configuration
-STARTED = time.time()
-WAIT_SECONDS = (1, 2, 4, 8)  # between asking a Hub that is down
-
-
 class HubDataset(NamedTuple):
     commit: str
     files: list[File] | None
@@ -141,51 +139,51 @@ def hub_files(source: DocumentSource, key: str) -> HubDataset:
     """
     from huggingface_hub import constants
 
-    asked = HubRequest(
+    request = HubRequest(
         constants.ENDPOINT, source.path, source.subset, source.split, tuple(source.data_files), source.revision
     )
-    return find(asked, key)
+    return find(request, key)
 
 
 @cache
-def find(asked: HubRequest, key: str) -> HubDataset:
-    memory = default_cache_dir() / "hub" / f"{xxh3_128_hexdigest(json.dumps(asked).encode())}.json"
-    remembered = None
-    if (stored := read_sealed(memory)) is not None:
-        files = None if stored["files"] is None else [File(*file) for file in stored["files"]]
-        remembered = HubDataset(stored["commit"], files)
-    is_pinned = asked.revision is not None and COMMIT.fullmatch(asked.revision) is not None
+def find(request: HubRequest, key: str) -> HubDataset:
+    file = default_cache_dir() / "hub" / f"{xxh3_128_hexdigest(json.dumps(request).encode())}.json"
+    known = None
+    if (stored := read_sealed(file)) is not None:
+        files = None if stored["files"] is None else [File(*one) for one in stored["files"]]
+        known = HubDataset(stored["commit"], files)
+    is_pinned = request.revision is not None and COMMIT.fullmatch(request.revision) is not None
     # All processes of a run read what the main process has just found.
-    if remembered and (is_pinned or not is_main_process() and memory.stat().st_mtime >= STARTED):
-        return remembered
+    if known and (is_pinned or not is_main_process() and file.stat().st_mtime >= STARTED):
+        return known
     try:
-        found = ask(asked, key)
+        found = look_up(request, key)
     except Unreachable as problem:
-        if remembered is None:
-            raise cannot_reach(asked.path, str(problem), key) from problem
+        if known is None:
+            raise cannot_reach(request.path, str(problem), key) from problem
         if is_main_process():
-            log.warning(f"{asked.path}: the Hub cannot be reached. Taken as it was last: commit {remembered.commit}.")
-        return remembered
+            log.warning(f"{request.path}: the Hub cannot be reached. Using its last known commit {known.commit}.")
+        return known
     try:
-        memory.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise cannot_keep(memory.parent, problem) from problem
-    write_once(memory, sealed({"commit": found.commit, "files": found.files}))
+        raise cannot_keep(file.parent, problem) from problem
+    write_once(file, sealed({"commit": found.commit, "files": found.files}))
     return found
 
 
-def ask(asked: HubRequest, key: str) -> HubDataset:
-    import datasets
-    import fsspec
-
+def look_up(request: HubRequest, key: str) -> HubDataset:
     try:
-        commit = commit_of(asked.endpoint, asked.path, asked.revision)
-        data_files = list(asked.data_files) or None
+        commit = commit_of(request.endpoint, request.path, request.revision)
+        import datasets  # takes a second, so only if the Hub answers
+        import fsspec
+
+        data_files = list(request.data_files) or None
         # Downloads nothing but the dataset's card.
-        builder = datasets.load_dataset_builder(asked.path, asked.subset, data_files=data_files, revision=commit)
+        builder = datasets.load_dataset_builder(request.path, request.subset, data_files=data_files, revision=commit)
         if builder.hash != commit:  # without a connection it takes what its cache holds
             raise ConnectionError("the connection broke")
-        names = readable_files(builder, asked, key)
+        names = readable_files(builder, request, key)
         if names is None:
             return HubDataset(commit, None)
         paths = [name.removeprefix("hf://") for name in names]
@@ -199,29 +197,29 @@ def ask(asked: HubRequest, key: str) -> HubDataset:
             files.append(File(name, int(info["size"]), str(version)))
         return HubDataset(commit, files)
     except failures() as problem:
-        if (meant := what_it_means(problem, asked.path, asked.revision, key)) is not None:
+        if (meant := what_it_means(problem, request.path, request.revision, key)) is not None:
             raise meant from problem
-        raise unreadable(asked.path, asked.split, " ".join(str(problem).split())[:500], key) from problem
+        raise unreadable(request.path, request.split, " ".join(str(problem).split())[:500], key) from problem
 
 
 @cache
 def commit_of(endpoint: str, dataset: str, revision: str | None) -> str:
-    """The commit of a branch or tag; asked once, so that all sources from one dataset are of one commit."""
+    """The commit of a branch or tag; one call, so that all sources of a dataset have one commit."""
     from huggingface_hub import HfApi
 
     return str(HfApi(endpoint).dataset_info(dataset, revision=revision).sha)
 
 
-def readable_files(builder: "DatasetBuilder", asked: HubRequest, key: str) -> list[str] | None:
+def readable_files(builder: "DatasetBuilder", request: HubRequest, key: str) -> list[str] | None:
     """The files of the split; None if only `datasets` can read them."""
     splits = builder.config.data_files
     # `train[:10%]` and `train+test` are for `datasets` to find.
-    if not splits or asked.split == "all" or not SPLIT.fullmatch(asked.split):
+    if not splits or request.split == "all" or not SPLIT.fullmatch(request.split):
         return None
-    if asked.split not in splits:
+    if request.split not in splits:
         has = f"It has: {', '.join(map(str, splits))}. Set `{key}.split`."
-        raise DataError(f"{asked.path}: no split `{asked.split}`. {has}")
-    files = list(splits[asked.split])
+        raise DataError(f"{request.path}: no split `{request.split}`. {has}")
+    files = list(splits[request.split])
     if not all(is_hub_file(file) and "::" not in file and format_of(file) in DOCUMENT_FILES for file in files):
         return None
     plain = vars(type(builder.config)())

@@ -13,6 +13,12 @@ import pyarrow as pa
 
 from cpt.recipe.paths import DOCUMENT_FILES
 
+BOM = b"\xef\xbb\xbf"
+COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
+KNOWN = f"{', '.join(sorted(DOCUMENT_FILES))}, or one of these with {' or '.join(COMPRESSED)}"
+BUFFER = 1 << 20
+SMALL_BUFFER = 1 << 16  # a damaged compressed file is read up to the damage, except for the last buffer
+REMOTE_BUFFER = 1 << 23  # bytes in one request: an answer of the Hub takes a good part of a second to begin
 PAST_STOP = 1 << 16  # bytes in one request for the rest of a line that ends beyond its piece
 TRIES = 5
 FIRST_WAIT_SECONDS = 0.5  # doubled with each try
@@ -115,14 +121,6 @@ def persistently(function: Callable[[], Result]) -> Result:
                 if cause.status < 500 and cause.status not in TRY_AGAIN:
                     raise last from problem
     raise OSError(f"asked {TRIES} times: {last or type(last).__name__}") from last
-
-
-BOM = b"\xef\xbb\xbf"
-COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
-KNOWN = f"{', '.join(sorted(DOCUMENT_FILES))}, or one of these with {' or '.join(COMPRESSED)}"
-BUFFER = 1 << 20
-SMALL_BUFFER = 1 << 16  # a damaged compressed file is read up to the damage, except for the last buffer
-REMOTE_BUFFER = 1 << 23  # bytes in one request: an answer of the Hub takes a good part of a second to begin
 
 
 def is_url(path: str) -> bool:

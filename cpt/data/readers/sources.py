@@ -40,8 +40,7 @@ from cpt.plugins import check_options, find, user_code_error
 from cpt.recipe.paths import DOCUMENT_FILES, TEXT_FILES, is_function, is_local
 from cpt.recipe.schema import DocumentSource
 
-Reader = Callable[[Piece, DocumentSource], Iterator[Document | BadRow]]
-READERS: dict[str, Reader] = {
+READERS: dict[str, Callable[[Piece, DocumentSource], Iterator[Document | BadRow]]] = {
     ".txt": read_text,
     ".md": read_text,
     ".jsonl": read_json_lines,
@@ -52,6 +51,14 @@ READERS: dict[str, Reader] = {
     ".arrow": read_arrow,
 }
 PIECE_BYTES = 64 * 2**20
+log = logging.getLogger("cpt")
+GLOB = re.compile(r"[*?\[]")
+CONVERTED = {".pdf", ".html", ".htm", ".docx", ".epub"}  # by `cpt data ingest`
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+DATASETS_OWN = {"dataset_info.json", "state.json", "dataset_dict.json"}  # `datasets` saves them with its arrow files
+# What servers call the version of a file's content.
+TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
+LISTING_THREADS = 16
 
 
 def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
@@ -168,16 +175,6 @@ def read_function(source: DocumentSource, key: str) -> Iterator[Document | BadRo
                 raise BadValue("wrong type", what)
         except BadValue as bad:
             yield bad.at(origin, number)
-
-
-log = logging.getLogger("cpt")
-GLOB = re.compile(r"[*?\[]")
-CONVERTED = {".pdf", ".html", ".htm", ".docx", ".epub"}  # by `cpt data ingest`
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-DATASETS_OWN = {"dataset_info.json", "state.json", "dataset_dict.json"}  # what `datasets` saves beside its arrow files
-# What servers call the version of a file's content.
-TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
-LISTING_THREADS = 16
 
 
 def kind_of(path: str) -> Literal["local", "url", "function", "hub"]:

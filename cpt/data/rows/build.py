@@ -2,7 +2,6 @@
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,12 +28,17 @@ from cpt.data.store.tokenized import TokenizedSource, Wanted, make_shards
 from cpt.distributed import is_main_process, main_process_first
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.load import load_mixture
-from cpt.recipe.rules import reported_name
+from cpt.recipe.rules import check_names, reported_name
 from cpt.recipe.schema import Budget, Data, Evaluation, Source
+from cpt.recipe.tree import dotted
 
 Sources = Sequence[TokenizedSource]
 Windowed = Sequence[WindowedRows]
 log = logging.getLogger("cpt")
+NO_EVALUATION = Evaluation()
+CLOSE_TO_ALL = 0.9  # of a source; from here on its size must be exact
+WINDOWS_ON_DISK = 4  # of each source: read, made next, kept for slower readers, and a spare
+NO_HASHES = np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,9 @@ class SourceReport:
 
 
 def report_on(rows: WindowedRows) -> SourceReport:
-    (known, windows), source, description = rows.known_so_far(), rows.tokenized.work.source, rows.tokenized.description
-    plan, is_estimate = rows.tokenized.plan, rows.total is None
+    known, windows = rows.known_so_far()
+    source, plan, description = rows.tokenized.work.source, rows.tokenized.plan, rows.tokenized.description
+    is_estimate = rows.total is None
     scale = sum(plan.num_bytes) / max(1, plan.bytes_upto[windows]) if is_estimate else 1.0
     return SourceReport(
         name=reported_name(source),
@@ -212,12 +217,6 @@ class PreparedData:
                 rows.restore(state["windows"][report.name])
 
 
-NO_EVALUATION = Evaluation()
-CLOSE_TO_ALL = 0.9  # of a source; from here on its size must be exact
-WINDOWS_ON_DISK = 4  # of each source: read, made next, kept for slower readers, and a spare
-NO_HASHES = np.empty(0, np.uint64)
-
-
 def build_data(
     data: Data,
     tokenizer: PreTrainedTokenizerBase,
@@ -290,17 +289,22 @@ class Builder:
         windowed = self.windowed_rows(sources, judges)
         for rows in windowed:
             rows.begin(all_windows=needs_all)
-        mixture, reports = self.mix(windowed)
-        if scarce := self.scarce(windowed, mixture, reports):
+        mixture, reports, num_rows = self.mix(windowed)
+        scarce = [  # of estimated size: the run may use them up, and `max_epochs` does not let it repeat them
+            rows
+            for rows, report, count in zip(windowed, reports, mixture.counts(num_rows), strict=True)
+            if report.is_estimate and count > CLOSE_TO_ALL * (rows.max_epochs or math.inf) * report.rows
+        ]
+        if scarce:
             make_shards(everything([rows.tokenized for rows in scarce]))
             for rows in scarce:
                 rows.begin(all_windows=True)
-            mixture, reports = self.mix(windowed)
+            mixture, reports, num_rows = self.mix(windowed)
         if is_main_process():
             for report, rows in zip(reports, windowed, strict=True):
                 log_report(report, rows)
         if self.budget is not None:
-            check_repeats(self.data, mixture, reports, self.num_rows(reports))
+            check_repeats(self.data, mixture, reports, num_rows)
         held_out_sets = self.held_out_sets(windowed, judges)
         files = {reported_name(judge.work.source): judge.finish().files for judge in judges}
         fingerprint, limit = self.fingerprint(mixture, windowed), self.data.disk_bytes
@@ -333,7 +337,8 @@ class Builder:
             return [None] * len(sources), [NO_HASHES] * len(sources)
         longest, held_out = list[int | None](), []
         for source in sources:
-            documents, limit = source.documents(source.plan.held_out), None
+            documents = source.documents(source.plan.held_out)
+            limit: int | None = None
             if form_of_source(source.work.source) == "document":
                 limit = longest_held_out(int(documents.num_bytes.sum()), len(documents), share)
             which = is_held_out(documents.hashes, documents.num_bytes, share, limit)
@@ -342,36 +347,20 @@ class Builder:
         hashes, num_bytes = (np.concatenate(arrays) for arrays in zip(*held_out, strict=True))
         return longest, [hashes[:0] if limit is None else hashes[num_bytes > limit] for limit in longest]
 
-    def mix(self, windowed: Windowed) -> tuple[MixtureRows, list[SourceReport]]:
-        """The mixture with the requested shares of tokens, and the reports with these shares."""
+    def mix(self, windowed: Windowed) -> tuple[MixtureRows, list[SourceReport], int]:
+        """The rows, a report on each source, and how many rows the run reads; 1 if that is not known."""
         reports = [report_on(rows) for rows in windowed]
         asked = asked_shares(self.data, [report.tokens for report in reports])
         filled = np.array([rows.filled for rows in windowed])
         # A source that fills its rows to one half needs twice the rows for the same tokens.
         turns = Turns([(first, (shares / filled).tolist()) for first, shares in asked])
         mixture = MixtureRows(windowed, turns, self.seed, lengths_of_phases(self.data))
-        shares = shares_over(asked, self.num_rows(reports)).tolist()
-        return mixture, [replace(report, share=share) for report, share in zip(reports, shares, strict=True)]
-
-    def num_rows(self, reports: Sequence[SourceReport]) -> int:
-        """Of the whole run; 1 if its length is not known."""
-        if self.budget is None:
-            return 1
-        return rows_of_run(self.data, self.budget, sum(report.rows for report in reports))
-
-    def scarce(self, windowed: Windowed, mixture: MixtureRows, reports: Sequence[SourceReport]) -> list[WindowedRows]:
-        """Sources of estimated size that the run may use up and `max_epochs` does not let it repeat."""
-        counts = mixture.counts(self.num_rows(reports))
-        return [
-            rows
-            for rows, report, count in zip(windowed, reports, counts, strict=True)
-            if report.is_estimate
-            and rows.max_epochs is not None
-            and count > CLOSE_TO_ALL * rows.max_epochs * report.rows
-        ]
+        rows_of_epoch = sum(report.rows for report in reports)
+        num_rows = 1 if self.budget is None else rows_of_run(self.data, self.budget, rows_of_epoch)
+        shares = shares_over(asked, num_rows).tolist()
+        return mixture, [replace(report, share=share) for report, share in zip(reports, shares, strict=True)], num_rows
 
     def held_out_sets(self, windowed: Windowed, judges: Sources) -> dict[str, HeldOutSet]:
-        """The held-out share of each source, and the sets of `evaluation.perplexity`."""
         sets, num_documents, share = {}, 0, self.evaluation.held_out_share
         for rows in windowed if share is not None else []:
             shards, name = rows.tokenized.plan.held_out, reported_name(rows.tokenized.work.source)
@@ -418,7 +407,8 @@ def everything(sources: Sources) -> list[Wanted]:
 
 def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation, str]:
     """The sections with the form of their rows, and this form."""
-    check_names(data, evaluation)
+    if twice := [f"`{dotted(found.location)}`: {found.text}" for found in check_names(data, evaluation)]:
+        raise RecipeError(f"{'; '.join(twice)}.")
     data, evaluation = with_form(data, evaluation, form)
     form = form_of_source(data.sources[0])
     refuse_layout(data, form)
@@ -427,12 +417,11 @@ def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evalu
 
 def why_all(data: Data, budget: Budget | None) -> str | None:
     """The key that needs the whole of every source before the first row."""
-    needs = {
-        "data.deduplicate": data.deduplicate,
-        "data.temperature": data.temperature,
-        "budget.epochs": budget and budget.epochs,
-    }
-    return next((key for key, value in needs.items() if value is not None), None)
+    if data.deduplicate is not None:
+        return "data.deduplicate"
+    if data.temperature is not None:
+        return "data.temperature"
+    return "budget.epochs" if budget is not None and budget.epochs is not None else None
 
 
 def refuse_small_disk(data: Data, budget: Budget | None, sources: Sources, *, needs_all: bool) -> None:
@@ -448,20 +437,6 @@ def refuse_small_disk(data: Data, budget: Budget | None, sources: Sources, *, ne
             f"`data.disk_bytes` is {data.disk_bytes:,}, but {len(large)} source(s) in windows of"
             f" {data.window_bytes:,} bytes need {least:,}. Raise it, or lower `data.window_bytes`."
         )
-
-
-def check_names(data: Data, evaluation: Evaluation) -> None:
-    """Refuse two sources, or two held-out sets, of one name: reports could not tell them apart."""
-    sources = [reported_name(source) for source in data.sources]
-    held_out = [reported_name(source) for source in evaluation.perplexity]
-    groups = {"data.sources": sources, "evaluation.perplexity": held_out}
-    if evaluation.held_out_share is not None:  # then each source has a held-out set of its name
-        groups["data.sources` and `evaluation.perplexity"] = list({*sources}) + held_out
-    for where, names in groups.items():
-        if twice := [f"`{name}`" for name, count in Counter(names).items() if count > 1]:
-            raise RecipeError(
-                f"`{where}`: {', '.join(twice)} is the name of more than one. Give each a `name:` of its own."
-            )
 
 
 def open_mixture(

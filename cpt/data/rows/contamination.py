@@ -21,7 +21,7 @@ from cpt.data.rows.selection import longest_held_out
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.data.store.shards import ShardWork, keep, plan_of
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.data.store.tokenized import POOL_BYTES, order_of, reading_content
+from cpt.data.store.tokenized import POOL_BYTES, reading_content
 from cpt.errors import DataError, RecipeError
 from cpt.files import read_sealed, report_damage, sealed, size_and_hash
 from cpt.recipe.rules import reported_name
@@ -140,14 +140,13 @@ def held_out_documents(
 ) -> Iterator[EvaluationDocument]:
     """The documents that the hash of their text keeps from training."""
     share = evaluation.held_out_share
-    for number, source in enumerate(data.sources if share is not None else []):
+    for number, source in enumerate(data.sources if share else []):
         if not only_local or kind_of(source.path) == "local":
             yield from held_out_of(data, source, f"data.sources[{number}]", share or 0.0)
 
 
 def held_out_of(data: Data, source: Source, key: str, share: float) -> Iterator[EvaluationDocument]:
-    ordered = order_of(source) is not None
-    plan = plan_of(source, key, states_of(source, key), window_bytes=data.window_bytes, seed=0, ordered=ordered)
+    plan = plan_of(source, key, states_of(source, key), window_bytes=data.window_bytes, seed=0)
     jobs = [plan.shards[shard] for shard in plan.held_out]
     is_small = len(jobs) == 1 or sum(plan.num_bytes[shard] for shard in plan.held_out) < POOL_BYTES
     search = partial(held_out_texts, work_of(data, source, key), share)
@@ -176,7 +175,8 @@ def held_out_texts(work: ShardWork, share: float, pieces: Sequence[Piece]) -> tu
 def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) -> Data:
     """The data section with a filter against the recipe's evaluation documents, unless the recipe refuses it.
 
-    Of `held_out_share`, documents of local sources only are searched for: others would have to be read twice.
+    Of `held_out_share`, documents of local sources only are searched for: others would have to be read twice. Equal
+    copies are held out everywhere, since the hash of the text decides.
     """
     own = [component for component in data.filters if component.name == NAME]
     is_judged = bool(evaluation.perplexity) or evaluation.held_out_share is not None
@@ -231,13 +231,11 @@ def work_of(data: Data, source: DocumentSource, key: str) -> ShardWork:
 
 
 def texts_of(work: ShardWork, pieces: Sequence[Piece]) -> Iterator[tuple[str, Document]]:
-    """The texts that would be trained on, each with the document it comes from."""
     rows = (item for piece in pieces for item in read_piece(work.source, piece, work.key))
     return keep(islice(apply_policy(rows, work.on_bad_row, work.key, []), work.source.max_documents), work, Counter())
 
 
 def search(work: ShardWork, index: str, pieces: Sequence[Piece]) -> "Found":
-    """Look through pieces of a source."""
     runs, found = load_runs(index), Found()
     for text, document in texts_of(work, pieces):
         if runs.is_own(text):  # held out, or a copy: its hash keeps it from training

@@ -20,6 +20,10 @@ from cpt.errors import DataError
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Evaluation, Source
 
+MOST_BYTES_READ = 64 * 2**20  # of a source's files by `cpt check` and `cpt init`, which takes a second or two
+FAR_OFF = 2  # times
+REMEDY = "add documents, or name files of their own: `evaluation.perplexity`"
+
 
 @dataclass(frozen=True)
 class HeldOutSet:
@@ -57,11 +61,6 @@ def held_out_set(name: str, documents: StoredDocuments, chosen: Int64, layout: L
     rows, num_bytes = layout.open(documents, folder), int(documents.num_bytes[chosen].sum())
     hold(folder, rows)
     return HeldOutSet(name, rows, len(chosen), int(read.sum()), num_bytes, chosen, layout.form)
-
-
-MOST_BYTES_READ = 64 * 2**20  # of a source's files by `cpt check` and `cpt init`, which takes a second or two
-FAR_OFF = 2  # times
-REMEDY = "add documents, or name files of their own: `evaluation.perplexity`"
 
 
 def size_warnings(data: Data, evaluation: Evaluation, *, few: int) -> list[str]:

@@ -91,7 +91,7 @@ class CPTDataLoader(DataLoader[Row]):
         self.collates_plainly = options["collate_fn"] is stack_rows
         if complete is not None:
             options["collate_fn"] = partial(completed, options["collate_fn"], complete)
-        self.complete = complete
+        self.complete: Callable[[Row], Row] = complete or (lambda batch: batch)
         super().__init__(rows, batch_size=micro_batch, sampler=sampler, **options)
         self.rank_sampler = sampler
         self.waited_seconds = 0.0
@@ -113,19 +113,24 @@ class CPTDataLoader(DataLoader[Row]):
             yield batch
 
     def by_workers(self) -> Iterator[Row]:
-        """torch's own iterator. If workers die (usually out of memory), new ones continue with the next batch."""
+        """By torch. If workers die (usually out of memory), new ones continue with the next micro-batch."""
         taken = replaced = 0
         batches: Iterator[Row] | None = None
         while True:
             try:
-                batches = batches or self.torch_batches()
+                if batches is None:
+                    # torch's handler of SIGCHLD raises wherever the main thread is, in a backward pass too.
+                    is_main = threading.current_thread() is threading.main_thread()
+                    before = signal.getsignal(signal.SIGCHLD) if is_main else None
+                    batches = super().__iter__()
+                    if is_main:
+                        signal.signal(signal.SIGCHLD, before)
                 batch = next(batches, None)
             except (RuntimeError, OSError, EOFError) as problem:
-                # The text of an error in a row begins with `Caught`.
-                is_error_in_row = str(problem).startswith("Caught ")
+                is_lost = not str(problem).startswith("Caught ")  # which is an error in a row
                 if isinstance(problem, RuntimeError):
-                    is_error_in_row = not str(problem).startswith("DataLoader worker (pid")
-                if is_error_in_row or replaced == MOST_REPLACEMENTS:
+                    is_lost = str(problem).startswith("DataLoader worker (pid")
+                if not is_lost or replaced == MOST_REPLACEMENTS:
                     raise
                 replaced += 1
                 log.warning(
@@ -141,15 +146,6 @@ class CPTDataLoader(DataLoader[Row]):
             taken += 1
             yield batch
 
-    def torch_batches(self) -> Iterator[Row]:
-        """torch's own iterator without its handler of SIGCHLD, which raises in the middle of a backward pass too."""
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        before = signal.getsignal(signal.SIGCHLD) if in_main_thread else None
-        batches: Iterator[Row] = super().__iter__()
-        if in_main_thread:
-            signal.signal(signal.SIGCHLD, before)
-        return batches
-
     def made_ahead(self) -> Iterator[Row]:
         """Micro-batches that a thread makes ahead; one, because several would share one interpreter."""
         pins = self.pin_memory and torch.accelerator.is_available()
@@ -158,8 +154,7 @@ class CPTDataLoader(DataLoader[Row]):
 
         def make(numbers: list[int]) -> Row:
             if type(rows) is MixtureRows and stacks:  # a subclass may give other rows, one by one
-                batch = rows.batch(numbers)
-                batch = batch if self.complete is None else self.complete(batch)
+                batch = self.complete(rows.batch(numbers))
             else:
                 batch = self.collate_fn([rows[number] for number in numbers])
             return recursively_apply(torch.Tensor.pin_memory, batch) if pins else batch  # type: ignore[no-any-return]
@@ -208,11 +203,7 @@ class ReadAhead:
     """
 
     def __init__(
-        self,
-        rows: Sequence[WindowedRows],
-        shares: Sequence[float],
-        first_turns: Sequence[int],
-        disk_bytes: int | None = None,
+        self, rows: Sequence[WindowedRows], shares: Sequence[float], first_turns: Sequence[int], disk_bytes: int | None
     ) -> None:
         self.rows = [WindowedRows(*one.__reduce__()[1]) for one in rows]
         self.shares, self.first_turns, self.disk_bytes = shares, first_turns, disk_bytes

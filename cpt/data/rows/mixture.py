@@ -5,7 +5,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,13 +12,15 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from cpt.data.rows.packing import IGNORED, NAMES, PackedRows, PaddedRows, Row, stack_rows
+from cpt.data.rows.windows import WindowedRows
 from cpt.data.store.token_files import Int64
 from cpt.errors import RecipeError
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data
 
-RowRange = tuple[int, int]
-"""Global numbers of a first row and of the row after the last."""
+RowRange = tuple[int, int]  # global numbers of a first row and of the row after the last
+ENDLESS = 10**12  # rows that can be asked for; sources begin anew, in another order, when they are used up
+SHARE_UNIT = 2**32  # weights are kept as whole numbers of this size, so that counting rows is exact
 
 
 @dataclass
@@ -38,7 +39,6 @@ class RowsOfSteps:
         return first, first + self.rows_per_step
 
     def leave_out(self, ranges: Iterable[RowRange]) -> None:
-        """From now on no step reads these rows."""
         merged: list[RowRange] = []
         for first, end in sorted({*self.left_out, *ranges}):
             if merged and first <= merged[-1][1]:
@@ -116,22 +116,9 @@ def asked_shares(data: Data, tokens: Sequence[int]) -> Changes:
 
 
 def shares_over(changes: Changes, rows: int) -> Shares:
-    """The shares asked for over the first `rows` rows together."""
     ends = [first for first, _ in changes[1:]] + [max(rows, 1)]
     held = [max(0, min(end, max(rows, 1)) - first) for (first, _), end in zip(changes, ends, strict=True)]
     return np.average([shares for _, shares in changes], axis=0, weights=held)
-
-
-ENDLESS = 10**12  # rows that can be asked for; sources begin anew, in another order, when they are used up
-SHARE_UNIT = 2**32  # weights are kept as whole numbers of this size, so that counting rows is exact
-
-
-class SourceRows(Protocol):
-    """What the mixture needs of a source: endless turns, each of which is a row."""
-
-    def row_at(self, turn: int, seed: str) -> tuple[PackedRows, int, int]:
-        """The row of a turn, in an order drawn from the seed: the rows among which it is, its number, the epoch."""
-        ...
 
 
 class Turns:
@@ -186,7 +173,9 @@ class MixtureRows(Dataset[Row]):
     the weights change in between. Among the first n rows each source has its share of n, to within one row per source.
     """
 
-    def __init__(self, sources: Sequence[SourceRows], turns: Turns, seed: int, lengths: Lengths | None = None) -> None:
+    def __init__(
+        self, sources: Sequence[WindowedRows], turns: Turns, seed: int, lengths: Lengths | None = None
+    ) -> None:
         self.sources, self.turns, self.seed, self.lengths = sources, turns, seed, lengths or []
 
     def __len__(self) -> int:
@@ -200,7 +189,6 @@ class MixtureRows(Dataset[Row]):
         return found
 
     def cut(self, number: int, position_ids: Int64, labels: Int64) -> None:
-        """To the length that holds at row `number`, in place."""
         if self.lengths:
             change = bisect_right(self.lengths, number, key=lambda change: change[0]) - 1
             cut_documents(position_ids, labels, self.lengths[change][1])
@@ -222,13 +210,11 @@ class MixtureRows(Dataset[Row]):
         return rows.packing.pieces(row, epoch)[1]
 
     def turn(self, number: int) -> tuple[int, int]:
-        """The source whose turn a global row is, and how many it had before."""
         if not 0 <= number < ENDLESS:
             raise IndexError(f"row {number}: rows go from 0 to {ENDLESS - 1}")
         return self.turns.turn(int(number))
 
     def counts(self, number: int) -> list[int]:
-        """How many rows each source had before a global row."""
         return self.turns.counts(number)
 
     def row_at(self, number: int) -> tuple[PackedRows, int, int]:

@@ -13,7 +13,7 @@ from cpt.data.readers.opening import format_of
 from cpt.data.readers.sources import files_with_sizes, find_function, kind_of, read_piece, states_of
 from cpt.data.store.shards import ShardWork, plan_of
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.data.store.tokenized import TokenizedSource, key_content, order_of
+from cpt.data.store.tokenized import TokenizedSource, reading_content
 from cpt.distributed import is_main_process
 from cpt.errors import CptError
 from cpt.recipe.rules import options_without_effect, reported_name
@@ -113,8 +113,9 @@ def open_source(
         then = "a run cannot resume" if states else "its stored tokens are used unchanged"
         log.warning(f"{source.path}: if it changes on the Hub, {then}. Pin it: `{key}.revision`.")
     enough = source.max_tokens if isinstance(source, Source) and not states else None
-    folder = cache_dir / "tokens" / key_of({**key_content(source, filters, transforms, encoder), "enough": enough})
+    reading = reading_content(source, filters, transforms)
+    folder = cache_dir / "tokens" / key_of({**reading, "tokenizer": encoder.fingerprint, "enough": enough})
     work = ShardWork(source, key, filters, transforms, encoder, data.on_bad_row, folder, enough)
-    window_bytes, ordered = data.window_bytes if isinstance(source, Source) else None, order_of(source) is not None
-    plan = plan_of(source, key, states, window_bytes=window_bytes, seed=seed, ordered=ordered)
+    window_bytes = data.window_bytes if isinstance(source, Source) else None
+    plan = plan_of(source, key, states, window_bytes=window_bytes, seed=seed)
     return TokenizedSource(work, plan, states, data.max_bad_share)

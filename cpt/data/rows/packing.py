@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from math import gcd
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,8 +30,6 @@ FORMAT = 3  # of the stored packing; counts up when the same documents are packe
 
 @dataclass(frozen=True)
 class Packing:
-    """Which pieces of documents are in which row."""
-
     first_piece: Int64  # row r holds the pieces first_piece[r] to first_piece[r + 1]
     starts: Int64  # where each piece begins among the source's tokens
     lengths: Int64  # its tokens
@@ -208,15 +206,7 @@ class PackedRows(Sequence[Row]):
     def num_positions(self) -> int:
         return len(self) * self.sequence_length
 
-    @overload
-    def __getitem__(self, number: int) -> Row: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Row]: ...
-    def __getitem__(self, number: int | slice) -> Row | list[Row]:
-        if isinstance(number, slice):
-            return [self[n] for n in range(*number.indices(len(self)))]
-        if number < 0:
-            number += len(self)
+    def __getitem__(self, number: int) -> Row:  # type: ignore[override]
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
         return self.row(number, epoch=0)

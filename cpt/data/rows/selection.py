@@ -24,6 +24,12 @@ BANDS, ROWS = 14, 8
 LIKENESS = 0.75
 CHUNK_TOKENS = 4_000_000
 FILES = {"exact duplicate": "is_equal.npy", "near duplicate": "is_near.npy"}  # reason -> file
+AFTER_MAX_TOKENS = "after max_tokens"  # a reason to leave documents out
+ROWS_OF_A_PART = 8  # at least, of a source that is read by a score
+# A longer document is never held out: it would be much of the held-out bytes, and the interval of the verdict would
+# rest on it. With fewer than 20 documents to hold out, a fifth of their bytes is little more than an average document,
+# so four of these are allowed.
+LARGEST_PART, LARGEST_OF_AVERAGE = 1 / 5, 4
 
 
 class Repeated:
@@ -139,14 +145,6 @@ def shingles(tokens: NDArray[np.unsignedinteger], offsets: Int64) -> tuple[Hashe
     return hashes, bounds.astype(np.uint64)
 
 
-AFTER_MAX_TOKENS = "after max_tokens"  # a reason to leave documents out
-ROWS_OF_A_PART = 8  # at least, of a source that is read by a score
-# A longer document is never held out: it would be much of the held-out bytes, and the interval of the verdict would
-# rest on it. With fewer than 20 documents to hold out, a fifth of their bytes is little more than an average document,
-# so four of these are allowed.
-LARGEST_PART, LARGEST_OF_AVERAGE = 1 / 5, 4
-
-
 @dataclass(frozen=True)
 class Chosen:
     """The documents that are trained on, by number, and how many of the others were held out or left out."""
@@ -159,8 +157,6 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which of a source's documents are trained on."""
-
     held_out_share: float | None  # of the documents, kept from training by the hash of their text
     judged: Hashes  # sorted, of documents that the model is evaluated on
     repeated: Repeated | None
@@ -177,7 +173,7 @@ class Selection:
         }
 
     def choose(self, documents: StoredDocuments, shards: Sequence[int], tokens_before: int) -> Chosen:
-        repeated = self.is_repeated(shards)
+        repeated = self.repeated_by_reason(shards)
         is_first = ~np.logical_or.reduce([*repeated.values(), np.zeros(len(documents), bool)])
         hashes = documents.hashes
         is_allowed = is_first & ~self.is_held_out(documents) & ~np.isin(hashes, self.judged)
@@ -193,7 +189,7 @@ class Selection:
 
     def held_out(self, documents: StoredDocuments, shards: Sequence[int]) -> Int64:
         """The documents that the hash of their text keeps from training, each text once."""
-        is_repeated = np.logical_or.reduce([*self.is_repeated(shards).values(), np.zeros(len(documents), bool)])
+        is_repeated = np.logical_or.reduce([*self.repeated_by_reason(shards).values(), np.zeros(len(documents), bool)])
         return np.flatnonzero(self.is_held_out(documents) & ~is_repeated)
 
     def is_held_out(self, documents: StoredDocuments) -> Mask:
@@ -201,7 +197,7 @@ class Selection:
             return np.zeros(len(documents), bool)
         return is_held_out(documents.hashes, documents.num_bytes, self.held_out_share, self.longest_held_out)
 
-    def is_repeated(self, shards: Sequence[int]) -> dict[str, Mask]:
+    def repeated_by_reason(self, shards: Sequence[int]) -> dict[str, Mask]:
         return {} if self.repeated is None else self.repeated.of_shards(shards)
 
 

@@ -28,6 +28,9 @@ from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import DataError
 from cpt.files import read_sealed, sealed
 
+OPENED = 2  # windows of a source that a process keeps open
+MARKS = "readers"
+
 
 @dataclass(frozen=True)
 class WindowEntry:
@@ -60,7 +63,6 @@ def entry_of(content: Mapping[str, Any]) -> WindowEntry:
 
 
 def summed(entries: Sequence[WindowEntry]) -> WindowEntry:
-    """The entries of consecutive windows as one."""
     if not entries:
         return START
     numbers = ("rows", "tokens", "tokens_in_rows", "positions", "documents", "held_out")
@@ -109,10 +111,6 @@ def write_total(folder: Path, last: int, entries: Sequence[WindowEntry]) -> None
     if len(entries) == last + 1:
         content |= {"rows_of": [entry.rows for entry in entries], "everything": asdict(summed(entries))}
     write_once(folder / "total.json", sealed(content))
-
-
-OPENED = 2  # windows of a source that a process keeps open
-MARKS = "readers"
 
 
 @dataclass(frozen=True)
@@ -377,18 +375,17 @@ class WindowedRows:
         known = self.known_entry(window)
         before = START if window == 0 else self.entry(window - 1) if known is None else None
         tokens_before = before.tokens_before + before.tokens if before else known.tokens_before if known else 0
+        layout = self.layout
         documents, chosen = self.choose(window, tokens_before)
-        numbers, lengths, read, unfit = fitting(
-            documents, chosen.documents, self.layout.form, self.layout.sequence_length
-        )
+        numbers, lengths, read, unfit = fitting(documents, chosen.documents, layout.form, layout.sequence_length)
         starts = documents.offsets[numbers]
         own_digest = key_of({"documents": documents.digest, "starts": xxh3_128_hexdigest(starts.tobytes())})
         if known is not None and known.own_digest != own_digest:
             raise DataError(other_documents(self.tokenized))
         positions = tokens_in_rows = rows = 0
         if len(starts):
-            folder = publish_derived(self.window_folder(window), self.layout.packer(starts, lengths, self.seed))
-            packed = self.layout.open(documents, folder)
+            folder = publish_derived(self.window_folder(window), layout.packer(starts, lengths, self.seed))
+            packed = layout.open(documents, folder)
             positions, tokens_in_rows, rows = packed.num_positions, packed.num_tokens, len(packed)
         if known is not None or before is None:
             return
@@ -416,7 +413,6 @@ class WindowedRows:
         return window == 0 or not self.tokenized.plan.is_ordered
 
     def choose(self, window: int, tokens_before: int) -> tuple[StoredDocuments, Chosen]:
-        """The documents of a window's shards, and which of them are trained on in this window."""
         shards, is_ordered = self.tokenized.plan.windows[window], self.tokenized.plan.is_ordered
         documents = self.tokenized.documents(shards)
         for part in documents.parts if self.is_new(window) else []:

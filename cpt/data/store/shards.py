@@ -40,12 +40,14 @@ FileState = tuple[str, int, str]  # name, size, version
 SHARD_BYTES = 16 * 2**20  # of files: a kill loses little, and the time to open a file does not matter
 ORDERED_PARTS = 64  # of a source that is read by a score
 HELD_OUT_SHARDS = 8  # of a source in windows: its held-out set must be there before the first step
+BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 4_000_000
+SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 1_000_000
+# Rows; below it grain's shuffle is slow (measured: 10 ms for one of 2 rows, 0.03 of 1,000, 0.004 from 65,536 on).
+SMALL = 2**16
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The shards of a source and the windows that they are read in."""
-
     shards: list[Shard]  # in the order of the source's documents
     num_bytes: list[int]  # of each shard's files or parts of files, about; 0 if unknown
     windows: list[list[int]]  # shards of each window, by number, in the order of training
@@ -76,20 +78,13 @@ class Plan:
 
 
 def plan_of(
-    source: DocumentSource,
-    key: str,
-    states: Sequence[FileState],
-    *,
-    window_bytes: int | None,
-    seed: int,
-    ordered: bool = False,
+    source: DocumentSource, key: str, states: Sequence[FileState], *, window_bytes: int | None, seed: int
 ) -> Plan:
     """Cut a source up.
 
     Args:
         states: of its files; empty for a stream of rows without size, which is one shard.
         window_bytes: of files, from which on there are several windows; None for a single one.
-        ordered: whether documents have a score that they are read by, for which all must be there.
     """
     shard_bytes = SHARD_BYTES if window_bytes is None else min(SHARD_BYTES, window_bytes)
     size_of, shards, num_bytes = {name: size for name, size, _ in states}, list[Shard](), list[int]()
@@ -103,7 +98,7 @@ def plan_of(
         shards[-1].append(piece)
         num_bytes[-1] += size
     everything = list(range(len(shards)))
-    if ordered:
+    if isinstance(source, Source) and source.order_by is not None:  # for a score, all documents must be there
         return Plan(shards, num_bytes, [everything] * ORDERED_PARTS, everything, is_ordered=True)
     if window_bytes is None or sum(num_bytes) <= window_bytes:
         return Plan(shards, num_bytes, [everything], everything)
@@ -127,10 +122,6 @@ def in_windows(order: Sequence[int], num_bytes: Sequence[int], first_bytes: int,
     return windows
 
 
-BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 4_000_000
-SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 1_000_000
-
-
 @dataclass(frozen=True)
 class ShardWork:
     """How each shard of a source is made; sent to worker processes."""
@@ -150,9 +141,9 @@ class ShardWork:
 
         def fill(folder: Path) -> None:
             store = bucket()
-            if store is not None and store.get(self.folder, name, folder):
+            if store is not None and store.get(self.folder / name, folder):
                 if not is_sound_shard(folder):
-                    raise store.damaged(self.folder, name)
+                    raise store.damaged(self.folder / name)
                 if self.accepts(TokenFiles(folder).description):
                     return
                 for path in folder.iterdir():
@@ -167,7 +158,6 @@ class ShardWork:
 
 
 def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
-    """Write the shard's documents, in order, to a token store in `folder`."""
     encoder, bad, dropped = work.encoder, list[Listed](), Counter[str]()
     score = scorer(work.source)
     writer = TokenWriter(folder, encoder.dtype, scored=score is not None, segmented=encoder.form != "document")
@@ -281,10 +271,6 @@ def sample(source: DocumentSource, shards: Sequence[Shard], key: str) -> list[st
             if budget <= 0:
                 break
     return texts
-
-
-# Rows; below it grain's shuffle is slow (measured: 10 ms for one of 2 rows, 0.03 of 1,000, 0.004 from 65,536 on).
-SMALL = 2**16
 
 
 def seed_of(*parts: object) -> int:

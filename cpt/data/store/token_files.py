@@ -28,8 +28,9 @@ Hashes = NDArray[np.uint64]
 Mask = NDArray[np.bool_]
 FORMAT = 5  # of stored tokens; counts up when old folders must not be read
 DESCRIPTION = "description.json"
-OTHER_ARRAYS = {"offsets": "int64", "hashes": "uint64", "num_bytes": "int64", "scores": "float64", "segments": "uint8"}
-ARRAYS: dict[str, str] = {"tokens": "", **OTHER_ARRAYS}  # the ids' type depends on the vocabulary
+ARRAYS = {"tokens": ""}  # the ids' type depends on the vocabulary
+ARRAYS |= {"offsets": "int64", "hashes": "uint64", "num_bytes": "int64", "scores": "float64", "segments": "uint8"}
+VARIABLE = "CPT_STORE"
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,6 @@ class StoredDocuments:
         return part.tokens[begin : begin + length]
 
     def segments(self, start: int, length: int) -> NDArray[np.uint8]:
-        """Of the ids from `start` on; empty for documents."""
         part, begin = self._part_at(start)
         return part.segments[begin : begin + length]
 
@@ -223,7 +223,6 @@ def digest_of(digests: Sequence[str]) -> str:
 
 
 def open_raw(path: Path, dtype: str, length: int) -> NDArray[Any]:
-    """A memory-mapped array of exactly `length`."""
     size, expected = path.stat().st_size, length * np.dtype(dtype).itemsize
     if size != expected:
         raise ValueError(f"{path.name} has {size:,} bytes, expected {expected:,}")
@@ -249,7 +248,6 @@ def as_text(description: ShardDescription | SourceDescription) -> str:
 
 
 def read_description(folder: Path) -> SourceDescription:
-    """The description of a source whose shards are complete."""
     text = (folder / DESCRIPTION).read_bytes()
     made_by = json.loads(text).get("format", 1)
     if made_by != FORMAT:
@@ -261,14 +259,7 @@ def read_description(folder: Path) -> SourceDescription:
     return SourceDescription(**{**content, "longest": tuple(content["longest"])})
 
 
-# --- bucket ---
-
-
-VARIABLE = "CPT_STORE"
-
-
 def bucket() -> "Bucket | None":
-    """The one that $CPT_STORE names, if any."""
     url = os.environ.get(VARIABLE, "")
     return opened(url.rstrip("/")) if url else None
 
@@ -295,13 +286,12 @@ class Bucket:
     root: str
 
     def shards(self, source: Path) -> set[str]:
-        """The names of a source's shards that are in the bucket."""
         self.system.invalidate_cache()
         paths = self._call(source.name, self.system.ls, f"{self.root}/tokens/{source.name}", detail=False)
         return {Path(path).stem for path in paths or ()}
 
     def put(self, shard: Path) -> None:
-        name = object_of(shard.parent, shard.name)
+        name = object_of(shard)
         with tempfile.NamedTemporaryFile(dir=shard.parent, suffix=".unfinished") as packed:
             with tarfile.open(fileobj=packed, mode="w") as tar:
                 for path in sorted(shard.iterdir()):
@@ -310,9 +300,9 @@ class Bucket:
             self._call(name, self.system.makedirs, f"{self.root}/tokens/{shard.parent.name}", exist_ok=True)
             self._call(name, self.system.put_file, packed.name, f"{self.root}/{name}")
 
-    def get(self, source: Path, shard: str, folder: Path) -> bool:
+    def get(self, shard: Path, folder: Path) -> bool:
         """Write the files of a shard into an empty folder; False where the bucket does not have the shard."""
-        packed, name = folder / ".packed", object_of(source, shard)
+        packed, name = folder / ".packed", object_of(shard)
         self._call(name, self.system.get_file, f"{self.root}/{name}", str(packed))
         if not packed.exists():
             return False
@@ -320,13 +310,12 @@ class Bucket:
             with tarfile.open(packed) as tar:
                 tar.extractall(folder, filter="data")
         except tarfile.TarError as problem:
-            raise self.damaged(source, shard) from problem
+            raise self.damaged(shard) from problem
         packed.unlink()
         return True
 
-    def damaged(self, source: Path, shard: str) -> DataError:
-        name = object_of(source, shard)
-        return DataError(f"{self.url}/{name}: damaged. Delete the object and run `cpt prepare` again.")
+    def damaged(self, shard: Path) -> DataError:
+        return DataError(f"{self.url}/{object_of(shard)}: damaged. Delete the object and run `cpt prepare` again.")
 
     def _call(self, name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Call the file system, which retries automatically; None if the object does not exist."""
@@ -343,5 +332,5 @@ class Bucket:
             ) from problem
 
 
-def object_of(source: Path, shard: str) -> str:
-    return f"tokens/{source.name}/{shard}.tar"
+def object_of(shard: Path) -> str:
+    return f"tokens/{shard.parent.name}/{shard.name}.tar"

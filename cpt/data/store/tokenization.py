@@ -51,6 +51,8 @@ HARD_STRINGS = [
     "\\u0041 &amp; <p>text</p> $x^2_{i}$ |a|b|",
     "A1b2C3 camelCaseString snake_case_string SCREAMING kebab-case",
 ]
+log = logging.getLogger("cpt")
+Ids = NDArray[np.unsignedinteger]
 
 
 def encode_by_gigatoken(model: str, texts: Sequence[str]) -> Flat:
@@ -103,10 +105,6 @@ def around_added_tokens(content: Mapping[str, Any]) -> Iterator[str]:
         yield from (token, f"a{token}b", f" {token} {token}{token}\n", f"a {token[:-1]}", f"{token.upper()} {token}s")
 
 
-log = logging.getLogger("cpt")
-Ids = NDArray[np.unsignedinteger]
-
-
 class DocumentEncoder:
     """Encodes documents with the tokenizer's own rules, except that text never becomes a special token.
 
@@ -144,9 +142,8 @@ class DocumentEncoder:
             self.model_json: str = backend.to_str()
         else:
             self.model_json = json.dumps([self.engine, sorted(vocabulary.items())])
-        self.fingerprint = xxh3_128_hexdigest(
-            f"{self.model_json} bos {self.bos} eos {self.eos} tokenizers {tokenizers.__version__}".encode()
-        )
+        what = f"{self.model_json} bos {self.bos} eos {self.eos} tokenizers {tokenizers.__version__}"
+        self.fingerprint = xxh3_128_hexdigest(what.encode())
         self.special_tokens = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
         # The unknown token may be in a text, but not where it is the EOS too, as GPT-2's is.
         if tokenizer.unk_token_id not in (self.eos, self.bos):
@@ -188,9 +185,9 @@ class DocumentEncoder:
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
         """The ids of all texts, one document after the other, and how many each has."""
-        return self._with_bos_and_eos(*self._text_ids(texts))
+        return self.with_bos_and_eos(*self.ids_of_texts(texts))
 
-    def _with_bos_and_eos(self, ids: Ids, lengths: Int64) -> tuple[Ids, Int64]:
+    def with_bos_and_eos(self, ids: Ids, lengths: Int64) -> tuple[Ids, Int64]:
         ends = lengths.cumsum()
         if self.bos is None:
             return np.insert(ids, ends, self.eos), lengths + 1
@@ -198,7 +195,6 @@ class DocumentEncoder:
         return np.insert(ids, places, np.tile([self.bos, self.eos], len(lengths))), lengths + 2
 
     def encode_segments(self, texts: Sequence[str]) -> tuple[Ids, Int64, NDArray[np.uint8] | None]:
-        """The same, with the segment of each id, which only examples have."""
         return *self.encode(texts), None
 
     def bytes_learned(self, texts: Sequence[str], raw: Sequence[bytes]) -> Int64:
@@ -230,7 +226,7 @@ class DocumentEncoder:
         fast.encode_special_tokens = True  # is not part of the text
         return fast
 
-    def _text_ids(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
+    def ids_of_texts(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
         """Without BOS and EOS; special ids found in text (SentencePiece's `</s>`) become the ids of their spelling."""
         ids, lengths = self._encode_batch(texts)
         ids = ids.astype(self.dtype, copy=False)
@@ -238,9 +234,8 @@ class DocumentEncoder:
         if not any(np.any(ids - ids.dtype.type(first) < last - first) for first, last in self._special_ranges):
             return ids, lengths
         found = np.flatnonzero(self.is_special[ids])
-        spelled = [
-            np.array(self.spelling_of(self.special_tokens[number]), self.dtype) for number in ids[found].tolist()
-        ]
+        names = [self.special_tokens[number] for number in ids[found].tolist()]
+        spelled = [np.array(self.spelling_of(name), self.dtype) for name in names]
         lengths = lengths.copy()
         np.add.at(lengths, np.searchsorted(lengths.cumsum(), found, side="right"), [len(part) - 1 for part in spelled])
         others = np.split(np.delete(ids, found), found - np.arange(len(found)))  # before, between and after them

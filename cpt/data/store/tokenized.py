@@ -30,7 +30,6 @@ from cpt.data.store.token_files import (
     as_text,
     read_description,
 )
-from cpt.data.store.tokenization import DocumentEncoder
 from cpt.distributed import is_main_process
 from cpt.errors import DataError
 from cpt.files import report_damage
@@ -54,6 +53,7 @@ class TokenizedSource:
     def __init__(self, work: ShardWork, plan: Plan, states: Sequence[FileState], max_bad_share: float) -> None:
         self.work, self.plan, self.states, self.max_bad_share = work, plan, list(states), max_bad_share
         self.folder = work.folder
+        self._state_of = {name: (size, version) for name, size, version in states}
         hold(self.folder, self)
         self._description: SourceDescription | None = None
         self._verified = set[tuple[int, int]]()  # shards that this process compared with their digests; their time
@@ -66,15 +66,10 @@ class TokenizedSource:
         """A hash of everything that decides the tokens: how they are made (the folder's name), and of which files."""
         return key_of({"folder": self.folder.name, "files": self.states})
 
-    @cached_property
-    def _state_of(self) -> dict[str, tuple[int, str]]:
-        return {name: (size, version) for name, size, version in self.states}
-
     def shard_folder(self, number: int) -> Path:
         """Named after the state of the shard's own files: a changed file makes only its shards again."""
-        pieces = [
-            [one.path, one.start, one.stop, self._state_of.get(absolute(one.path))] for one in self.plan.shards[number]
-        ]
+        shard = self.plan.shards[number]
+        pieces = [[one.path, one.start, one.stop, self._state_of.get(absolute(one.path))] for one in shard]
         return self.folder / key_of({"pieces": pieces})
 
     def missing(self, numbers: Sequence[int]) -> list[int]:
@@ -229,15 +224,9 @@ def changed(work: ShardWork) -> DataError:
     )
 
 
-def key_content(
-    source: DocumentSource, filters: ComponentLists, transforms: ComponentLists, encoder: DocumentEncoder
-) -> dict[str, Any]:
-    """All that decides the tokens, except the files."""
-    return {**reading_content(source, filters, transforms), "tokenizer": encoder.fingerprint}
-
-
 def reading_content(source: DocumentSource, filters: ComponentLists, transforms: ComponentLists) -> dict[str, Any]:
-    order, kind = order_of(source), kind_of(source.path)
+    """All that decides the tokens, except the files and the tokenizer; workers and gigatoken do not."""
+    order, kind = source.order_by if isinstance(source, Source) else None, kind_of(source.path)
     return {
         "format": FORMAT,
         "path": absolute(source.path) if kind == "local" else source.path,
@@ -252,10 +241,6 @@ def reading_content(source: DocumentSource, filters: ComponentLists, transforms:
 def absolute(path: str) -> str:
     """A local path as the states of files name it; a URL as it is."""
     return path if is_url(path) else str(Path(path).expanduser().absolute())
-
-
-def order_of(source: DocumentSource) -> str | None:
-    return source.order_by if isinstance(source, Source) else None
 
 
 def read_bad_rows(folder: Path) -> Iterator[Listed]:
@@ -295,7 +280,6 @@ def make_shards(wanted: Sequence[Wanted], workers: int | None = None) -> None:
 
 
 def made(wanted: Iterable[Wanted], workers: int, sources: Sequence[TokenizedSource]) -> Generator[Wanted, None, None]:
-    """Each of the shards, in order, once it is there."""
     taken: list[Wanted] = []
 
     def tasks() -> Iterator[tuple[str, Shard, str]]:
