@@ -25,9 +25,7 @@ SECONDS_FOR_THE_MAIN_PROCESS = 5
 # machine without a GPU.
 for library in ("bitsandbytes.backends.cpu.ops", "torchao", "torch.utils._pytree"):
     logging.getLogger(library).setLevel(logging.ERROR)
-logging.getLogger("DeepSpeed").addFilter(
-    lambda record: not record.getMessage().startswith("Setting accelerator to CPU")
-)
+logging.getLogger("DeepSpeed").addFilter(lambda one: not one.getMessage().startswith("Setting accelerator to CPU"))
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # docs/stages.md names TRL's experimental stages
 # Freed GPU memory can be used for blocks of another size; the 24 GB recipes need that. torch reads it when CUDA
 # starts.

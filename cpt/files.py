@@ -126,9 +126,7 @@ def output_locked(folder: Path, lock: Path, command: str) -> Iterator[None]:
     try:
         with locked(lock, wait=False) as is_ours:
             if not is_ours:
-                raise LaunchError(
-                    f"{folder}: another `{command}` writes there. Wait for it, or give another --output."
-                )
+                raise LaunchError(f"{folder}: a `{command}` writes there. Wait for it, or give another --output.")
             yield
     except OSError as problem:
         reason = problem.strerror or problem

@@ -118,9 +118,7 @@ def read_manifest(folder: Path) -> Manifest:
             files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
             return Manifest(**{**content, "files": files})
     except FileNotFoundError as problem:
-        raise CheckpointError(
-            f"{folder} has no {MANIFEST}: its save did not finish, or cpt did not write it."
-        ) from problem
+        raise CheckpointError(f"{folder} has no {MANIFEST}: its save did not finish, or it is not cpt's.") from problem
     except OSError as problem:
         raise CheckpointError(f"{path} cannot be read: {problem}") from problem
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
@@ -197,9 +195,7 @@ def verify_path(path: Path) -> list[Verified]:
         if is_published and folder.is_dir() and not folder.name.startswith((".", "bad-")):
             published.append((match[1], int(match[2]), folder) if match else (folder.name, 0, folder))
     if not published:
-        raise CheckpointError(
-            f"{path} has no checkpoint and no {MANIFEST}. Give a run that has saved, or a checkpoint."
-        )
+        raise CheckpointError(f"{path} has no checkpoint and no {MANIFEST}. Give a run that saved, or a checkpoint.")
     verified = [verify_folder(folder) for *_, folder in sorted(published)]
     return [one for one in verified if one.folder.is_dir()]  # a run that continues removes old ones meanwhile
 

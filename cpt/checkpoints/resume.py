@@ -177,9 +177,8 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 def published_checkpoints(folder: Path) -> list[Path]:
     """All checkpoint-N of a run by step, not verified."""
-    return sorted(
-        (path for path in folder.glob("checkpoint-*") if PATTERN.fullmatch(path.name) and path.is_dir()), key=step_of
-    )
+    named = [path for path in folder.glob("checkpoint-*") if PATTERN.fullmatch(path.name)]
+    return sorted((path for path in named if path.is_dir()), key=step_of)
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:

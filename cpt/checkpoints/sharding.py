@@ -72,9 +72,7 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     for name, parameter in trained.items():
         if isinstance(parameter, DTensor) and parameter.placements != (Shard(0),):
-            raise CheckpointError(
-                f"{name} is sharded by {parameter.placements}; only parameters sharded by rows can be saved."
-            )
+            raise CheckpointError(f"{name} is sharded by {parameter.placements}; only shards of rows can be saved.")
     return trained
 
 
@@ -106,9 +104,7 @@ def read_parts(checkpoint: Path, *, trust: bool) -> list[dict[str, Any]]:
     }
     processes = int(found[0][2]) if 0 in found else 0
     if not processes or sorted(found) != list(range(processes)):
-        raise CheckpointError(
-            f"{checkpoint} lacks parts in {FSDP_FOLDER}/: each process of its run wrote one. Copy them all."
-        )
+        raise CheckpointError(f"{checkpoint} lacks parts in {FSDP_FOLDER}/: each process wrote one. Copy them all.")
     return [load_data(checkpoint / found[rank][0], mmap=True, trust=trust) for rank in range(processes)]
 
 

@@ -99,11 +99,8 @@ class HostCopies:
         self.in_use.clear()
 
     def _copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        if (
-            type(tensor) not in (torch.Tensor, nn.Parameter)
-            or tensor.layout != torch.strided
-            or not tensor.untyped_storage().nbytes()
-        ):
+        is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
+        if not is_plain or not tensor.untyped_storage().nbytes():
             return copy.deepcopy(tensor.detach())
         where = memory_of(tensor)
         if where not in self.in_use:
@@ -113,9 +110,8 @@ class HostCopies:
             buffer = unused.pop() if unused else host_memory(size, tensor.device)
             source = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (size,), (1,))
             self.in_use[where] = buffer.copy_(source, non_blocking=True)
-        copied = torch.empty(0, dtype=tensor.dtype).set_(
-            self.in_use[where].untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
-        )
+        storage, offset = self.in_use[where].untyped_storage(), tensor.storage_offset()
+        copied = torch.empty(0, dtype=tensor.dtype).set_(storage, offset, tensor.size(), tensor.stride())
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(copied, requires_grad=tensor.requires_grad)
         return copied.requires_grad_(tensor.requires_grad)

@@ -235,7 +235,7 @@ def write_state(path: Path, content: Any) -> FileEntry:
             if isinstance(content, str):
                 file.write(content.encode())
             else:
-                torch.save(content, file)  # type: ignore[arg-type]  # it only writes
+                torch.save(content, file)
         except RuntimeError as problem:
             if file.problem is None:
                 raise

@@ -40,9 +40,7 @@ def class_of_change(key: str) -> str:
     """
     first, *below = (step for step in re.sub(r"\[.*?\]", "", key).split(".") if not step.isdigit())
     if first == "training" and below:
-        classes = [
-            name for name, patterns in CLASSES_IN_TRAINING.items() if any(fnmatch(below[0], p) for p in patterns)
-        ]
+        classes = [one for one, patterns in CLASSES_IN_TRAINING.items() if any(fnmatch(below[0], p) for p in patterns)]
         return classes[0] if classes else "from_step"
     field = keys_of(Recipe)[first]
     found, annotation = own_class_of_change(field), field.annotation

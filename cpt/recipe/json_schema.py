@@ -29,7 +29,11 @@ def json_schema() -> dict[str, Any]:
         if required := section.pop("required", None):  # a base may have them
             section["anyOf"] = [{"required": required}, {"required": ["base"]}]
     for node in every_object(schema):
-        allow_grouped_digits(node)
+        if node.get("type") == "integer":  # 1_000_000, and numbers with the units of a key, are texts to most editors
+            units = UNITS.get(node.pop("unit", ""), {})
+            number = {key: node.pop(key) for key in list(node) if key not in ("default", "description", "title")}
+            with_unit = rf"|[0-9]+(\.[0-9]+)? ?({'|'.join(units)})" if units else ""
+            node["anyOf"] = [number, {"type": "string", "pattern": f"^({GROUPED_DIGITS}{with_unit})$"}]
         if "$ref" in node:  # a section may be the path of a file, and a component its name
             reference = {"$ref": node.pop("$ref")}
             takes_options = schema["$defs"][reference["$ref"].rpartition("/")[2]].get("additionalProperties") is True
@@ -73,15 +77,6 @@ def every_object(node: Any) -> Iterator[dict[str, Any]]:
         yield from every_object(child)
     if isinstance(node, dict):
         yield node
-
-
-def allow_grouped_digits(node: dict[str, Any]) -> None:
-    """A whole number may be written 1_000_000, and with the units of its key: to most editors these are texts."""
-    if node.get("type") == "integer":
-        units = UNITS.get(node.pop("unit", ""), {})
-        number = {key: node.pop(key) for key in list(node) if key not in ("default", "description", "title")}
-        with_unit = rf"|[0-9]+(\.[0-9]+)? ?({'|'.join(units)})" if units else ""
-        node["anyOf"] = [number, {"type": "string", "pattern": f"^({GROUPED_DIGITS}{with_unit})$"}]
 
 
 def properties_of(configs: Iterable[str], without: set[str]) -> dict[str, Any]:

@@ -108,9 +108,8 @@ def sentences(problems: Iterable[ErrorDetails]) -> Iterator[tuple[Location, str]
         else:
             by_key.setdefault(key_of_several, []).append((location, problem))
     for key, found in by_key.items():
-        inside = [one for one in found if one[0] != key] or [
-            one for one in found if one[1]["type"] in {*COMPARISONS, "value_error"}
-        ]
+        of_values = [one for one in found if one[1]["type"] in {*COMPARISONS, "value_error"}]
+        inside = [one for one in found if one[0] != key] or of_values
         for location, problem in inside:
             yield location, sentence(problem, location)
         if not inside:

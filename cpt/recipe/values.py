@@ -159,6 +159,4 @@ class Writer(yaml.SafeDumper):
         return tag
 
 
-Writer.add_representer(
-    float, lambda writer, number: writer.represent_scalar("tag:yaml.org,2002:float", in_yaml(number))
-)
+Writer.add_representer(float, lambda writer, value: writer.represent_scalar("tag:yaml.org,2002:float", in_yaml(value)))
