@@ -276,11 +276,11 @@ class MiddleEncoder(DocumentEncoder):
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
         parts = [self.parts_of(text) for text in texts]
-        ids, lengths = self.ids_of_texts([part for some in parts for part in some])
+        ids, lengths = self.text_ids([part for some in parts for part in some])
         each = iter(np.split(ids, lengths.cumsum()[:-1]))
         documents = [self.joined([next(each) for _ in some], text) for some, text in zip(parts, texts, strict=True)]
         lengths = np.array([len(ids) for ids in documents], np.int64)
-        return self.add_bos_and_eos(np.concatenate([np.empty(0, self.dtype), *documents]), lengths)
+        return self.between_bos_and_eos(np.concatenate([np.empty(0, self.dtype), *documents]), lengths)
 
     def parts_of(self, text: str) -> list[str]:
         if drawn(text, "rate") >= self.options["rate"]:

@@ -185,9 +185,9 @@ class DocumentEncoder:
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
         """The ids of all texts, one document after the other, and how many each has."""
-        return self.add_bos_and_eos(*self.ids_of_texts(texts))
+        return self.between_bos_and_eos(*self.text_ids(texts))
 
-    def add_bos_and_eos(self, ids: Ids, lengths: Int64) -> tuple[Ids, Int64]:
+    def between_bos_and_eos(self, ids: Ids, lengths: Int64) -> tuple[Ids, Int64]:
         ends = lengths.cumsum()
         if self.bos is None:
             return np.insert(ids, ends, self.eos), lengths + 1
@@ -226,7 +226,7 @@ class DocumentEncoder:
         fast.encode_special_tokens = True  # is not part of the text
         return fast
 
-    def ids_of_texts(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
+    def text_ids(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
         """Without BOS and EOS; special ids found in text (SentencePiece's `</s>`) become the ids of their spelling."""
         ids, lengths = self._encode_batch(texts)
         ids = ids.astype(self.dtype, copy=False)
