@@ -53,7 +53,7 @@ def from_folder_or_hub(path: str, revision: str | None, trust_remote_code: bool)
         check_folder(local)
         where, path = "local folder", str(local)
     elif is_local(path):
-        raise RecipeError(f"no tokenizer's folder `{path}` (looked in {Path.cwd()}). Check `tokenizer.path`.")
+        raise RecipeError(f"no folder `{path}` with a tokenizer (looked in {Path.cwd()}). Check `tokenizer.path`.")
     else:
         refuse_unreachable("`tokenizer.path`", path, revision, TOKENIZER)
         where = f"Hub id (and there is no such folder in {Path.cwd()})"
