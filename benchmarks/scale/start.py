@@ -7,6 +7,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -86,7 +87,7 @@ def build(folder: Path, tokens: int, some: object) -> PreparedData:
 def opened_anew(prepared: PreparedData) -> MixtureRows:
     """The same rows as a process has them that has just started, and read none."""
     windowed = [WindowedRows(*one.__reduce__()[1]) for one in prepared.windowed]
-    return MixtureRows(windowed, prepared.rows.turns, SEED, prepared.rows.lengths)
+    return MixtureRows([replace(stretch, sources=windowed) for stretch in prepared.rows.stretches], SEED)
 
 
 def timed(function: Callable[[], object]) -> tuple[object, float]:

@@ -16,7 +16,7 @@ from cpt.data.readers.documents import absurd_share
 from cpt.data.rows.contamination import with_decontamination
 from cpt.data.rows.held_out import HeldOutSet, held_out_set, nothing_held_out, other_share
 from cpt.data.rows.loader import ReadAhead
-from cpt.data.rows.mixture import MixtureRows, Turns, asked_shares, lengths_of_phases, shares_over
+from cpt.data.rows.mixture import MixtureRows, Stretch, Turns, asked_shares, lengths_of_phases, shares_over
 from cpt.data.rows.open_sources import open_sources
 from cpt.data.rows.packing import Layout
 from cpt.data.rows.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
@@ -196,7 +196,8 @@ class PreparedData:
         ]
         if not ahead:
             return None
-        shares, counts = self.rows.turns.shares(first_row), self.rows.counts(first_row)
+        _, stretch, place = self.rows.stretch_at(first_row)
+        shares, counts = stretch.turns.shares(place), stretch.turns.counts(place)
         chosen = [self.windowed[n] for n in ahead], [shares[n] for n in ahead], [counts[n] for n in ahead]
         return ReadAhead(*chosen, self.disk_bytes)
 
@@ -204,7 +205,8 @@ class PreparedData:
         """The position of a checkpoint. With it a run resumes at `first_row`, on an empty store too."""
         turns = zip(self.sources, self.windowed, self.rows.counts(first_row), strict=True)
         windows = {report.name: rows.state(turn) for report, rows, turn in turns if rows.tokenized.plan.is_streamed}
-        return {"fingerprint": self.fingerprint, "row": first_row, "windows": windows}
+        stretch, _, place = self.rows.stretch_at(first_row)
+        return {"fingerprint": self.fingerprint, "stretch": stretch, "row": place, "windows": windows}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Prepare to resume at the position of a checkpoint; a DataError if the data have changed since."""
@@ -354,7 +356,7 @@ class Builder:
         filled = np.array([rows.filled for rows in windowed])
         # A source that fills its rows to one half needs twice the rows for the same tokens.
         turns = Turns([(first, (shares / filled).tolist()) for first, shares in asked])
-        mixture = MixtureRows(windowed, turns, self.seed, lengths_of_phases(self.data))
+        mixture = MixtureRows([Stretch(windowed, turns, lengths_of_phases(self.data))], self.seed)
         rows_of_epoch = sum(report.rows for report in reports)
         num_rows = 1 if self.budget is None else rows_of_run(self.data, self.budget, rows_of_epoch)
         shares = shares_over(asked, num_rows).tolist()
@@ -388,14 +390,14 @@ class Builder:
 
     def fingerprint(self, mixture: MixtureRows, windowed: Windowed) -> str:
         """A hash of all that decides the rows: documents, packing, weights, seed, and the beginning of the order."""
-        turns = mixture.turns
+        (stretch,) = mixture.stretches
         return key_of(
             {
                 "sources": [rows.fingerprint for rows in windowed],
-                "proportions": list(zip(turns.first_rows, turns.proportions, strict=True)),
+                "proportions": list(zip(stretch.turns.first_rows, stretch.turns.proportions, strict=True)),
                 "seed": mixture.seed,
                 "layout": self.layout.content(),
-                **({"lengths": mixture.lengths} if mixture.lengths else {}),
+                **({"lengths": stretch.lengths} if stretch.lengths else {}),
                 "order": [[*mixture.turn(number), shuffled(number, 1000, mixture.seed)] for number in range(100)],
             }
         )

@@ -166,17 +166,28 @@ class Turns:
         return counts
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """The rows of a run from `first_row` on, as one `data` section describes them. Rows are counted from there."""
+
+    sources: Sequence[WindowedRows]
+    turns: Turns
+    lengths: Lengths
+    first_row: int = 0
+
+
 class MixtureRows(Dataset[Row]):
     """Endless rows of a weighted mixture, by global number.
 
     Each source is read completely, in an order drawn from the seed, before it starts again in another order, also if
     the weights change in between. Among the first n rows each source has its share of n, to within one row per source.
+
+    Args:
+        stretches: the history of the run's data, in the order of rows, the first from row 0 on.
     """
 
-    def __init__(
-        self, sources: Sequence[WindowedRows], turns: Turns, seed: int, lengths: Lengths | None = None
-    ) -> None:
-        self.sources, self.turns, self.seed, self.lengths = sources, turns, seed, lengths or []
+    def __init__(self, stretches: Sequence[Stretch], seed: int) -> None:
+        self.stretches, self.seed = stretches, seed
 
     def __len__(self) -> int:
         return ENDLESS
@@ -184,14 +195,15 @@ class MixtureRows(Dataset[Row]):
     def __getitem__(self, number: int) -> Row:
         rows, row, epoch = self.row_at(number)
         found = rows.row(row, epoch)
-        if self.lengths:
+        if self.stretch_at(number)[1].lengths:
             self.cut(number, found["position_ids"].numpy(), found["labels"].numpy())
         return found
 
     def cut(self, number: int, position_ids: Int64, labels: Int64) -> None:
-        if self.lengths:
-            change = bisect_right(self.lengths, number, key=lambda change: change[0]) - 1
-            cut_documents(position_ids, labels, self.lengths[change][1])
+        _, stretch, place = self.stretch_at(number)
+        if stretch.lengths:
+            change = bisect_right(stretch.lengths, place, key=lambda change: change[0]) - 1
+            cut_documents(position_ids, labels, stretch.lengths[change][1])
 
     def batch(self, numbers: Sequence[int]) -> Row:
         """Rows as one batch, [B, T], as of `stack_rows`, but written at once."""
@@ -209,18 +221,26 @@ class MixtureRows(Dataset[Row]):
         rows, row, epoch = self.row_at(number)
         return rows.packing.pieces(row, epoch)[1]
 
-    def turn(self, number: int) -> tuple[int, int]:
+    def stretch_at(self, number: int) -> tuple[int, Stretch, int]:
+        """The stretch of a global row, by number and itself, and the row's place in it."""
         if not 0 <= number < ENDLESS:
             raise IndexError(f"row {number}: rows go from 0 to {ENDLESS - 1}")
-        return self.turns.turn(int(number))
+        found = bisect_right(self.stretches, number, key=lambda stretch: stretch.first_row) - 1
+        return found, self.stretches[found], int(number) - self.stretches[found].first_row
+
+    def turn(self, number: int) -> tuple[int, int]:
+        _, stretch, place = self.stretch_at(number)
+        return stretch.turns.turn(place)
 
     def counts(self, number: int) -> list[int]:
-        return self.turns.counts(number)
+        _, stretch, place = self.stretch_at(number)
+        return stretch.turns.counts(place)
 
     def row_at(self, number: int) -> tuple[PackedRows, int, int]:
         """A global row: the rows of its source among which it is, its number there, and the epoch."""
-        source, turn = self.turn(number)
-        return self.sources[source].row_at(turn, f"{self.seed} {source}")
+        _, stretch, place = self.stretch_at(number)
+        source, turn = stretch.turns.turn(place)
+        return stretch.sources[source].row_at(turn, f"{self.seed} {source}")
 
 
 def whole_quotas(rows: int, weights: Sequence[float], owed: Mapping[int, float]) -> tuple[list[int], dict[int, float]]:

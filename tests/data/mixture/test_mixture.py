@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -6,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpt.data.rows.build import build_data
-from cpt.data.rows.mixture import MixtureRows, Turns, share_out
+from cpt.data.rows.mixture import MixtureRows, Stretch, Turns, share_out
 from cpt.data.rows.packing import stack_rows
 from cpt.data.store.shards import seed_of, shuffled
 from cpt.recipe.schema import Data
@@ -61,6 +62,13 @@ def test_the_order_is_the_one_of_every_other_version():
     ]
 
 
+def test_a_position_is_a_stretch_and_a_row_in_it():
+    first, second = mixture([5], [1]).stretches[0], mixture([7], [1]).stretches[0]
+    rows = MixtureRows([first, replace(second, first_row=8)], seed=1)
+    assert [rows.stretch_at(number)[::2] for number in (0, 7, 8, 10)] == [(0, 0), (0, 7), (1, 0), (1, 2)]
+    assert rows[10] == mixture([7], [1])[2]
+
+
 PLANS = st.lists(  # 1 to 5 phases of 1 to 60 rows over 3 sources, some of them left out
     st.tuples(st.integers(1, 60), st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any)),
     min_size=1,
@@ -71,7 +79,7 @@ PLANS = st.lists(  # 1 to 5 phases of 1 to 60 rows over 3 sources, some of them 
 def phased(plan, sizes=(7, 5, 11), seed=1):
     firsts = [0, *accumulate(rows for rows, _ in plan)]
     turns = Turns([(row, weights) for row, (_, weights) in zip(firsts, plan, strict=False)])
-    return MixtureRows([Numbers(range(size)) for size in sizes], turns, seed)
+    return MixtureRows([Stretch([Numbers(range(size)) for size in sizes], turns, [])], seed)
 
 
 @given(PLANS)

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 import pytest
 
 from cpt.data.rows.build import check_repeats, rows_of_run
-from cpt.data.rows.mixture import MixtureRows, Turns
+from cpt.data.rows.mixture import MixtureRows, Stretch, Turns
 from cpt.recipe.schema import Budget, Data, Source
 
 SOURCES = [Source(path="a/small"), Source(path="a/large")]
@@ -22,7 +22,7 @@ REPORTS = [Report("small", 1000, 10), Report("large", 90_000, 900)]
 
 
 def test_repeats_are_reported_before_the_run(caplog):
-    mixture = MixtureRows([range(10), range(900)], Turns([(0, [0.5, 0.5])]), seed=1)
+    mixture = MixtureRows([Stretch([range(10), range(900)], Turns([(0, [0.5, 0.5])]), [])], seed=1)
     check_repeats(Data(sources=SOURCES), mixture, REPORTS, 50)
     assert "small 2.50 times (1,000 tokens)" in caplog.text and "large" not in caplog.text
 
