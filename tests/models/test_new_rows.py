@@ -36,7 +36,7 @@ def test_a_new_row_is_the_mean_of_its_pieces_rows_and_old_rows_stay(model_type, 
 def test_a_model_whose_embedding_cannot_be_found_is_refused(monkeypatch):
     model = build()
     monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
-    with pytest.raises(RecipeError, match="cannot be found as plain tables"):
+    with pytest.raises(RecipeError, match="must give its embedding and head"):
         add_rows(model, PIECES, known=90, multiple=8)
 
 

@@ -30,7 +30,6 @@ from cpt.errors import DataError, RecipeError
 from cpt.recipe.load import load_mixture
 from cpt.recipe.rules import check_names, reported_name
 from cpt.recipe.schema import Budget, Data, Evaluation, Source
-from cpt.recipe.tree import dotted
 
 Sources = Sequence[TokenizedSource]
 Windowed = Sequence[WindowedRows]
@@ -409,7 +408,7 @@ def everything(sources: Sources) -> list[Wanted]:
 
 def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation, str]:
     """The sections with the form of their rows, and this form."""
-    if twice := [f"`{dotted(found.location)}`: {found.text}" for found in check_names(data, evaluation)]:
+    if twice := [f"`{found.location}`: {found.text}" for found in check_names(data, evaluation)]:
         raise RecipeError(f"{'; '.join(twice)}.")
     data, evaluation = with_form(data, evaluation, form)
     form = form_of_source(data.sources[0])
