@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpt.reference import FOLDER, pages
+from docs.make_reference import FOLDER, pages
 
 
 @pytest.fixture(scope="module")
@@ -12,7 +12,7 @@ def written():
 
 @pytest.mark.parametrize("name", ["recipe.md", "commands.md"])
 def test_the_reference_is_current(written, name):
-    assert (FOLDER / name).read_text() == written[name], "run `python -m cpt.reference`"
+    assert (FOLDER / name).read_text() == written[name], "run `python -m docs.make_reference`"
 
 
 def test_each_key_has_its_type_default_and_meaning(written):

@@ -1,4 +1,4 @@
-"""`python -m cpt.reference`: write docs/reference from the recipe's JSON schema, the built-ins, the commands' help."""
+"""`python -m docs.make_reference`: docs/reference, from the recipe's JSON schema, built-ins and commands' help."""
 
 import inspect
 import json
@@ -25,7 +25,7 @@ from cpt.stages.rewards import REWARDS
 from cpt.training.callbacks import CALLBACKS
 from cpt.training.loss_guard import LOSS_GUARDS
 
-FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+FOLDER = Path(__file__).parent / "reference"
 BUILT_INS: dict[str, Mapping[str, Callable[..., Any]]] = {
     "data.transforms": TRANSFORMS,
     "data.filters": FILTERS,
@@ -54,7 +54,7 @@ All other keys: change `from_step`.""",
 SIGNS = {"exclusiveMinimum": ">", "minimum": ">=", "ge": ">=", "exclusiveMaximum": "<", "maximum": "<="}
 RECIPE = """# Recipe reference
 
-<!-- Written by `python -m cpt.reference` from cpt/recipe/schema.py and the built-ins; change those, not this page. -->
+<!-- Written by `python -m docs.make_reference` from cpt/recipe/schema.py and the built-ins: change those. -->
 
 Every key of a recipe with its type, its default and its meaning. [The recipe, line by line](../recipe.md) explains a
 whole one.
@@ -73,7 +73,7 @@ whole one.
 """
 COMMANDS = """# Command reference
 
-<!-- Written by `python -m cpt.reference` from the commands' own help; change that, not this page. -->
+<!-- Written by `python -m docs.make_reference` from the commands' own help; change that, not this page. -->
 
 What `cpt COMMAND --help` prints. `key.path=value` behind a recipe changes any key of the [recipe](recipe.md). Exit
 codes: 0 done, 2 an error that you can fix, 75 stopped by a signal after a checkpoint was saved, 76 start it
