@@ -81,7 +81,6 @@ class Translation:
                 self.names[new] = old
 
     def add_defaults(self, defaults: Mapping[str, Any]) -> None:
-        """Add the tool's defaults for keys that its config does not have."""
         for key, value in defaults.items():
             if self.values.get(key) is None:
                 self.values[key] = value
@@ -240,7 +239,14 @@ def translate_trainer_keys(config: Translation) -> None:
         config.put("checkpoints.keep", keep or None, config.names.get("save_total_limit", ""))
     if "evaluation" in config.recipe:  # held-out documents
         translate_interval(config, "evaluation", "eval", epochs)
-    translate_trackers(config)
+    reported = config.take("report_to", [])
+    trackers = [str(name).lower() for name in (reported if isinstance(reported, list) else [reported])]
+    trackers += [name for name in ("wandb", "tensorboard", "mlflow") if config.take_switch(f"use_{name}")]
+    if config.values.get("wandb_project"):
+        trackers.append("wandb")
+        config.move({"wandb_project": "training.project"})
+    if trackers not in ([], ["none"]):
+        config.put("monitoring.trackers", list(dict.fromkeys(trackers)))
     bf16, fp16 = config.take("bf16"), config.take_switch("fp16")
     is_pure = bf16 == "full" or config.take_switch("pure_bf16") or config.take_switch("bfloat16")
     if fp16 and (bf16 == "auto" or not is_on(bf16)):
@@ -328,17 +334,6 @@ def translate_interval(config: Translation, section: str, verb: str, epochs: flo
         config.put(f"{section}.every_steps", steps, f"{verb}_steps")
     elif times * epochs > 1:
         config.put(f"{section}.every_steps", round(1 / (times * epochs), 6), f"{times} per epoch, {epochs} epochs")
-
-
-def translate_trackers(config: Translation) -> None:
-    reported = config.take("report_to", [])
-    trackers = [str(name).lower() for name in (reported if isinstance(reported, list) else [reported])]
-    trackers += [name for name in ("wandb", "tensorboard", "mlflow") if config.take_switch(f"use_{name}")]
-    if config.values.get("wandb_project"):
-        trackers.append("wandb")
-        config.move({"wandb_project": "training.project"})
-    if trackers not in ([], ["none"]):
-        config.put("monitoring.trackers", list(dict.fromkeys(trackers)))
 
 
 def translate_engine(config: Translation) -> None:

@@ -232,7 +232,6 @@ def remove_weights(run: Path) -> None:
 
 
 def name_of(number: int) -> str:
-    """`trial-003`: the run's name."""
     return f"trial-{number:03d}"
 
 

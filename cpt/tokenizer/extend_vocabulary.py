@@ -95,9 +95,6 @@ class Bpe:
         is_blank = token.count("▁") == len(token)
         return self.is_byte_level or is_blank or len(SENTENCEPIECE_TOKEN.pre_tokenize_str(token)) == 1
 
-    def pieces(self, word: str) -> list[int]:
-        return [token.id for token in self.backend.model.tokenize(word)]
-
 
 def extend_vocabulary(tokenizer: PreTrainedTokenizerBase, documents: Iterable[str], num_tokens: int) -> Extension:
     """Continue the tokenizer's byte-pair encoding on `documents` by `num_tokens` merges.
@@ -157,7 +154,8 @@ def learn_reachable(bpe: Bpe, words: Mapping[str, int], num_tokens: int) -> tupl
     encoded, counts, origins = [], [], []
     for word in sorted(word for word in words if len(word) <= MAX_WORD_CHARACTERS):
         # SentencePiece's bytes, and its unknown token, are not merged.
-        for is_whole, group in groupby(bpe.pieces(word), whole.__contains__):
+        pieces = [token.id for token in bpe.backend.model.tokenize(word)]
+        for is_whole, group in groupby(pieces, whole.__contains__):
             ids = list(group)
             if is_whole and len(ids) > 1:
                 encoded.append(ids)
@@ -205,9 +203,6 @@ def is_reached(backend: Tokenizer, number: int, *examples: str) -> bool:
     return any(number in backend.encode(one, add_special_tokens=False).ids for one in texts)
 
 
-# --- learning merges --------------------------------------------------------------------------------
-
-
 def learn_merges(
     words: Sequence[Sequence[int]],
     counts: Sequence[int],
@@ -217,15 +212,8 @@ def learn_merges(
     forbidden: Iterable[str],
     may_be_token: Callable[[str], bool],
 ) -> list[Merge]:
-    """The next merges, always of the most frequent pair; fewer where the words run out of pairs.
-
-    Args:
-        words: ids of each different word.
-        counts: of each word in the text.
-        tokens: id -> token, as in tokenizer.json.
-        forbidden: strings that no new token may be, such as existing tokens.
-        may_be_token: further conditions on the string of a new token.
-    """
+    """The next merges, always of the most frequent pair; fewer where the words (as ids, each with its count in the
+    text) run out of pairs. No new token is a string in `forbidden`, which holds the existing tokens."""
     pairs = Pairs(words, counts)
     strings, taken, pieces = dict(tokens), set(forbidden), dict[int, tuple[int, ...]]()
     merges: list[Merge] = []

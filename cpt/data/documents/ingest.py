@@ -67,19 +67,12 @@ def ingest(
 ) -> Ingested:
     """Convert the new files among the inputs, and add them to the output folder.
 
-    A file that cannot be converted is listed. A file that has changed since it was converted keeps its old text. The
-    bytes do not depend on the number of workers (CPT_WORKERS), nor on interruptions.
+    A file that cannot be converted is listed, and tried again only with `retry_failed`. A file that has changed since
+    it was converted keeps its old text. The bytes do not depend on the number of workers (CPT_WORKERS), nor on
+    interruptions. `max_seconds` limits the conversion of a file; `report` gets the numbers of files done and in all.
 
-    Args:
-        max_seconds: time limit of a file's conversion.
-        retry_failed: try files again that an earlier run could not convert.
-        report: called with the number of files that are done, and of all.
-
-    Raises:
-        DataError: an input does not exist.
-        ResourceError: the output folder cannot be written.
-        LaunchError: another process writes there.
-    """
+    Raises DataError for an input that does not exist, ResourceError if the output folder cannot be written, and
+    LaunchError if another process writes there."""
     files, passed_over = find_documents(inputs, output)
     names = {path: str(path).encode("utf-8", "backslashreplace").decode() for path in files}
     with output_locked(output, output / ".ingest/lock", "cpt data ingest"):

@@ -129,14 +129,11 @@ class HubRequest(NamedTuple):
 
 
 def hub_files(source: DocumentSource, key: str) -> HubDataset:
-    """The files of a source on the Hub, at one commit for the life of this process.
+    """The files that `datasets.load_dataset` would read, at one commit for the life of this process.
 
-    They are those that `datasets.load_dataset` would read for the source's subset, split and data_files. We read them
-    if each is of a known kind and the dataset's card sets no options for reading (another separator, a field of JSON).
-
-    The result is stored in the cache: it is used where the Hub cannot be reached, and a source whose revision is a
-    commit is looked up only once.
-    """
+    We read them if each is of a known kind and the dataset's card sets no options for reading (another separator, a
+    field of JSON). The result is stored in the cache: it is used where the Hub cannot be reached, and a source whose
+    revision is a commit is looked up only once."""
     from huggingface_hub import constants
 
     request = HubRequest(
@@ -246,10 +243,7 @@ def fetch(path: str, key: str) -> str:
 
 
 def read_hub(source: DocumentSource, key: str, commit: str) -> Iterator[Document | BadRow]:
-    """The rows of a dataset, streamed where only the first are read.
-
-    One process reads them from the beginning, so the order is the same each time and for any number of processes.
-    """
+    # One process reads them from the beginning, so the order is the same each time and for any number of processes.
     import datasets  # takes a second, and `cpt check` must answer fast
 
     origin = Origin(source.path, "row")
