@@ -74,7 +74,6 @@ class Translation:
     names: dict[str, str] = field(default_factory=dict)  # key -> how the config spells it, or `axolotl's default`
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Give keys the names that Hugging Face's classes have for them."""
         for old, new in names.items():
             if self.values.get(old) is not None and self.values.get(new) is None:
                 self.values[new] = self.values.pop(old)
@@ -229,9 +228,7 @@ def translate_trainer_keys(config: Translation) -> None:
     if len(place.parts) > 1:
         config.put("output_dir", str(place.parent))
     config.move({"seed": "seed"})
-    step_tokens, steps, epochs = translate_length(config)
-    translate_optimizer(config)
-    translate_schedule(config, step_tokens, steps)
+    epochs = translate_budget_and_optimizer(config)
     config.rename({"evaluation_strategy": "eval_strategy"})
     translate_interval(config, "checkpoints", "save", epochs)
     keep = config.take_number("save_total_limit")
@@ -269,8 +266,8 @@ def translate_trainer_keys(config: Translation) -> None:
             config.put(f"training.{key}", config.values.pop(key), key)
 
 
-def translate_length(config: Translation) -> tuple[int, float, float]:
-    """Micro-batch, accumulation and budget; returns tokens per step, steps (0: counted in epochs) and epochs."""
+def translate_budget_and_optimizer(config: Translation) -> float:
+    """Budget, optimizer and schedule; a warm-up in steps becomes tokens, a share stays one. Returns the epochs."""
     step_tokens = config.gpus
     for key in ("sequence_length", "per_device_train_batch_size", "gradient_accumulation_steps"):
         number = config.take_number(key)
@@ -282,10 +279,6 @@ def translate_length(config: Translation) -> tuple[int, float, float]:
         config.put("budget.tokens", int(steps * step_tokens), how)
     else:
         config.put("budget.epochs", epochs, "num_train_epochs")
-    return step_tokens, steps, epochs
-
-
-def translate_optimizer(config: Translation) -> None:
     given = config.take("optim")
     asked = "muon" if config.take_switch("use_muon") else str(given).lower()
     if asked not in OPTIMIZERS:
@@ -299,10 +292,6 @@ def translate_optimizer(config: Translation) -> None:
         betas = [config.take_number(key) for key in ("adam_beta1", "adam_beta2")]
         config.put("optimizer.betas", betas, "adam_beta1, adam_beta2")
         config.move({"adam_epsilon": "optimizer.eps", "embedding_lr": "optimizer.embedding_learning_rate"})
-
-
-def translate_schedule(config: Translation, step_tokens: int, steps: float) -> None:
-    """Name, floor, and the warm-up: a number of steps becomes tokens, a share stays one."""
     asked, options = str(config.take("lr_scheduler_type")).lower(), config.take_section("lr_scheduler_kwargs")
     if asked not in SCHEDULES:
         config.drop("lr_scheduler_type", asked, "cosine instead; docs/optimizers.md lists the schedules")
@@ -320,6 +309,7 @@ def translate_schedule(config: Translation, step_tokens: int, steps: float) -> N
         config.put("schedule.warmup_tokens", int(tokens), f"{key}: {amount}")
     elif amount and asked != "constant":
         config.put("schedule.warmup_share", amount, key)
+    return epochs
 
 
 def translate_interval(config: Translation, section: str, verb: str, epochs: float) -> None:

@@ -59,8 +59,6 @@ class Extension:
 
 @dataclass(frozen=True)
 class Merge:
-    """A new token and the two that it joins."""
-
     id: int
     token: str
     left: int
@@ -72,8 +70,6 @@ class Merge:
 
 @dataclass(frozen=True)
 class Bpe:
-    """A fast tokenizer's byte-pair encoding."""
-
     backend: Tokenizer
     content: Mapping[str, Any]  # of tokenizer.json
     vocabulary: Mapping[str, int]  # token -> id, added tokens included
@@ -164,7 +160,18 @@ def learn_reachable(bpe: Bpe, words: Mapping[str, int], num_tokens: int) -> tupl
     forbidden = set(bpe.vocabulary)
     while True:
         merges = learn_merges(encoded, counts, tokens, num_tokens, max(tokens) + 1, forbidden, bpe.may_be_token)
-        backend = with_merges(bpe, merges, tokens)
+        content: dict[str, Any] = json.loads(json.dumps(bpe.content))
+        vocabulary: dict[str, int] = content["model"]["vocab"]
+        # An added token that is not in the model's own vocabulary gets the next free id when the file is read, which
+        # now is a new token's.
+        vocabulary |= {token["content"]: token["id"] for token in content["added_tokens"]}
+        strings = dict(tokens)
+        for one in merges:
+            strings[one.id] = one.token
+            vocabulary[one.token] = one.id
+            content["model"]["merges"].append([strings[one.left], strings[one.right]])
+        backend = Tokenizer.from_str(json.dumps(content))
+        backend.encode_special_tokens = bpe.backend.encode_special_tokens
         unreached = set()
         for one in merges:
             word = origins[one.word]
@@ -175,22 +182,6 @@ def learn_reachable(bpe: Bpe, words: Mapping[str, int], num_tokens: int) -> tupl
         if not unreached:
             return merges, backend
         forbidden |= unreached
-
-
-def with_merges(bpe: Bpe, merges: Iterable[Merge], tokens: Mapping[int, str]) -> Tokenizer:
-    content: dict[str, Any] = json.loads(json.dumps(bpe.content))
-    vocabulary: dict[str, int] = content["model"]["vocab"]
-    # An added token that is not in the model's own vocabulary gets the next free id when the file is read, which now
-    # is a new token's.
-    vocabulary |= {token["content"]: token["id"] for token in content["added_tokens"]}
-    strings = dict(tokens)
-    for one in merges:
-        strings[one.id] = one.token
-        vocabulary[one.token] = one.id
-        content["model"]["merges"].append([strings[one.left], strings[one.right]])
-    backend = Tokenizer.from_str(json.dumps(content))
-    backend.encode_special_tokens = bpe.backend.encode_special_tokens
-    return backend
 
 
 def is_reached(backend: Tokenizer, number: int, *examples: str) -> bool:

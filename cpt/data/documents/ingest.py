@@ -262,7 +262,6 @@ class OutputFolder:
         self.number += 1
 
     def list_failed(self) -> None:
-        """Write failed.jsonl: each file without a document, and why."""
         failed = [one for one in self.entries.values() if one.reason is not None]
         keys = {"path": "path", "sha256": "sha256", "format": "kind", "reason": "reason", "detail": "detail"}
         write_lines(self.failed_file, [{key: getattr(one, name) for key, name in keys.items()} for one in failed])

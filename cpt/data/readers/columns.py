@@ -110,7 +110,6 @@ def refuse_texts(source: DocumentSource, suffix: str, key: str) -> None:
 
 
 def refuse_layout(data: Data, form: str) -> None:
-    """Refuse keys that are for documents only."""
     if form == "document":
         return
     fitting = ("best_fit", "none", "token_budget") if form == "conversation" else ("best_fit", "none")

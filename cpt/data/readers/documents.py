@@ -190,7 +190,6 @@ def count_reasons(found: Iterable[Listed]) -> dict[str, int]:
 
 
 def write_bad_rows(found: Sequence[Listed], folder: Path) -> None:
-    """Write `bad_rows.jsonl`; no file where there are none."""
     (folder / FILE_NAME).unlink(missing_ok=True)
     if found:
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found)

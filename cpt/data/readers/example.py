@@ -262,7 +262,6 @@ def with_turns(
 
 
 def first_role(talk: object) -> object:
-    """The role of the first message; None where these are not messages."""
     first = usual_message(talk[0]) if isinstance(talk, list) and talk else None
     return first.get("role", "") if isinstance(first, Mapping) else None
 

@@ -32,6 +32,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 SPLIT = re.compile(r"[\w.-]+")
 NO_OPTIONS = {"name", "version", "data_dir", "data_files", "description"}  # of a builder's configuration
 STARTED = time.time()
+OF_DATASETS = (FileNotFoundError, ValueError, RuntimeError)  # what `datasets` and the Hub's library raise
 WAIT_SECONDS = (1, 2, 4, 8)  # between asking a Hub that is down
 
 
@@ -70,10 +71,6 @@ def cannot_reach(dataset: str, problem: str, key: str) -> ResourceError:
 def unreadable(dataset: str, split: str, problem: str, key: str) -> DataError:
     remedy = f"Set `{key}.path`, `.subset`, `.split`, `.data_files` or `.revision`."
     return DataError(f"{dataset}: no dataset on the Hub that can be read with split `{split}`: {problem} {remedy}")
-
-
-def failures() -> tuple[type[Exception], ...]:
-    return FileNotFoundError, ValueError, RuntimeError, *broken()
 
 
 def broken() -> tuple[type[Exception], ...]:
@@ -193,7 +190,7 @@ def look_up(request: HubRequest, key: str) -> HubDataset:
             version = info["lfs"]["sha256"] if info.get("lfs") else info["blob_id"]
             files.append(File(name, int(info["size"]), str(version)))
         return HubDataset(commit, files)
-    except failures() as problem:
+    except (*OF_DATASETS, *broken()) as problem:
         if (meant := what_it_means(problem, request.path, request.revision, key)) is not None:
             raise meant from problem
         raise unreadable(request.path, request.split, " ".join(str(problem).split())[:500], key) from problem
@@ -234,7 +231,7 @@ def fetch(path: str, key: str) -> str:
     for wait in (*WAIT_SECONDS, None):
         try:
             return str(hf_hub_download(dataset, file, repo_type="dataset", revision=commit))
-        except failures() as problem:
+        except (*OF_DATASETS, *broken()) as problem:
             is_unreachable = isinstance(what_it_means(problem, dataset, commit, key), Unreachable)
             if wait is None or constants.HF_HUB_OFFLINE or not is_unreachable:
                 raise cannot_fetch(path, problem, key) from problem
@@ -258,7 +255,7 @@ def read_hub(source: DocumentSource, key: str, commit: str) -> Iterator[Document
         )
         for number, row in enumerate(rows, start=1):
             yield item_of(row, source, origin, number)
-    except (FileNotFoundError, ValueError, RuntimeError) as problem:
+    except OF_DATASETS as problem:
         raise unreadable(source.path, source.split, first_line(problem), key) from problem
     except OSError as problem:  # ConnectionError among them
         raise cannot_reach(source.path, first_line(problem), key) from problem
