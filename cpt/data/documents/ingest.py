@@ -100,7 +100,9 @@ def ingest(
                 rows += [row] if row is not None and recorded.shard is not None else []
                 report(number, len(todo))
             folder.write(entries, rows)
-        folder.list_failed()
+        failed = [one for one in folder.entries.values() if one.reason is not None]
+        keys = {"path": "path", "sha256": "sha256", "format": "kind", "reason": "reason", "detail": "detail"}
+        write_lines(folder.failed_file, [{key: getattr(one, name) for key, name in keys.items()} for one in failed])
         done.num_shards = len(list(output.glob("documents-*.jsonl")))
         done.failed = [one for name in names.values() if (one := folder.entries[name]).reason not in (None, DUPLICATE)]
     return done
@@ -194,10 +196,7 @@ def run_isolated(
     function: Callable[[Argument], Result], argument: Argument, seconds: float, memory_bytes: int
 ) -> Result:
     """Call the function in a child, forked so that libraries are imported once: only in a process without threads.
-
-    Raises:
-        NotConverted: by the function itself; or it took too long, too much memory, crashed, or raised anything else.
-    """
+    NotConverted if it raises that or anything else, crashes, or takes too long or too much memory."""
     receiving, sending = FORK.Pipe(duplex=False)
     child = FORK.Process(target=answer, args=(function, argument, sending, seconds, memory_bytes))
     child.start()
@@ -260,11 +259,6 @@ class OutputFolder:
         write_lines(self.own / f"journal-{self.number:05}.jsonl", map(asdict, entries))
         self.entries |= {entry.path: entry for entry in entries}
         self.number += 1
-
-    def list_failed(self) -> None:
-        failed = [one for one in self.entries.values() if one.reason is not None]
-        keys = {"path": "path", "sha256": "sha256", "format": "kind", "reason": "reason", "detail": "detail"}
-        write_lines(self.failed_file, [{key: getattr(one, name) for key, name in keys.items()} for one in failed])
 
     def shard(self, number: int) -> Path:
         return self.folder / f"documents-{number:05}.jsonl"
