@@ -61,13 +61,28 @@ def translate(config: Translation) -> None:
         config.add_defaults({"warmup_ratio": 0.03})
     config.add_defaults(DEFAULTS)
     stage = translate_stage(config)
-    translate_model(config)
+    config.move(MOVED)
+    for key, name in ATTENTION.items():
+        config.put_attention(key, name if config.take_switch(key) else "")
+    config.put_attention("attn_implementation", config.take("attn_implementation"))
+    adapter = str(config.take("adapter", "")).lower()
+    if adapter in ("lora", "qlora"):
+        config.put("model.lora", {})
+        config.move({key: f"model.lora.{option}" for key, option in LORA.items()})
+        lora = config.recipe["model"]["lora"]
+        if config.take_switch("lora_target_linear"):
+            lora["target_modules"] = "all-linear"
+        elif "target_modules" in lora:
+            lora["target_modules"] = target_modules(lora["target_modules"])
+        if config.take_switch("load_in_4bit") or adapter == "qlora":
+            lora |= {"quantize": "nf4", "double_quantize": True}
+    elif adapter:
+        config.drop("adapter", adapter, "all parameters are trained; see model.lora")
     translate_data(config, stage)
     translate_trainer_keys(config)
 
 
 def translate_stage(config: Translation) -> str:
-    """By `rl`, `reward_model`, and the types of the datasets."""
     rl, learns_inputs = str(config.take("rl", "")).lower(), config.take_switch("train_on_inputs")
     families = {family(dataset.get("type")) for dataset in datasets(config, "datasets")}
     stage = "cpt" if families <= {*TEXT} or learns_inputs and families <= {*CHATS} else "sft"
@@ -93,26 +108,6 @@ def translate_stage(config: Translation) -> str:
 def family(kind: Any) -> str:
     """`chat_template` of `chat_template.default`; a type that the user wrote out has none."""
     return "own" if isinstance(kind, dict) else re.split(r"[.:]", str(kind or ""))[0]
-
-
-def translate_model(config: Translation) -> None:
-    config.move(MOVED)
-    for key, name in ATTENTION.items():
-        config.put_attention(key, name if config.take_switch(key) else "")
-    config.put_attention("attn_implementation", config.take("attn_implementation"))
-    adapter = str(config.take("adapter", "")).lower()
-    if adapter in ("lora", "qlora"):
-        config.put("model.lora", {})
-        config.move({key: f"model.lora.{option}" for key, option in LORA.items()})
-        lora = config.recipe["model"]["lora"]
-        if config.take_switch("lora_target_linear"):
-            lora["target_modules"] = "all-linear"
-        elif "target_modules" in lora:
-            lora["target_modules"] = target_modules(lora["target_modules"])
-        if config.take_switch("load_in_4bit") or adapter == "qlora":
-            lora |= {"quantize": "nf4", "double_quantize": True}
-    elif adapter:
-        config.drop("adapter", adapter, "all parameters are trained; see model.lora")
 
 
 def datasets(config: Translation, key: str) -> list[dict[str, Any]]:

@@ -47,7 +47,22 @@ def translate(config: Translation) -> None:
     config.rename(RENAMED)
     config.add_defaults(DEFAULTS)
     stage = translate_stage(config)
-    translate_model(config)
+    config.move(MOVED)
+    config.put_attention("flash_attn", config.take("flash_attn"))
+    tuning = str(config.take("finetuning_type")).lower()
+    if tuning == "lora":
+        config.move({key: f"model.lora.{option}" for key, option in LORA.items()})
+        lora = config.recipe["model"].setdefault("lora", {})
+        lora["r"] = lora.get("r", 8)
+        lora.setdefault("lora_alpha", 2 * lora["r"])
+        lora["target_modules"] = target_modules(lora.get("target_modules", "all"))
+        if "modules_to_save" in lora:
+            lora["modules_to_save"] = target_modules(lora["modules_to_save"])
+        if config.values.get("quantization_bit") == 4:
+            config.take("quantization_bit")
+            lora |= {"quantize": "nf4", "double_quantize": True}
+    elif tuning != "full":
+        config.drop("finetuning_type", tuning, "all parameters are trained; see model.lora")
     translate_data(config, stage)
     translate_trainer_keys(config)
 
@@ -73,26 +88,6 @@ def translate_stage(config: Translation) -> str:
         rewards = [{"name": "reward_model", "path": str(path)}] if path else ["exact_match"]
         config.put("rewards", rewards, "reward_model" if path else "FILL IN: see docs/stages.md")
     return stage
-
-
-def translate_model(config: Translation) -> None:
-    config.move(MOVED)
-    config.put_attention("flash_attn", config.take("flash_attn"))
-    tuning = str(config.take("finetuning_type")).lower()
-    if tuning != "lora":
-        if tuning != "full":
-            config.drop("finetuning_type", tuning, "all parameters are trained; see model.lora")
-        return
-    config.move({key: f"model.lora.{option}" for key, option in LORA.items()})
-    lora = config.recipe["model"].setdefault("lora", {})
-    lora["r"] = lora.get("r", 8)
-    lora.setdefault("lora_alpha", 2 * lora["r"])
-    lora["target_modules"] = target_modules(lora.get("target_modules", "all"))
-    if "modules_to_save" in lora:
-        lora["modules_to_save"] = target_modules(lora["modules_to_save"])
-    if config.values.get("quantization_bit") == 4:
-        config.take("quantization_bit")
-        lora |= {"quantize": "nf4", "double_quantize": True}
 
 
 def translate_data(config: Translation, stage: str) -> None:

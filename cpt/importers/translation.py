@@ -74,14 +74,12 @@ class Translation:
     names: dict[str, str] = field(default_factory=dict)  # key -> how the config spells it, or `axolotl's default`
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Give keys the names that Hugging Face's classes have for them."""
         for old, new in names.items():
             if self.values.get(old) is not None and self.values.get(new) is None:
                 self.values[new] = self.values.pop(old)
                 self.names[new] = old
 
     def add_defaults(self, defaults: Mapping[str, Any]) -> None:
-        """Add the tool's defaults for keys that its config does not have."""
         for key, value in defaults.items():
             if self.values.get(key) is None:
                 self.values[key] = value
@@ -230,9 +228,7 @@ def translate_trainer_keys(config: Translation) -> None:
     if len(place.parts) > 1:
         config.put("output_dir", str(place.parent))
     config.move({"seed": "seed"})
-    step_tokens, steps, epochs = translate_length(config)
-    translate_optimizer(config)
-    translate_schedule(config, step_tokens, steps)
+    epochs = translate_budget_and_optimizer(config)
     config.rename({"evaluation_strategy": "eval_strategy"})
     translate_interval(config, "checkpoints", "save", epochs)
     keep = config.take_number("save_total_limit")
@@ -240,7 +236,14 @@ def translate_trainer_keys(config: Translation) -> None:
         config.put("checkpoints.keep", keep or None, config.names.get("save_total_limit", ""))
     if "evaluation" in config.recipe:  # held-out documents
         translate_interval(config, "evaluation", "eval", epochs)
-    translate_trackers(config)
+    reported = config.take("report_to", [])
+    trackers = [str(name).lower() for name in (reported if isinstance(reported, list) else [reported])]
+    trackers += [name for name in ("wandb", "tensorboard", "mlflow") if config.take_switch(f"use_{name}")]
+    if config.values.get("wandb_project"):
+        trackers.append("wandb")
+        config.move({"wandb_project": "training.project"})
+    if trackers not in ([], ["none"]):
+        config.put("monitoring.trackers", list(dict.fromkeys(trackers)))
     bf16, fp16 = config.take("bf16"), config.take_switch("fp16")
     is_pure = bf16 == "full" or config.take_switch("pure_bf16") or config.take_switch("bfloat16")
     if fp16 and (bf16 == "auto" or not is_on(bf16)):
@@ -263,8 +266,8 @@ def translate_trainer_keys(config: Translation) -> None:
             config.put(f"training.{key}", config.values.pop(key), key)
 
 
-def translate_length(config: Translation) -> tuple[int, float, float]:
-    """Micro-batch, accumulation and budget; returns tokens per step, steps (0: counted in epochs) and epochs."""
+def translate_budget_and_optimizer(config: Translation) -> float:
+    """Budget, optimizer and schedule; a warm-up in steps becomes tokens, a share stays one. Returns the epochs."""
     step_tokens = config.gpus
     for key in ("sequence_length", "per_device_train_batch_size", "gradient_accumulation_steps"):
         number = config.take_number(key)
@@ -276,10 +279,6 @@ def translate_length(config: Translation) -> tuple[int, float, float]:
         config.put("budget.tokens", int(steps * step_tokens), how)
     else:
         config.put("budget.epochs", epochs, "num_train_epochs")
-    return step_tokens, steps, epochs
-
-
-def translate_optimizer(config: Translation) -> None:
     given = config.take("optim")
     asked = "muon" if config.take_switch("use_muon") else str(given).lower()
     if asked not in OPTIMIZERS:
@@ -293,10 +292,6 @@ def translate_optimizer(config: Translation) -> None:
         betas = [config.take_number(key) for key in ("adam_beta1", "adam_beta2")]
         config.put("optimizer.betas", betas, "adam_beta1, adam_beta2")
         config.move({"adam_epsilon": "optimizer.eps", "embedding_lr": "optimizer.embedding_learning_rate"})
-
-
-def translate_schedule(config: Translation, step_tokens: int, steps: float) -> None:
-    """Name, floor, and the warm-up: a number of steps becomes tokens, a share stays one."""
     asked, options = str(config.take("lr_scheduler_type")).lower(), config.take_section("lr_scheduler_kwargs")
     if asked not in SCHEDULES:
         config.drop("lr_scheduler_type", asked, "cosine instead; docs/optimizers.md lists the schedules")
@@ -314,6 +309,7 @@ def translate_schedule(config: Translation, step_tokens: int, steps: float) -> N
         config.put("schedule.warmup_tokens", int(tokens), f"{key}: {amount}")
     elif amount and asked != "constant":
         config.put("schedule.warmup_share", amount, key)
+    return epochs
 
 
 def translate_interval(config: Translation, section: str, verb: str, epochs: float) -> None:
@@ -328,17 +324,6 @@ def translate_interval(config: Translation, section: str, verb: str, epochs: flo
         config.put(f"{section}.every_steps", steps, f"{verb}_steps")
     elif times * epochs > 1:
         config.put(f"{section}.every_steps", round(1 / (times * epochs), 6), f"{times} per epoch, {epochs} epochs")
-
-
-def translate_trackers(config: Translation) -> None:
-    reported = config.take("report_to", [])
-    trackers = [str(name).lower() for name in (reported if isinstance(reported, list) else [reported])]
-    trackers += [name for name in ("wandb", "tensorboard", "mlflow") if config.take_switch(f"use_{name}")]
-    if config.values.get("wandb_project"):
-        trackers.append("wandb")
-        config.move({"wandb_project": "training.project"})
-    if trackers not in ([], ["none"]):
-        config.put("monitoring.trackers", list(dict.fromkeys(trackers)))
 
 
 def translate_engine(config: Translation) -> None:

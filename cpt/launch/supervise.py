@@ -76,17 +76,12 @@ def supervise_run(
     launcher: str | None = None,
     restarts: int | None = MOST_RESTARTS,
 ) -> None:
-    """Start a run and wait for its end; with `--supervise`, restart it where that helps.
-
-    Args:
-        arguments: of cpt/train.py, for every attempt.
-        restarts: allowed in one hour. None, without `--supervise`: restart only where the run itself asks for it, and
-            end with the run's own exit code.
-    """
+    """Start a run by cpt/train.py with the arguments, and wait for its end; with `--supervise`, restart it where that
+    helps, at most `restarts` times in an hour. None, without `--supervise`: restart only where the run itself asks for
+    it, and end with the run's own exit code."""
     if "RANK" in os.environ:
-        raise LaunchError(
-            "--supervise, --processes and --launcher start the run's processes: start `cpt train` without a launcher."
-        )
+        options = "--supervise, --processes and --launcher"
+        raise LaunchError(f"{options} start the run's processes: start `cpt train` without a launcher.")
     if launcher is None:
         refuse_more_than_the_machine_holds(processes, on_gpus=not recipe.training.get("use_cpu"))
     several = launcher is not None and names_several_hosts(launcher)
@@ -235,9 +230,6 @@ def without_heartbeat(gone: Sequence[LastHeartbeat], everyone: Sequence[LastHear
     return f"{name_processes(gone, everyone)} has no heartbeat any more"
 
 
-# --- heartbeats ------------------------------------------------------------------------------------------------------
-
-
 def patience(beat: LastHeartbeat) -> float:
     """Seconds without progress after which a process counts as hung."""
     if beat.phase != "training":
@@ -259,11 +251,9 @@ class RunWatch:
     """The same for the count that goes up while the process exists."""
 
     def hung(self, now: float) -> LastHeartbeat | None:
-        """The process with the longest silence beyond its patience, if any.
-
-        While processes start or end, one may work while the others wait for it: the last heartbeat of any counts.
-        There are no heartbeats on a read-only disk, and after the run has finished: its verdict is being made.
-        """
+        """The process with the longest silence beyond its patience, if any. While processes start or end, one may work
+        while the others wait for it: the last heartbeat of any counts. There are none on a read-only disk, and after
+        the run has finished: its verdict is being made."""
         if not os.access(self.folder, os.W_OK):
             self.beats.clear()
             self.pulses.clear()

@@ -186,11 +186,8 @@ class Search:
             entry |= {"tokens": None if is_complete else last, "values": trial.params}
             found.append(entry | {"reason": trial.user_attrs.get(REASON, "")})
         sign = 1 if self.space.settings.direction == "minimize" else -1
-
-        def rank(one: dict[str, Any]) -> tuple[int, float]:
-            return ORDER.index(one["state"]), math.inf if one["value"] is None else sign * one["value"]
-
-        return sorted((one for one in found if one["state"] in ORDER), key=rank)
+        found.sort(key=lambda one: math.inf if one["value"] is None else sign * one["value"])
+        return [one for state in ORDER for one in found if one["state"] == state]
 
     def write_results(self) -> Path | None:
         """Write results.json and the best recipe; returns the path of the latter, None while no trial is complete."""
@@ -232,7 +229,6 @@ def remove_weights(run: Path) -> None:
 
 
 def name_of(number: int) -> str:
-    """`trial-003`: the run's name."""
     return f"trial-{number:03d}"
 
 

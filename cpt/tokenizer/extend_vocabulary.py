@@ -59,8 +59,6 @@ class Extension:
 
 @dataclass(frozen=True)
 class Merge:
-    """A new token and the two that it joins."""
-
     id: int
     token: str
     left: int
@@ -72,8 +70,6 @@ class Merge:
 
 @dataclass(frozen=True)
 class Bpe:
-    """A fast tokenizer's byte-pair encoding."""
-
     backend: Tokenizer
     content: Mapping[str, Any]  # of tokenizer.json
     vocabulary: Mapping[str, int]  # token -> id, added tokens included
@@ -94,9 +90,6 @@ class Bpe:
         """Whether a new token may be this string: a part of a word of a tokenizer that splits texts into words."""
         is_blank = token.count("▁") == len(token)
         return self.is_byte_level or is_blank or len(SENTENCEPIECE_TOKEN.pre_tokenize_str(token)) == 1
-
-    def pieces(self, word: str) -> list[int]:
-        return [token.id for token in self.backend.model.tokenize(word)]
 
 
 def extend_vocabulary(tokenizer: PreTrainedTokenizerBase, documents: Iterable[str], num_tokens: int) -> Extension:
@@ -157,7 +150,8 @@ def learn_reachable(bpe: Bpe, words: Mapping[str, int], num_tokens: int) -> tupl
     encoded, counts, origins = [], [], []
     for word in sorted(word for word in words if len(word) <= MAX_WORD_CHARACTERS):
         # SentencePiece's bytes, and its unknown token, are not merged.
-        for is_whole, group in groupby(bpe.pieces(word), whole.__contains__):
+        pieces = [token.id for token in bpe.backend.model.tokenize(word)]
+        for is_whole, group in groupby(pieces, whole.__contains__):
             ids = list(group)
             if is_whole and len(ids) > 1:
                 encoded.append(ids)
@@ -166,7 +160,18 @@ def learn_reachable(bpe: Bpe, words: Mapping[str, int], num_tokens: int) -> tupl
     forbidden = set(bpe.vocabulary)
     while True:
         merges = learn_merges(encoded, counts, tokens, num_tokens, max(tokens) + 1, forbidden, bpe.may_be_token)
-        backend = with_merges(bpe, merges, tokens)
+        content: dict[str, Any] = json.loads(json.dumps(bpe.content))
+        vocabulary: dict[str, int] = content["model"]["vocab"]
+        # An added token that is not in the model's own vocabulary gets the next free id when the file is read, which
+        # now is a new token's.
+        vocabulary |= {token["content"]: token["id"] for token in content["added_tokens"]}
+        strings = dict(tokens)
+        for one in merges:
+            strings[one.id] = one.token
+            vocabulary[one.token] = one.id
+            content["model"]["merges"].append([strings[one.left], strings[one.right]])
+        backend = Tokenizer.from_str(json.dumps(content))
+        backend.encode_special_tokens = bpe.backend.encode_special_tokens
         unreached = set()
         for one in merges:
             word = origins[one.word]
@@ -179,22 +184,6 @@ def learn_reachable(bpe: Bpe, words: Mapping[str, int], num_tokens: int) -> tupl
         forbidden |= unreached
 
 
-def with_merges(bpe: Bpe, merges: Iterable[Merge], tokens: Mapping[int, str]) -> Tokenizer:
-    content: dict[str, Any] = json.loads(json.dumps(bpe.content))
-    vocabulary: dict[str, int] = content["model"]["vocab"]
-    # An added token that is not in the model's own vocabulary gets the next free id when the file is read, which now
-    # is a new token's.
-    vocabulary |= {token["content"]: token["id"] for token in content["added_tokens"]}
-    strings = dict(tokens)
-    for one in merges:
-        strings[one.id] = one.token
-        vocabulary[one.token] = one.id
-        content["model"]["merges"].append([strings[one.left], strings[one.right]])
-    backend = Tokenizer.from_str(json.dumps(content))
-    backend.encode_special_tokens = bpe.backend.encode_special_tokens
-    return backend
-
-
 def is_reached(backend: Tokenizer, number: int, *examples: str) -> bool:
     """True if encoding gives the token for its own text, for that text in a context, or for one of the examples. For
     a part of a character, which has no text of its own, only the merges are checked."""
@@ -203,9 +192,6 @@ def is_reached(backend: Tokenizer, number: int, *examples: str) -> bool:
         return [one.id for one in backend.model.tokenize(backend.id_to_token(number) or "")] == [number]
     texts = (*(context.replace("@", text) for context in CONTEXTS), *examples)
     return any(number in backend.encode(one, add_special_tokens=False).ids for one in texts)
-
-
-# --- learning merges --------------------------------------------------------------------------------
 
 
 def learn_merges(
@@ -217,15 +203,8 @@ def learn_merges(
     forbidden: Iterable[str],
     may_be_token: Callable[[str], bool],
 ) -> list[Merge]:
-    """The next merges, always of the most frequent pair; fewer where the words run out of pairs.
-
-    Args:
-        words: ids of each different word.
-        counts: of each word in the text.
-        tokens: id -> token, as in tokenizer.json.
-        forbidden: strings that no new token may be, such as existing tokens.
-        may_be_token: further conditions on the string of a new token.
-    """
+    """The next merges, always of the most frequent pair; fewer where the words (as ids, each with its count in the
+    text) run out of pairs. No new token is a string in `forbidden`, which holds the existing tokens."""
     pairs = Pairs(words, counts)
     strings, taken, pieces = dict(tokens), set(forbidden), dict[int, tuple[int, ...]]()
     merges: list[Merge] = []

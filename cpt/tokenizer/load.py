@@ -17,11 +17,7 @@ logger = logging.getLogger(__name__)
 
 def load_tokenizer(tokenizer: Tokenizer, model: Model) -> PreTrainedTokenizerBase:
     """Load the tokenizer at `tokenizer.path`, else at `model.path`. No token is added; a missing pad token becomes the
-    eos token.
-
-    Raises:
-        RecipeError: no path is given, no tokenizer can be loaded, or it has no fast version or no eos token.
-    """
+    eos token. RecipeError if none can be loaded, or it has no fast version or no eos token."""
     path = tokenizer.path or model.path
     if path is None:
         raise RecipeError(

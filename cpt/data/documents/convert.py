@@ -376,6 +376,5 @@ def with_clean_text(document: Converted, *, tidy: bool = True) -> Converted:
 
 
 def require_libraries() -> None:
-    """Raises ResourceError with the command that installs missing libraries."""
     if missing := [name for module, name in LIBRARIES.items() if find_spec(module) is None]:
         raise ResourceError(f"not installed: {', '.join(missing)}. Run: pip install 'cpt[documents]'")

@@ -67,19 +67,12 @@ def ingest(
 ) -> Ingested:
     """Convert the new files among the inputs, and add them to the output folder.
 
-    A file that cannot be converted is listed. A file that has changed since it was converted keeps its old text. The
-    bytes do not depend on the number of workers (CPT_WORKERS), nor on interruptions.
+    A file that cannot be converted is listed, and tried again only with `retry_failed`. A file that has changed since
+    it was converted keeps its old text. The bytes do not depend on the number of workers (CPT_WORKERS), nor on
+    interruptions. `max_seconds` limits the conversion of a file; `report` gets the numbers of files done and in all.
 
-    Args:
-        max_seconds: time limit of a file's conversion.
-        retry_failed: try files again that an earlier run could not convert.
-        report: called with the number of files that are done, and of all.
-
-    Raises:
-        DataError: an input does not exist.
-        ResourceError: the output folder cannot be written.
-        LaunchError: another process writes there.
-    """
+    Raises DataError for an input that does not exist, ResourceError if the output folder cannot be written, and
+    LaunchError if another process writes there."""
     files, passed_over = find_documents(inputs, output)
     names = {path: str(path).encode("utf-8", "backslashreplace").decode() for path in files}
     with output_locked(output, output / ".ingest/lock", "cpt data ingest"):
@@ -107,7 +100,9 @@ def ingest(
                 rows += [row] if row is not None and recorded.shard is not None else []
                 report(number, len(todo))
             folder.write(entries, rows)
-        folder.list_failed()
+        failed = [one for one in folder.entries.values() if one.reason is not None]
+        keys = {"path": "path", "sha256": "sha256", "format": "kind", "reason": "reason", "detail": "detail"}
+        write_lines(folder.failed_file, [{key: getattr(one, name) for key, name in keys.items()} for one in failed])
         done.num_shards = len(list(output.glob("documents-*.jsonl")))
         done.failed = [one for name in names.values() if (one := folder.entries[name]).reason not in (None, DUPLICATE)]
     return done
@@ -201,10 +196,7 @@ def run_isolated(
     function: Callable[[Argument], Result], argument: Argument, seconds: float, memory_bytes: int
 ) -> Result:
     """Call the function in a child, forked so that libraries are imported once: only in a process without threads.
-
-    Raises:
-        NotConverted: by the function itself; or it took too long, too much memory, crashed, or raised anything else.
-    """
+    NotConverted if it raises that or anything else, crashes, or takes too long or too much memory."""
     receiving, sending = FORK.Pipe(duplex=False)
     child = FORK.Process(target=answer, args=(function, argument, sending, seconds, memory_bytes))
     child.start()
@@ -267,12 +259,6 @@ class OutputFolder:
         write_lines(self.own / f"journal-{self.number:05}.jsonl", map(asdict, entries))
         self.entries |= {entry.path: entry for entry in entries}
         self.number += 1
-
-    def list_failed(self) -> None:
-        """Write failed.jsonl: each file without a document, and why."""
-        failed = [one for one in self.entries.values() if one.reason is not None]
-        keys = {"path": "path", "sha256": "sha256", "format": "kind", "reason": "reason", "detail": "detail"}
-        write_lines(self.failed_file, [{key: getattr(one, name) for key, name in keys.items()} for one in failed])
 
     def shard(self, number: int) -> Path:
         return self.folder / f"documents-{number:05}.jsonl"

@@ -29,8 +29,8 @@ NAMED: dict[str, tuple[tuple[str, ...], ...]] = {  # what `chat` names; `user` a
     "judged": (("prompt", "completion", "label"), ("user", "assistant", "label"), ("messages", "label")),
     "prompt": (("prompt",), ("user",)),
 }
+# What `chat` may name with all of them: it comes before the messages of an example, and a row need not have it.
 BEFORE = ("system", "history")
-"""What `chat` may name with all of them: it comes before the messages of an example, and a row need not have it."""
 BESIDE = ("tools", *BEFORE)
 ALPACA = "{instruction}\n{input}"
 ELSEWHERE: dict[str, tuple[dict[str, str], ...]] = {  # of ShareGPT's and Alpaca's files, tried after those in NAMED
@@ -54,11 +54,8 @@ def form_of(columns: Sequence[str]) -> str:
 
 
 def with_form(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation]:
-    """The recipe's sections, each source with the form that its rows are read in.
-
-    Held-out plain texts (txt and md files, those with a `template` or a `text_column`) are documents in every form, so
-    all of a text is evaluated, with the bits per byte of a run on documents.
-    """
+    """Held-out plain texts (txt and md files, those with a `template` or a `text_column`) are documents in every form,
+    so all of a text is evaluated, with the bits per byte of a run on documents."""
     sources = [source_with_form(source, form, f"data.sources[{number}]") for number, source in enumerate(data.sources)]
     held_out = []
     for number, source in enumerate(evaluation.perplexity):
@@ -113,7 +110,6 @@ def refuse_texts(source: DocumentSource, suffix: str, key: str) -> None:
 
 
 def refuse_layout(data: Data, form: str) -> None:
-    """Refuse keys that are for documents only."""
     if form == "document":
         return
     fitting = ("best_fit", "none", "token_budget") if form == "conversation" else ("best_fit", "none")

@@ -86,7 +86,7 @@ class Runs:
         words = words_of(text)
         if len(words) < WORDS:
             return None
-        runs = runs_of(hashes_of(words))
+        runs = runs_of(words)
         likely = np.flatnonzero(self._table[runs & np.uint64(len(self._table) - 1)])  # most runs end here
         if not len(likely):
             return None
@@ -152,7 +152,7 @@ def read_runs(documents: Iterable[EvaluationDocument]) -> Runs:
         if len(words) < WORDS:
             too_short += 1
             continue
-        runs.append(runs_of(hashes_of(words)))
+        runs.append(runs_of(words))
         places.append((judged.set_name, judged.where))
     common = max(COMMON_AT_LEAST, min(COMMON_AT_MOST, int(COMMON_SHARE * len(places))))
     firsts = [np.unique(found, return_index=True) for found in runs]
@@ -212,16 +212,12 @@ def words_of(text: str) -> list[bytes]:
     return [word.encode() for word in words]
 
 
-def hashes_of(words: Sequence[bytes]) -> Hashes:
-    return np.fromiter(map(xxh3_64_intdigest, words), np.uint64, len(words))
-
-
-def runs_of(words: Hashes) -> Hashes:
+def runs_of(words: Sequence[bytes]) -> Hashes:
     """The hash of each run of so many words; the order of the words counts."""
-    number = len(words) - WORDS + 1
+    number, hashes = len(words) - WORDS + 1, np.fromiter(map(xxh3_64_intdigest, words), np.uint64, len(words))
     runs = np.zeros(number, np.uint64)
     for place in range(WORDS):
-        runs = runs * FACTOR + words[place : place + number]  # modulo 2^64
+        runs = runs * FACTOR + hashes[place : place + number]  # modulo 2^64
     return runs ^ (runs >> np.uint64(32))
 
 

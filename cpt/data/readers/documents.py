@@ -50,11 +50,8 @@ class Origin:
     start: int = 0  # first byte of the file whose lines are counted; the rest of a line there counts as one
 
     def where(self, number: int) -> str:
-        """`corpus/a.jsonl:17`, `a.parquet: row 17` or `a.txt`, counted from 1 over the whole file.
-
-        The beginning of a remote file is not fetched to count its lines: `s3://bucket/a.jsonl: line 17 after byte
-        1,048,576`.
-        """
+        """`corpus/a.jsonl:17`, `a.parquet: row 17` or `a.txt`, counted from 1 over the whole file. The beginning of a
+        remote file is not fetched to count its lines: `s3://bucket/a.jsonl: line 17 after byte 1,048,576`."""
         address = hub_address(self.path)
         if self.unit == "document":
             return address
@@ -82,10 +79,8 @@ class Origin:
 
 
 class Document(NamedTuple):
-    """A text and its place. A plain tuple, because there are billions.
-
-    `where` may count the lines of a large file, so use it for documents in a message, not for each one.
-    """
+    """A text and its place. A plain tuple, because there are billions. `where` may count the lines of a large file:
+    use it in a message, not for each document."""
 
     text: str
     origin: Origin
@@ -131,9 +126,6 @@ def hub_address(path: str) -> str:
     """The Hub's address of a file in the Hub's cache, the same on each machine; other paths as they are."""
     found = IN_HUB_CACHE.search(path)
     return "hf://datasets/{}/{}@{}/{}".format(*found.groups()) if found else path
-
-
-# --- bad rows ---
 
 
 OnBadRow = Literal["error", "skip"]
@@ -198,7 +190,6 @@ def count_reasons(found: Iterable[Listed]) -> dict[str, int]:
 
 
 def write_bad_rows(found: Sequence[Listed], folder: Path) -> None:
-    """Write `bad_rows.jsonl`; no file where there are none."""
     (folder / FILE_NAME).unlink(missing_ok=True)
     if found:
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found)

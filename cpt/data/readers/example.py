@@ -66,8 +66,8 @@ def filled_in(value: object, column: str) -> str:
 # --- chat ---
 
 
+# Role in `from` -> role in chat templates.
 ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "observation": "tool", "function_response": "tool"}
-"""Role in `from` -> role in chat templates."""
 CALLS = "function_call"
 PART = "\x1d"
 MARK = "\x1e"
@@ -123,7 +123,6 @@ def transcript(chat: object, column: str) -> str:
 
 
 def text_of_parts(parts: list[Any], column: str) -> str:
-    """The text of a content that is a list of parts, {type: text, text: ...}."""
     for part in parts:
         kind_of_part = part.get("type", "text") if isinstance(part, Mapping) else None
         if kind_of_part != "text" or not isinstance(part.get("text"), str):
@@ -239,13 +238,7 @@ def with_turns(
     if whole and "user" in columns and all(isinstance(values[side], list) for side in ("prompt", "completion")):
         values = {"messages": [*values["prompt"], *values["completion"]]}
         named["messages"] = named["prompt"]
-    return with_beginning(values, named, system, history), named
-
-
-def with_beginning(
-    values: dict[str, Any], named: Mapping[str, str], system: object, history: object
-) -> dict[str, Any]:
-    """Put a system prompt, unless there is one, and earlier turns before the messages of an example."""
+    # A system prompt, unless there is one, and earlier turns come before the messages.
     before = [{"role": "system", "content": system}] if isinstance(system, str) and system.strip() else []
     pairs = history or []
     if not isinstance(pairs, list) or not all(
@@ -256,7 +249,7 @@ def with_beginning(
     roles = ("user", "assistant")
     turns = [{"role": role, "content": text} for pair in pairs for role, text in zip(roles, pair, strict=True)]
     if not before and not turns:
-        return values
+        return values, named
     first = next(name for name in ("messages", "prompt", "chosen") if name in values)
     for side in (first, "rejected") if first == "chosen" else (first,):
         talk = values[side]
@@ -265,11 +258,10 @@ def with_beginning(
             raise BadValue("texts and messages", f"`{named[side]}` is no list of messages that {what}")
         own = talk[: first_role(talk) == "system"]  # counts instead of the source's
         values[side] = [*(own or before), *turns, *talk[len(own) :]]
-    return values
+    return values, named
 
 
 def first_role(talk: object) -> object:
-    """The role of the first message; None where these are not messages."""
     first = usual_message(talk[0]) if isinstance(talk, list) and talk else None
     return first.get("role", "") if isinstance(first, Mapping) else None
 
@@ -298,7 +290,16 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
     }
     parts: dict[str, str] = {}
     if tools := values.pop("tools", None):
-        parts["tools"] = as_json(parsed_tools(tools, columns["tools"]), f"`{columns['tools']}`")
+        column, problem = columns["tools"], ""
+        if isinstance(tools, str):
+            try:
+                tools = json.loads(tools)
+            except ValueError as error:
+                problem = f": {error}"
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            what = f"`{column}` is {shown(tools)}, expected a list of tools, each an object{problem}"
+            raise BadValue("wrong value", what)
+        parts["tools"] = as_json(tools, f"`{column}`")
     values, columns = with_turns(values, columns, whole=form_of_source(source) in ("document", "conversation"))
     if "messages" in values:
         talk = transcript(values["messages"], columns["messages"])
@@ -350,20 +351,6 @@ def words_of(value: object, column: str) -> str:
         raise BadValue(what, f"`{column}` is {shown(value)}, expected a text or a list of messages")
     refuse_control(value, f"`{column}`")
     return value
-
-
-def parsed_tools(tools: object, column: str) -> list[dict[str, Any]]:
-    """A list of JSON schemas, or the text of one."""
-    problem = ""
-    if isinstance(tools, str):
-        try:
-            tools = json.loads(tools)
-        except ValueError as error:
-            problem = f": {error}"
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        what = f"`{column}` is {shown(tools)}, expected a list of tools, each an object{problem}"
-        raise BadValue("wrong value", what)
-    return tools
 
 
 def example_of(text: str) -> Example | None:

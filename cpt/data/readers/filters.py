@@ -279,9 +279,6 @@ def language_identifier() -> Any:
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
-# --- from the recipe's lists to functions ---
-
-
 ComponentLists = Mapping[str, Sequence[Component]]  # location in the recipe -> the list
 BuiltIn = Mapping[str, Callable[..., Any]]
 
@@ -316,9 +313,6 @@ def module_text(kind: str, name: str, built_in: BuiltIn) -> str:
 
 def name_of(function: Callable[..., Any]) -> str:
     return function.func.__name__ if isinstance(function, partial) else str(function)
-
-
-# --- transforms ---
 
 
 Transform = Callable[[DocumentView], DocumentView | list[DocumentView]]

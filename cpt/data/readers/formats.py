@@ -112,9 +112,6 @@ def shortened(raw: bytes, num_bytes: int) -> bytes:
     return raw if num_bytes <= LONGEST_LINE else TOO_LONG
 
 
-# --- json lines ---
-
-
 def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     origin, lines = lines_of(piece)
     is_plain = columns_of(source) == (source.text_column,) and source.template is None and source.chat is None
@@ -189,9 +186,6 @@ def is_json_lines(raw: bytes) -> bool:
         return bool(rest.strip()) and isinstance(orjson.loads(first), dict)
     except orjson.JSONDecodeError:
         return False
-
-
-# --- delimited ---
 
 
 class Records:
@@ -273,9 +267,6 @@ def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | 
         yield BadRow("no rows", detail, Origin(piece.path, "document"), 1)
 
 
-# --- tables ---
-
-
 def read_batch(
     batch: pa.RecordBatch, source: DocumentSource, origin: Origin, rows_before: int
 ) -> Iterator[Document | BadRow]:
@@ -306,9 +297,6 @@ def as_python(value: pa.Scalar) -> object:
         return value.as_py()
     except UnicodeDecodeError as problem:
         return BadValue("invalid UTF-8", f"invalid UTF-8 at byte {problem.start} of the text")
-
-
-# --- parquet ---
 
 
 def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
@@ -352,9 +340,6 @@ def groups_of(piece: Piece, metadata: pq.FileMetaData) -> range:
         begins.append(at)
     stop = sys.maxsize if piece.stop is None else piece.stop
     return range(sum(begin < piece.start for begin in begins), sum(begin < stop for begin in begins))
-
-
-# --- arrow ---
 
 
 def read_arrow(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:

@@ -32,6 +32,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 SPLIT = re.compile(r"[\w.-]+")
 NO_OPTIONS = {"name", "version", "data_dir", "data_files", "description"}  # of a builder's configuration
 STARTED = time.time()
+OF_DATASETS = (FileNotFoundError, ValueError, RuntimeError)  # what `datasets` and the Hub's library raise
 WAIT_SECONDS = (1, 2, 4, 8)  # between asking a Hub that is down
 
 
@@ -70,10 +71,6 @@ def cannot_reach(dataset: str, problem: str, key: str) -> ResourceError:
 def unreadable(dataset: str, split: str, problem: str, key: str) -> DataError:
     remedy = f"Set `{key}.path`, `.subset`, `.split`, `.data_files` or `.revision`."
     return DataError(f"{dataset}: no dataset on the Hub that can be read with split `{split}`: {problem} {remedy}")
-
-
-def failures() -> tuple[type[Exception], ...]:
-    return FileNotFoundError, ValueError, RuntimeError, *broken()
 
 
 def broken() -> tuple[type[Exception], ...]:
@@ -129,14 +126,11 @@ class HubRequest(NamedTuple):
 
 
 def hub_files(source: DocumentSource, key: str) -> HubDataset:
-    """The files of a source on the Hub, at one commit for the life of this process.
+    """The files that `datasets.load_dataset` would read, at one commit for the life of this process.
 
-    They are those that `datasets.load_dataset` would read for the source's subset, split and data_files. We read them
-    if each is of a known kind and the dataset's card sets no options for reading (another separator, a field of JSON).
-
-    The result is stored in the cache: it is used where the Hub cannot be reached, and a source whose revision is a
-    commit is looked up only once.
-    """
+    We read them if each is of a known kind and the dataset's card sets no options for reading (another separator, a
+    field of JSON). The result is stored in the cache: it is used where the Hub cannot be reached, and a source whose
+    revision is a commit is looked up only once."""
     from huggingface_hub import constants
 
     request = HubRequest(
@@ -196,7 +190,7 @@ def look_up(request: HubRequest, key: str) -> HubDataset:
             version = info["lfs"]["sha256"] if info.get("lfs") else info["blob_id"]
             files.append(File(name, int(info["size"]), str(version)))
         return HubDataset(commit, files)
-    except failures() as problem:
+    except (*OF_DATASETS, *broken()) as problem:
         if (meant := what_it_means(problem, request.path, request.revision, key)) is not None:
             raise meant from problem
         raise unreadable(request.path, request.split, " ".join(str(problem).split())[:500], key) from problem
@@ -237,7 +231,7 @@ def fetch(path: str, key: str) -> str:
     for wait in (*WAIT_SECONDS, None):
         try:
             return str(hf_hub_download(dataset, file, repo_type="dataset", revision=commit))
-        except failures() as problem:
+        except (*OF_DATASETS, *broken()) as problem:
             is_unreachable = isinstance(what_it_means(problem, dataset, commit, key), Unreachable)
             if wait is None or constants.HF_HUB_OFFLINE or not is_unreachable:
                 raise cannot_fetch(path, problem, key) from problem
@@ -246,10 +240,7 @@ def fetch(path: str, key: str) -> str:
 
 
 def read_hub(source: DocumentSource, key: str, commit: str) -> Iterator[Document | BadRow]:
-    """The rows of a dataset, streamed where only the first are read.
-
-    One process reads them from the beginning, so the order is the same each time and for any number of processes.
-    """
+    # One process reads them from the beginning, so the order is the same each time and for any number of processes.
     import datasets  # takes a second, and `cpt check` must answer fast
 
     origin = Origin(source.path, "row")
@@ -264,7 +255,7 @@ def read_hub(source: DocumentSource, key: str, commit: str) -> Iterator[Document
         )
         for number, row in enumerate(rows, start=1):
             yield item_of(row, source, origin, number)
-    except (FileNotFoundError, ValueError, RuntimeError) as problem:
+    except OF_DATASETS as problem:
         raise unreadable(source.path, source.split, first_line(problem), key) from problem
     except OSError as problem:  # ConnectionError among them
         raise cannot_reach(source.path, first_line(problem), key) from problem

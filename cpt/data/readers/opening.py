@@ -27,12 +27,8 @@ Result = TypeVar("Result")
 
 
 class RemoteFile(io.RawIOBase):
-    """Reads through fsspec, in requests of the size of the buffer around it. A file from an HTTP server that does not
-    support ranges is held in memory.
-
-    Args:
-        stop: where the reader will probably end: no request goes across it, and those beyond it are small.
-    """
+    """Reads through fsspec, in requests of the size of the buffer around it. No request goes across `stop`, where the
+    reader will probably end, and those beyond it are small. A file from a server without ranges is held in memory."""
 
     def __init__(self, path: str, begin: int = 0, stop: int | None = None) -> None:
         self._at, self._stop = begin, sys.maxsize if stop is None else stop
