@@ -148,10 +148,7 @@ def choose_batch(
     nodes: int = 1,
     share: float = 1.0,
 ) -> tuple[Setup, Counts]:
-    """The fastest micro-batch and checkpointing of those that the recipe leaves open; and the model's sizes.
-
-    If nothing fits, the smallest, since plans are estimates. Fewer tokens at once keep a GPU less busy.
-    """
+    """The fastest micro-batch and checkpointing that fit, else the smallest (plans are estimates); model sizes."""
     filled, asked, on_cpu = with_placeholders(recipe), automatic_keys(recipe.training), target.on_cpu
     if MICRO_BATCH in asked and recipe.training.get("steps_per_generation") is not None:
         raise RecipeError(
@@ -240,8 +237,8 @@ def cheapest_that_fits(
 ) -> Proposal | None:
     """All parameters with the recipe's own optimizer, in the least time, where each change counts as 3 % of it.
 
-    If that does not fit, or only in more host memory than is known, adapters and bfloat16 weights with 8-bit states
-    are proposed too: the reader knows which will do.
+    If that does not fit, or only in more host memory than is known, also adapters and bfloat16 weights with 8-bit
+    states: the reader knows which will do.
     """
     known: dict[tuple[Any, ...], Counts] = {}
 
@@ -337,7 +334,6 @@ def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, Cha
 
 
 def without_engine(setup: Setup) -> Changes:
-    """Changes that remove DeepSpeed or FSDP from a recipe."""
     if setup.zero is None:
         return {}
     if setup.zero.is_fsdp:
@@ -358,7 +354,6 @@ def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes
 
 
 def shipped_profiles() -> list[tuple[str, Sharding]]:
-    """The DeepSpeed profiles that come with cpt, as a recipe names them."""
     files = {f"{PROFILES.name}/{file.name}": json.loads(file.read_text()) for file in sorted(PROFILES.glob("*.json"))}
     read = [(name, read_deepspeed_sharding(profile)) for name, profile in files.items()]
     return [(name, zero) for name, zero in read if zero is not None]

@@ -103,7 +103,6 @@ def computed_bytes(setup: Setup) -> int:
 
 
 def fuses(facts: ModelSizes, setup: Setup) -> bool:
-    """Whether the loss is computed in chunks."""
     return setup.fused_loss and facts.has_fused_loss
 
 

@@ -252,7 +252,6 @@ def read_deepspeed_sharding(profile: Mapping[str, Any]) -> Sharding | None:
 
 
 def read_fsdp_sharding(training: Mapping[str, Any]) -> Sharding | None:
-    """Sharding by `training.fsdp`; None without it."""
     if not training.get("fsdp"):
         return None
     written, config = training.get("fsdp_config"), training.get("accelerator_config")
@@ -268,11 +267,7 @@ def read_fsdp_sharding(training: Mapping[str, Any]) -> Sharding | None:
 
 
 def compiles(recipe: Recipe, *, zero3: bool, on_cpu: bool, model: PreTrainedModel | None = None) -> tuple[bool, str]:
-    """Whether the decoder layers are compiled, and the reason.
-
-    Args:
-        model: without weights; by default a plain transformer.
-    """
+    """Whether the decoder layers are compiled, and the reason. Without a model: for a plain transformer."""
     training, stage = recipe.training, recipe.stage
     if wanted_compiling(training) is not None:
         return True, "the recipe asks for it"
