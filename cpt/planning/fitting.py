@@ -308,7 +308,17 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, C
                 changes["training.bf16"] = True
             if is_cast and trains_half(setup):
                 changes["model.dtype"] = "auto"  # fp32 parts, which compute in bfloat16
-        yield with_micro_batch(changed, micro_batch, changes)
+        if micro_batch != setup.micro_batch:  # the same rows in a step, in smaller portions
+            needs, accumulation = changed.needs, setup.accumulation * setup.micro_batch // micro_batch
+            changes["training.per_device_train_batch_size"] = micro_batch
+            if not setup.batch_is_given:
+                changes[ACCUMULATION_KEY] = accumulation
+            if needs.steps_per_generation is not None:  # so that as many completions are sampled at once
+                steps = needs.steps_per_generation * setup.micro_batch // micro_batch
+                changes["training.steps_per_generation"] = steps
+                needs = replace(needs, steps_per_generation=steps)
+            changed = replace(changed, micro_batch=micro_batch, accumulation=accumulation, needs=needs)
+        yield changed, changes
 
 
 def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
@@ -342,7 +352,6 @@ def without_engine(setup: Setup) -> Changes:
 
 
 def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
-    """The last resort: adapters on weights in half precision."""
     if setup.lora is not None or setup.from_scratch:
         return
     half = setup.half or not target.on_cpu
@@ -357,17 +366,3 @@ def shipped_profiles() -> list[tuple[str, Sharding]]:
     files = {f"{PROFILES.name}/{file.name}": json.loads(file.read_text()) for file in sorted(PROFILES.glob("*.json"))}
     read = [(name, read_deepspeed_sharding(profile)) for name, profile in files.items()]
     return [(name, zero) for name, zero in read if zero is not None]
-
-
-def with_micro_batch(setup: Setup, micro_batch: int, changes: Changes) -> tuple[Setup, Changes]:
-    """The same rows in a step, in smaller portions."""
-    if micro_batch == setup.micro_batch:
-        return setup, changes
-    accumulation = setup.accumulation * setup.micro_batch // micro_batch
-    portions = {"training.per_device_train_batch_size": micro_batch}
-    portions |= {} if setup.batch_is_given else {ACCUMULATION_KEY: accumulation}
-    needs, steps = setup.needs, setup.needs.steps_per_generation
-    if steps is not None:  # so that as many completions are sampled at once
-        portions["training.steps_per_generation"] = steps * setup.micro_batch // micro_batch
-        needs = replace(needs, steps_per_generation=portions["training.steps_per_generation"])
-    return replace(setup, micro_batch=micro_batch, accumulation=accumulation, needs=needs), changes | portions

@@ -155,15 +155,12 @@ def read_setup(
     on_cpu: bool = False,
     nodes: int = 1,
 ) -> Setup:
-    """Read it from the recipe.
+    """CptError if a teacher is missing or cannot be read.
 
     Args:
         gpus: processes on all machines; with a global batch, accumulation follows from them.
         profile: the DeepSpeed profile's content.
         attention: what `model.attention: auto` means there; on a GPU, `attention_on_gpu`.
-
-    Raises:
-        CptError: a teacher is missing or cannot be read.
     """
     training = recipe.training
     parallelism = read_parallelism(training)
