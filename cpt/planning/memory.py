@@ -75,7 +75,7 @@ def count_model(config: PreTrainedConfig, setup: Setup) -> tuple[ModelSizes, Act
 def plan_memory(
     facts: ModelSizes, setup: Setup, activations: ActivationCounts, *, workers: int = 0, snapshot: bool = False
 ) -> MemoryPlan:
-    """`workers` read data for each GPU; with `snapshot`, checkpoints are written from a copy on the host."""
+    """`workers` read data for each GPU; with `snapshot`, a copy on the host is written in the background."""
     moments, is_counted = snapshots_of_run(facts, setup, activations), activations.one.is_counted
     # one process with all weights; under an engine, without gradients and optimizer
     engine = None if setup.zero is None else Sharding(2, offload_optimizer=True)
@@ -104,7 +104,6 @@ def plan_memory(
 
 
 def snapshots_of_run(facts: ModelSizes, setup: Setup, activations: ActivationCounts) -> list[MemorySnapshot]:
-    """The moments of a step, and of sampling the completions that it trains on."""
     rows, zero = activations.of_rows(setup.sequences), setup.zero
     states, buffers, gradients = states_of(facts, setup), buffers_of(facts, setup), gradients_of(facts, setup)
     is_kept_by_engine = zero is not None and not zero.is_fsdp  # DeepSpeed allocates them once

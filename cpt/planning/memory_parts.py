@@ -34,8 +34,6 @@ class Term:
 
 @dataclass(frozen=True)
 class MemorySnapshot:
-    """Everything in memory at one moment of a step."""
-
     name: str
     terms: tuple[Term, ...]
 
