@@ -5,7 +5,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path, PurePath
 from typing import Any
@@ -124,11 +124,7 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         topics = {"differences": self.differences, "figures": self.figures}
         rows = {
-            which: [
-                {"topic": topic.title, "name": row.name, "values": list(row.values), "numbers": list(row.numbers)}
-                for topic in some
-                for row in topic.rows
-            ]
+            which: [{"topic": topic.title, **asdict(row)} for topic in some for row in topic.rows]
             for which, some in topics.items()
         }
         records = [(run.name, run.record) for run in self.runs]
@@ -144,7 +140,6 @@ class Comparison:
 
 
 def compare(folders: Sequence[Path]) -> Comparison:
-    """Compare two runs or more with the first one, as far as their folders allow."""
     runs = read_runs(folders)
     not_compared: list[str] = []
     for run in runs:
@@ -163,20 +158,15 @@ def compare(folders: Sequence[Path]) -> Comparison:
     recipe, model = recipe_topic(runs, not_compared), model_topic(runs)
     decides = any(row.name.startswith(DECIDE_ABOUT_DATA) for row in recipe.rows) or bool(model.rows)
     differences = [recipe, *environment_topics(runs), data_topic(runs, decides), model]
-    figures = [
-        progress_topic(runs),
-        loss_topic(runs, comparable_losses(runs, not_compared)),
-        held_out_topic(runs, not_compared),
-        task_topic(runs),
-        speed_topic(runs),
-        event_topic(runs),
-    ]
-    return Comparison(
-        runs,
-        [topic for topic in differences if topic.rows or topic.remarks],
-        [topic for topic in figures if topic.rows],
-        not_compared,
+    figures = [progress_topic(runs), loss_topic(runs, comparable_losses(runs, not_compared))]
+    figures += [held_out_topic(runs, not_compared), task_topic(runs), speed_topic(runs)]
+    counts = [Counter(str(event.get("kind")) for event in run.record.events) for run in runs]
+    kinds = sorted({kind for count in counts for kind in count})
+    figures.append(
+        Topic("Events", [number_row(kind, [count[kind] for count in counts], format_count) for kind in kinds])
     )
+    differences = [topic for topic in differences if topic.rows or topic.remarks]
+    return Comparison(runs, differences, [topic for topic in figures if topic.rows], not_compared)
 
 
 def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
@@ -238,7 +228,6 @@ def short_hash(text: str) -> str:
 
 
 def keys_of_same_files(runs: Sequence[ComparedRun]) -> set[str]:
-    """Keys of the recipe with paths, where all runs read the same content."""
 
     def is_same(contents: list[Any]) -> bool:
         return bool(contents[0]) and all(content == contents[0] for content in contents)
@@ -360,7 +349,6 @@ def number_row(name: str, numbers: Sequence[float | None], text: Callable[[float
 
 
 def compared_row(name: str, numbers: Sequence[float | None], form: str, change: Callable[[float, float], str]) -> Row:
-    """Numbers, each with its change from the first run in brackets."""
     first, texts = numbers[0], list[str | None]()
     for place, number in enumerate(numbers):
         text = None if number is None else form.format(number)
@@ -442,16 +430,24 @@ def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topi
         rows.append(Row(name, tuple(texts), tuple(values)))
         if any(name in run.losses for run in runs):
             found = [paired(runs[0], run, name, not_compared) for run in runs[1:]]
-            cells = [None if one is None else as_interval(one) for one in found]
+            cells: list[str | None] = ["-"]
+            for one in found:
+                if one is None:
+                    cells.append(None)
+                elif not one.difference and one.low == one.high:
+                    cells.append(f"none, on all {one.items:,} documents")
+                else:
+                    interval = f"95 % interval {one.low:+.4f} to {one.high:+.4f}"
+                    doubts = f"{', few' * one.is_on_few}{', not clear' * (not one.is_clear)}"
+                    cells.append(f"{one.difference:+.4f} ({interval}, {one.items:,} documents{doubts})")
             numbers = [None if one is None else one.difference for one in found]
-            rows.append(Row(f"{name}, difference", ("-", *cells), (None, *numbers)))
+            rows.append(Row(f"{name}, difference", tuple(cells), (None, *numbers)))
         else:
             not_compared.append(f"`{name}` document by document: no run has losses by document.")
     return Topic("Held-out text, bits per byte (lower is better)", rows)
 
 
 def paired(first: ComparedRun, run: ComparedRun, name: str, not_compared: list[str]) -> Difference | None:
-    """The difference on the same documents; the reason goes to `not_compared` if there is none."""
     what = f"`{name}` document by document, {run.name} with {first.name}"
     if without := [one.name for one in (first, run) if name not in one.losses]:
         not_compared.append(f"{what}: no losses by document in {' and '.join(without)}.")
@@ -461,15 +457,6 @@ def paired(first: ComparedRun, run: ComparedRun, name: str, not_compared: list[s
     except DataError as problem:
         not_compared.append(f"{what}: {problem}")
         return None
-
-
-def as_interval(difference: Difference) -> str:
-    """`-0.0123 (95 % interval -0.0150 to -0.0096, 181 documents)`."""
-    if not difference.difference and difference.low == difference.high:
-        return f"none, on all {difference.items:,} documents"
-    interval = f"95 % interval {difference.low:+.4f} to {difference.high:+.4f}"
-    doubts = f"{', few' * difference.is_on_few}{', not clear' * (not difference.is_clear)}"
-    return f"{difference.difference:+.4f} ({interval}, {difference.items:,} documents{doubts})"
 
 
 def task_topic(runs: Sequence[ComparedRun]) -> Topic:
@@ -506,9 +493,3 @@ def speed_topic(runs: Sequence[ComparedRun]) -> Topic:
         row("host memory, peak (GiB)", "host_memory_gib", "{:.2f}", np.max),
     ]
     return Topic("Speed and memory", [one for one in rows if one.is_known])
-
-
-def event_topic(runs: Sequence[ComparedRun]) -> Topic:
-    counts = [Counter(str(event.get("kind")) for event in run.record.events) for run in runs]
-    kinds = sorted({kind for count in counts for kind in count})
-    return Topic("Events", [number_row(kind, [count[kind] for count in counts], format_count) for kind in kinds])

@@ -53,8 +53,7 @@ def curves(
     marks: Sequence[float] = (),
     note: str = "",
 ) -> list[Plot]:
-    """A plot of the curves, with triangles at `marks` on the x axis; none if no curve has a value. ResourceError if
-    matplotlib is not installed."""
+    """A plot with triangles at `marks` on the x axis; none without values. ResourceError if matplotlib is missing."""
     thin = [(line, *thinned(np.asarray(line.x, dtype=float), np.asarray(line.y, dtype=float))) for line in lines]
     drawn = [(line, x, y) for line, x, y in thin if len(x)]
     if not drawn:
@@ -109,8 +108,7 @@ def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def as_label(text: str) -> str:
-    """Text that matplotlib draws as it is: a legend skips names that begin with `_`, and SVG cannot hold half of a
-    surrogate pair or control characters."""
+    # a legend skips names that begin with `_`; SVG cannot hold half of a surrogate pair or control characters
     printable = "".join(sign if sign.isprintable() else "?" for sign in text)
     return f" {printable}" if printable.startswith("_") else printable
 

@@ -58,7 +58,6 @@ PLOTS: tuple[tuple[str, str, dict[str, str], float], ...] = (  # title, unit, fi
     ("GPU power", "W", {"gpu_power_watts": "power"}, 1),
     ("CPU utilization", "%", {"cpu_percent": "CPU"}, 1),
 )
-DRAWN = {name for _, _, figures, _ in PLOTS for name in figures}
 NOT_DRAWN = ("step", "tokens", "epoch", "loss", "num_tokens", "total_flos", "seconds_to_go", "cost", "cost_to_go")
 NOT_OF_A_STAGE = (EVALUATED, "share_", "tokens_", "loss_", "train_")
 
@@ -80,12 +79,16 @@ def command(
 
 
 def report_page(record: RunRecord) -> str:
+    # what only some stages log: rewards, margins, KL, ...
+    drawn = {*NOT_DRAWN, *(name for _, _, figures, _ in PLOTS for name in figures)}
+    names = [name for name in record.metrics.names if name not in drawn and not name.startswith(NOT_OF_A_STAGE)]
+    of_stage = [(name, "", {name: name}, 1.0) for name in names]
     sections: dict[str, Sequence[Part]] = {
         "": [{name: value for name, value in facts(record) if value}],
         "Verdict": verdict(record),
         "Held-out text and examples": held_out(record),
         "Training": training(record),
-        "Figures of this stage": stage_figures(record),
+        "Figures of this stage": plots_of(record, of_stage),
         "Mixture: requested and realized": mixture(record),
         "Speed and hardware": plots_of(record, PLOTS[2:]),
         "Memory and speed against the plan": against_plan(record),
@@ -111,7 +114,6 @@ def last_step(record: RunRecord) -> float | None:
 
 
 def facts(record: RunRecord) -> Iterator[tuple[str, str]]:
-    """Names and values; unknown values are empty."""
     recipe, environment, metrics = record.recipe, record.environment, record.metrics
     from_scratch = get(recipe, "model", "from_scratch") is True
     tokens, seconds = metrics.last("tokens"), get(record.status, "seconds")
@@ -158,7 +160,6 @@ def seconds_in_steps(record: RunRecord) -> float:
 
 
 def verdict(record: RunRecord) -> list[Part]:
-    """The verdict's page without its title and headline."""
     path = record.folder / VERDICT_PAGE
     if not path.is_file():
         return []
@@ -231,13 +232,6 @@ def plots_of(record: RunRecord, plots: Sequence[tuple[str, str, dict[str, str], 
         logged = {name: record.metrics.curve(figure) for figure, name in figures.items()}
         found += curves(title, unit, [Curve(name, x, y * factor) for name, (x, y) in logged.items()])
     return found
-
-
-def stage_figures(record: RunRecord) -> list[Part]:
-    """What only some stages log (rewards, margins, KL, ...), one plot per figure."""
-    names = [name for name in record.metrics.names if name not in DRAWN and name not in NOT_DRAWN]
-    names = [name for name in names if not name.startswith(NOT_OF_A_STAGE)]
-    return [plot for name in names for plot in curves(name, "", [Curve(name, *record.metrics.curve(name))])]
 
 
 def mixture(record: RunRecord) -> list[Part]:

@@ -61,8 +61,7 @@ class Activations:
     forward: int = 0
     """Peak of one layer's forward pass without gradients."""
     layer_gradients: int = 0
-    """Gradients of a compiled layer's parameters, which its backward pass returns together. Not in `backward`; 0 if
-    layers are not compiled."""
+    """Gradients of a compiled layer's parameters, which come together and are not in `backward`; else 0."""
 
     def times(self, factor: float) -> "Activations":
         """Scale to rows that are `factor` times as long, if no size grows with the square of their length."""
@@ -242,8 +241,7 @@ def peaks_of_layer(call: LayerCall, setup: Setup) -> tuple[int, int]:
 
 
 def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
-    """The inputs of all linear layers, of experts by the share of tokens that reach them, and two fp32 norms a
-    layer."""
+    """Inputs of all linear layers (of experts by the share of tokens that reach them), and two fp32 norms a layer."""
     config = model.config.get_text_config()
     width, layers, each = int(config.hidden_size), int(config.num_hidden_layers), 2 if setup.half else 4
     values, numbers = config.to_dict(), 0.0
@@ -281,8 +279,7 @@ class CompiledLayer:
     kept: int
     """Computed in the forward graph and saved for the backward graph."""
     saved_inputs: tuple[int, ...]
-    """Positions of inputs that are saved, among all leaves of the layer's arguments. Not in `kept`, since layers may
-    share them."""
+    """Positions among all leaves of the layer's arguments. Not in `kept`, since layers may share them."""
     backward: int
     """Peak of the backward graph beyond what is saved, without the gradients of parameters."""
     again: int
@@ -332,7 +329,6 @@ def count_compiled(layer_call: LayerCall, *, selective: bool) -> CompiledLayer:
 def split(
     joint: fx.GraphModule, num_outputs: int, num_state: int, *, recompute: bool, selective: bool
 ) -> tuple[Storages, fx.Graph]:
-    """The storages that the forward graph saves, and the backward graph."""
     graph = fx.Graph()  # a copy: the partitioner changes its argument
     graph.output(graph.graph_copy(joint.graph, {}))
     module = fx.GraphModule(joint, graph)
@@ -349,13 +345,9 @@ def split(
 def peak_of(graph: fx.Graph, num_state: int, saved: Storages, stays: Storages) -> int:
     """Bytes that a backward graph adds at most to what was saved for it.
 
-    Fused operations need no buffers, except for results that an operation outside of the fusion reads, such as a
-    matrix product.
-
-    Args:
-        num_state: outputs that are gradients of parameters. They come first and are not counted.
-        stays: storages that outlive the graph.
+    The first `num_state` outputs, gradients of parameters, are not counted. Storages in `stays` outlive the graph.
     """
+    # Fused operations need no buffers, except for results that others read, such as a matrix product.
     is_fusible = fusible_operations()
     nodes, outputs = list(graph.nodes), outputs_of(graph)
     written = {storage_of(node) for node in outputs[num_state:]}

@@ -121,11 +121,7 @@ def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | No
 
 
 def refuse_unreachable_model(recipe: Recipe) -> None:
-    """Before a run's folder is made.
-
-    Raises:
-        ResourceError: the model or tokenizer is neither in the Hub's cache nor can the Hub be reached.
-    """
+    """ResourceError if the model or tokenizer is neither in the Hub's cache nor can the Hub be reached."""
     model, tokenizer = recipe.model, recipe.tokenizer
     if model.path is not None and not is_local(model.path):
         files = ("config.json",) if model.from_scratch else WEIGHTS

@@ -60,7 +60,6 @@ class PreflightReport:
 
 
 def placed(message: str, root: Node | None) -> str:
-    """The message with the file and line of the key it names in front."""
     key = KEY.search(message)
     if root is None or key is None:
         return message
@@ -126,11 +125,7 @@ def check_disk(recipe: Recipe, needs: DiskNeeds, freed: int = 0) -> None:
 def check_resources(
     recipe: Recipe, config: PreTrainedConfig, profile: Profile | None, found: PreflightReport, *, has_disk: bool = True
 ) -> None:
-    """Compare the run with the disk and the GPUs that are here; note the plan for the run's record.
-
-    Args:
-        has_disk: False where the output folder cannot be written anyway.
-    """
+    """Compare the run with the disk and the GPUs that are here (the disk only if it `has_disk`); note the plan."""
     gpus = [] if recipe.training.get("use_cpu") else find_gpus()
     nodes = nodes_here()
     try:

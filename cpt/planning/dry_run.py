@@ -51,7 +51,6 @@ class PeakOfStorages(TorchDispatchMode):
         self.alive[id(storage)] = (weakref.ref(storage), 0)
 
     def watch(self, storage: torch.UntypedStorage) -> None:
-        """Count it until it is freed."""
         key = id(storage)
         known = self.alive.get(key)
         if known is not None and known[0]() is storage:
@@ -74,20 +73,17 @@ class PeakOfStorages(TorchDispatchMode):
 
 
 def tree_leaves(tree: Any) -> list[Any]:
-    """What tuples, lists and dicts hold, in order."""
     leaves: list[Any] = []
     map_aggregate(tree, leaves.append)
     return leaves
 
 
 def with_leaves(tree: Any, leaves: Iterable[Any]) -> Any:
-    """The same tuples, lists and dicts with other leaves."""
     remaining = iter(leaves)
     return map_aggregate(tree, lambda _: next(remaining))
 
 
 def drop_gradient(parameter: torch.Tensor) -> None:
-    """Drop the gradient, like an engine that has taken it."""
     parameter.grad = None
 
 
@@ -198,9 +194,9 @@ def computing_as(setup: Setup) -> torch.autocast:
 def empty_attention(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Empty tensors in the shapes that flash kernels return: output, and one fp32 number for each head and token.
+    """What flash kernels return: [rows, tokens, heads, head dimension], and an fp32 number for each head and token.
 
-    Shapes: [rows, heads, tokens, head dimension]; returns [rows, tokens, heads, head dimension].
+    Queries, keys and values are [rows, heads, tokens, head dimension].
     """
     output = queries.new_empty(queries.shape[0], queries.shape[2], queries.shape[1], values.shape[-1])
     return output, queries.new_empty(queries.shape[:-1], dtype=torch.float32)

@@ -148,10 +148,7 @@ def choose_batch(
     nodes: int = 1,
     share: float = 1.0,
 ) -> tuple[Setup, Counts]:
-    """The fastest micro-batch and checkpointing of those that the recipe leaves open; and the model's sizes.
-
-    If nothing fits, the smallest, since plans are estimates. Fewer tokens at once keep a GPU less busy.
-    """
+    """The fastest micro-batch and checkpointing that fit, else the smallest (plans are estimates); model sizes."""
     filled, asked, on_cpu = with_placeholders(recipe), automatic_keys(recipe.training), target.on_cpu
     if MICRO_BATCH in asked and recipe.training.get("steps_per_generation") is not None:
         raise RecipeError(
@@ -240,8 +237,8 @@ def cheapest_that_fits(
 ) -> Proposal | None:
     """All parameters with the recipe's own optimizer, in the least time, where each change counts as 3 % of it.
 
-    If that does not fit, or only in more host memory than is known, adapters and bfloat16 weights with 8-bit states
-    are proposed too: the reader knows which will do.
+    If that does not fit, or only in more host memory than is known, also adapters and bfloat16 weights with 8-bit
+    states: the reader knows which will do.
     """
     known: dict[tuple[Any, ...], Counts] = {}
 
@@ -311,7 +308,17 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, C
                 changes["training.bf16"] = True
             if is_cast and trains_half(setup):
                 changes["model.dtype"] = "auto"  # fp32 parts, which compute in bfloat16
-        yield with_micro_batch(changed, micro_batch, changes)
+        if micro_batch != setup.micro_batch:  # the same rows in a step, in smaller portions
+            needs, accumulation = changed.needs, setup.accumulation * setup.micro_batch // micro_batch
+            changes["training.per_device_train_batch_size"] = micro_batch
+            if not setup.batch_is_given:
+                changes[ACCUMULATION_KEY] = accumulation
+            if needs.steps_per_generation is not None:  # so that as many completions are sampled at once
+                steps = needs.steps_per_generation * setup.micro_batch // micro_batch
+                changes["training.steps_per_generation"] = steps
+                needs = replace(needs, steps_per_generation=steps)
+            changed = replace(changed, micro_batch=micro_batch, accumulation=accumulation, needs=needs)
+        yield changed, changes
 
 
 def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
@@ -337,7 +344,6 @@ def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, Cha
 
 
 def without_engine(setup: Setup) -> Changes:
-    """Changes that remove DeepSpeed or FSDP from a recipe."""
     if setup.zero is None:
         return {}
     if setup.zero.is_fsdp:
@@ -346,7 +352,6 @@ def without_engine(setup: Setup) -> Changes:
 
 
 def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
-    """The last resort: adapters on weights in half precision."""
     if setup.lora is not None or setup.from_scratch:
         return
     half = setup.half or not target.on_cpu
@@ -358,21 +363,6 @@ def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes
 
 
 def shipped_profiles() -> list[tuple[str, Sharding]]:
-    """The DeepSpeed profiles that come with cpt, as a recipe names them."""
     files = {f"{PROFILES.name}/{file.name}": json.loads(file.read_text()) for file in sorted(PROFILES.glob("*.json"))}
     read = [(name, read_deepspeed_sharding(profile)) for name, profile in files.items()]
     return [(name, zero) for name, zero in read if zero is not None]
-
-
-def with_micro_batch(setup: Setup, micro_batch: int, changes: Changes) -> tuple[Setup, Changes]:
-    """The same rows in a step, in smaller portions."""
-    if micro_batch == setup.micro_batch:
-        return setup, changes
-    accumulation = setup.accumulation * setup.micro_batch // micro_batch
-    portions = {"training.per_device_train_batch_size": micro_batch}
-    portions |= {} if setup.batch_is_given else {ACCUMULATION_KEY: accumulation}
-    needs, steps = setup.needs, setup.needs.steps_per_generation
-    if steps is not None:  # so that as many completions are sampled at once
-        portions["training.steps_per_generation"] = steps * setup.micro_batch // micro_batch
-        needs = replace(needs, steps_per_generation=portions["training.steps_per_generation"])
-    return replace(setup, micro_batch=micro_batch, accumulation=accumulation, needs=needs), changes | portions

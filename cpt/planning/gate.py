@@ -237,7 +237,6 @@ def try_optimizer(recipe: Recipe, profile: Profile | None) -> None:
 
 
 def try_schedule(recipe: Recipe) -> None:
-    """Build it, and place the phases that end at a learning rate."""
     with_key("schedule.name", lambda: find("schedule", recipe.schedule.name, SCHEDULES))
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     try:
@@ -300,12 +299,7 @@ def check_archive(place: str) -> None:
 
 
 def craft_warnings(recipe: Recipe, parameters: int | None, max_positions: int | None) -> list[str]:
-    """Each setting outside its published band, with the source.
-
-    Args:
-        parameters: of the model; None if only the Hub knows it.
-        max_positions: the longest row that the model's config names.
-    """
+    """Each setting outside its published band, with the source; `parameters` is None if only the Hub knows them."""
     rate, name = recipe.optimizer.learning_rate, recipe.optimizer.name
     if rate > HIGHEST_FOR_ADAMW and "adamw" in name.lower():
         return [f"`optimizer.learning_rate` is {rate:g}: {name} mostly diverges at such rates. 1e-5 to 1e-3 is usual"]

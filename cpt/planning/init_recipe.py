@@ -98,11 +98,7 @@ class DocumentStatistics:
 
 
 def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder) -> DocumentStatistics:
-    """Read the documents, or 64 MiB of them drawn by chance, and tokenise a sample.
-
-    Args:
-        path: file, folder or glob.
-        text_column: by default the first of the usual names.
+    """Read the documents of a file, folder or glob, or 64 MiB of them drawn by chance, and tokenise a sample.
 
     Raises:
         DataError: there are none, too few to evaluate on, or too many bad rows.
@@ -282,12 +278,7 @@ def choose(
     full: bool | None = None,
     shift: Shift | None = None,
 ) -> RecipeChoices:
-    """Decide everything.
-
-    Args:
-        tokens: the budget, if the user has one.
-        full: True for all parameters, False for adapters, whatever the rules say.
-        shift: how far the documents are from what the base read, if the user knows.
+    """Decide everything but the `tokens`, `full` training (or adapters) and `shift` that the user has given.
 
     Raises:
         ResourceError: nothing fits the machine.

@@ -64,7 +64,6 @@ class MemoryPlan:
 
 
 def sizes_for_stage(config: PreTrainedConfig, setup: Setup) -> ModelSizes:
-    """Sizes of the model as the setup's stage trains it."""
     sizes = sizes_of_model(config, setup.lora, setup.length)
     return with_own_head(sizes, setup.needs, adapters=setup.lora is not None)
 
@@ -76,12 +75,7 @@ def count_model(config: PreTrainedConfig, setup: Setup) -> tuple[ModelSizes, Act
 def plan_memory(
     facts: ModelSizes, setup: Setup, activations: ActivationCounts, *, workers: int = 0, snapshot: bool = False
 ) -> MemoryPlan:
-    """Add up all moments.
-
-    Args:
-        workers: processes that read data, for each GPU.
-        snapshot: checkpoints are written in the background, from a copy on the host.
-    """
+    """`workers` read data for each GPU; with `snapshot`, a copy on the host is written in the background."""
     moments, is_counted = snapshots_of_run(facts, setup, activations), activations.one.is_counted
     # one process with all weights; under an engine, without gradients and optimizer
     engine = None if setup.zero is None else Sharding(2, offload_optimizer=True)
@@ -110,7 +104,6 @@ def plan_memory(
 
 
 def snapshots_of_run(facts: ModelSizes, setup: Setup, activations: ActivationCounts) -> list[MemorySnapshot]:
-    """The moments of a step, and of sampling the completions that it trains on."""
     rows, zero = activations.of_rows(setup.sequences), setup.zero
     states, buffers, gradients = states_of(facts, setup), buffers_of(facts, setup), gradients_of(facts, setup)
     is_kept_by_engine = zero is not None and not zero.is_fsdp  # DeepSpeed allocates them once
@@ -170,7 +163,6 @@ def snapshots_of_run(facts: ModelSizes, setup: Setup, activations: ActivationCou
 
 
 def states_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
-    """Weights, other models and the optimizer on one GPU."""
     zero, others, quantized = setup.zero, other_models(facts, setup), quantization_of(setup.lora)
     states, trained = state_bytes(facts, setup), facts.trained
     note = "fp32" if setup.weights_bytes == 4 else "half precision"
@@ -271,10 +263,8 @@ def gradients_of(facts: ModelSizes, setup: Setup) -> Term:
 
 
 def embedding_twice(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
-    """A tied embedding has the head's gradient already and adds its own; a fused loss's cannot be added to in place.
-
-    One of them is counted among the gradients, but where an engine takes gradients away the last one is still there.
-    """
+    # A tied embedding has the head's gradient already and adds its own; a fused loss's cannot be added to in place.
+    # One of them is counted among the gradients, but where an engine takes gradients away the last one is still there.
     if setup.lora is not None:
         return ()
     if accumulates_in_fp32(setup):  # each new one is cast before it is added
@@ -364,14 +354,32 @@ def sampling_terms(facts: ModelSizes, setup: Setup, activations: ActivationCount
 
 def terms_of_host(facts: ModelSizes, setup: Setup, activations: float, *, snapshot: bool) -> list[Term]:
     """Memory of one machine's host, with its GPUs' part of what all share, but for the processes themselves."""
-    zero, needs, here = setup.zero, setup.needs, setup.gpus_per_node
+    zero, needs, here, trained = setup.zero, setup.needs, setup.gpus_per_node, facts.trained
     whole = float(setup.weights_bytes * facts.parameters)
     terms: list[Term] = []
     if zero is None:
         if setup.optimizer == PAGED:
             terms.append(Term("optimizer", here * state_bytes(facts, setup), f"{setup.optimizer}, pinned"))
     else:
-        terms += offloaded_by_zero(facts, setup, zero)
+        # ZeRO's memory is pinned, and torch rounds each pinned block up to a power of two
+        part = math.ceil(trained / setup.gpus)
+        block = min(part, zero.sub_group) if zero.stage == 3 else part
+        if zero.offload_parameters:
+            weights = whole / setup.nodes * rounding(setup.weights_bytes * block)
+            terms.append(Term("weights", weights, "half precision, pinned"))
+        if zero.offload_optimizer:
+            states = here * part / trained * state_bytes(facts, setup)
+            terms.append(Term("optimizer and fp32 weights", states, setup.optimizer))
+            note = f"each of {MASTER * block / GIB:.2f} GiB becomes a power of two"
+            pinned = here * part * MASTER * (rounding(MASTER * block) - 1)
+            terms.append(Term("rounding of pinned blocks", pinned, note))
+            each = MASTER if zero.accumulates_in_fp32 else setup.weights_bytes
+            if zero.stage < 3:  # whose fp32 gradients accumulate on the GPU
+                adds_up = setup.accumulation > 1 and not zero.accumulates_in_fp32
+                each = MASTER + (setup.weights_bytes if adds_up else 0)
+            terms.append(Term("gradients", each * trained / setup.nodes, "pinned"))
+            if zero.stage == 3:
+                terms.append(Term("gradients in fp32", float(MASTER * block * here), "of a sub-group, for the update"))
         if zero.offload_parameters and needs.reference and setup.lora is None:
             terms.append(Term("reference model", whole / setup.nodes, "half precision, pinned"))
         if zero.offload_parameters and needs.teacher is not None:
@@ -387,30 +395,5 @@ def terms_of_host(facts: ModelSizes, setup: Setup, activations: float, *, snapsh
     return [term for term in terms if term.size]
 
 
-def offloaded_by_zero(facts: ModelSizes, setup: Setup, zero: Sharding) -> list[Term]:
-    """Pinned memory of ZeRO. torch rounds each pinned block up to a power of two."""
-    trained, here = facts.trained, setup.gpus_per_node
-    part = math.ceil(trained / setup.gpus)
-    block = min(part, zero.sub_group) if zero.stage == 3 else part
-    terms: list[Term] = []
-    if zero.offload_parameters:
-        whole = setup.weights_bytes * facts.parameters / setup.nodes
-        terms.append(Term("weights", whole * rounding(setup.weights_bytes * block), "half precision, pinned"))
-    if zero.offload_optimizer:
-        states = here * part / trained * state_bytes(facts, setup)
-        terms.append(Term("optimizer and fp32 weights", states, setup.optimizer))
-        note = f"each of {MASTER * block / GIB:.2f} GiB becomes a power of two"
-        pinned = here * part * MASTER * (rounding(MASTER * block) - 1)
-        terms.append(Term("rounding of pinned blocks", pinned, note))
-        each = MASTER if zero.accumulates_in_fp32 else setup.weights_bytes
-        if zero.stage < 3:  # whose fp32 gradients accumulate on the GPU
-            each = MASTER + (setup.weights_bytes if setup.accumulation > 1 and not zero.accumulates_in_fp32 else 0)
-        terms.append(Term("gradients", each * trained / setup.nodes, "pinned"))
-        if zero.stage == 3:
-            terms.append(Term("gradients in fp32", float(MASTER * block * here), "of a sub-group, for the update"))
-    return terms
-
-
 def rounding(size: float) -> float:
-    """How much larger the next power of two is."""
     return float(2 ** math.ceil(math.log2(size)) / size) if size > 1 else 1.0

@@ -34,8 +34,6 @@ class Term:
 
 @dataclass(frozen=True)
 class MemorySnapshot:
-    """Everything in memory at one moment of a step."""
-
     name: str
     terms: tuple[Term, ...]
 
@@ -103,7 +101,6 @@ def computed_bytes(setup: Setup) -> int:
 
 
 def fuses(facts: ModelSizes, setup: Setup) -> bool:
-    """Whether the loss is computed in chunks."""
     return setup.fused_loss and facts.has_fused_loss
 
 
@@ -132,7 +129,18 @@ def loss_terms(facts: ModelSizes, setup: Setup) -> LossTerms:
     if kind == SCORE:
         return LossTerms()
     if kind in (TILES, TAUGHT_IN_TILES):
-        return terms_in_tiles(facts, setup)
+        # TRL's kernels: logits of some tokens and some words at once, of two models with a teacher
+        is_taught, completion = kind == TAUGHT_IN_TILES, setup.needs.completion
+        if is_taught or completion and not setup.on_cpu:  # TRL on a CPU makes the logits of all tokens
+            tokens = setup.sequences * completion
+        tile = min(tokens, TILE_TOKENS)
+        buffer = (8 if is_taught else 2 if setup.half else 4) * tile * TILE_WORDS
+        copy = (8 if is_taught else 4) * tile * min(vocabulary, TILE_WORDS) if setup.on_cpu else 0
+        in_forward, at_loss = (float(buffer + copies * copy) for copies in COPIES_ON_CPU)
+        of_head = 0.0 if setup.lora is not None else (4.0 + (2 if setup.weights_bytes == 2 else 0)) * facts.head
+        size, note = at_loss + 4.0 * tokens * facts.hidden + of_head, f"in tiles of {tile:,} tokens"
+        logits = Term("logits", size, f"{note}, with the head's gradient")
+        return LossTerms((Term("logits", in_forward, note),), (logits,))
     half, of_head = half_head(facts, setup), head_gradient(facts, setup)
     if kind != WHOLE:
         each = BYTES_OF_KIND[kind][setup.half] * tokens
@@ -155,17 +163,3 @@ def loss_terms(facts: ModelSizes, setup: Setup) -> LossTerms:
     inputs = 2.0 * tokens * facts.hidden
     ready = Term("gradient of the head", fused_gradient + rounded + inputs, "made ahead")
     return LossTerms((logits,), (logits, half), (ready,))
-
-
-def terms_in_tiles(facts: ModelSizes, setup: Setup) -> LossTerms:
-    """Of TRL's kernels: logits of some tokens and some words at once, of two models with a teacher."""
-    needs, is_taught = setup.needs, setup.needs.logits == TAUGHT_IN_TILES
-    only_written = is_taught or needs.completion and not setup.on_cpu  # TRL on a CPU makes the logits of all tokens
-    tokens = setup.sequences * needs.completion if only_written else setup.tokens_at_once
-    tile = min(tokens, TILE_TOKENS)
-    buffer = (8 if is_taught else 2 if setup.half else 4) * tile * TILE_WORDS
-    copy = (8 if is_taught else 4) * tile * min(facts.vocabulary, TILE_WORDS) if setup.on_cpu else 0
-    before, at_loss = (float(buffer + copies * copy) for copies in COPIES_ON_CPU)
-    of_head = 0.0 if setup.lora is not None else (4.0 + (2 if setup.weights_bytes == 2 else 0)) * facts.head
-    size, note = at_loss + 4.0 * tokens * facts.hidden + of_head, f"in tiles of {tile:,} tokens"
-    return LossTerms((Term("logits", before, note),), (Term("logits", size, f"{note}, with the head's gradient"),))

@@ -133,8 +133,6 @@ KINDS: Mapping[str, StageKind] = {
 
 @dataclass(frozen=True)
 class FrozenModel:
-    """A model that is not trained."""
-
     parameters: int
     largest_layer: int
     largest_matrix: int
@@ -167,11 +165,7 @@ class StageNeeds:
 
 
 def read_stage_needs(recipe: Recipe) -> StageNeeds:
-    """Read it from the recipe, and the configs of other models from their folders.
-
-    Raises:
-        CptError: a teacher is missing or cannot be read.
-    """
+    """CptError if a teacher is missing or cannot be read."""
     training, stage = recipe.training, recipe.stage
     kind = KINDS.get(stage, StageKind(WHOLE))
     reference = kind.reference or kind.beta is not None and float(training.get("beta", kind.beta)) > 0

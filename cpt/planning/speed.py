@@ -147,7 +147,6 @@ def find_target(
 
 
 def find_gpu_type(name: str) -> GpuType:
-    """The kind of GPU, however its name is written."""
     by_name = {simplified_gpu(kind.name): kind for kind in GPU_TYPES}
     word = simplified_gpu(name)
     if kind := by_name.get(word) or by_name.get(f"RTX{word}"):
@@ -175,7 +174,6 @@ class Speed:
 
 
 def assumed_mfu(setup: Setup) -> float:
-    """The share of the GPU's peak that a run reaches, if nothing else is known."""
     return ASSUMED_MFU if setup.compiles else ASSUMED_MFU_NOT_COMPILED
 
 
@@ -232,11 +230,10 @@ def waiting_seconds(facts: ModelSizes, setup: Setup, target: Target, *, computin
 
 
 def sent_bytes(facts: ModelSizes, setup: Setup) -> tuple[float, float]:
-    """Bytes that each GPU sends in a step, while it computes and after that.
+    """Bytes that each GPU sends in a step, while it computes and after that (arXiv 1910.02054, section 7).
 
-    A ring of n GPUs sends (n-1)/n of the data from each for a gather or a reduce-scatter, and twice that for an
-    all-reduce (arXiv 1910.02054, section 7). ZeRO-2 and ZeRO-3 reduce gradients after every micro-batch, DDP and
-    ZeRO-1 once a step.
+    A ring of n GPUs sends (n-1)/n of the data from each for a gather or reduce-scatter, twice that for an all-reduce.
+    ZeRO-2 and ZeRO-3 reduce gradients after every micro-batch, DDP and ZeRO-1 once a step.
     """
     ring, zero, steps = (setup.gpus - 1) / setup.gpus, setup.zero, setup.accumulation
     if zero is None:

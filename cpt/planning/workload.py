@@ -155,15 +155,12 @@ def read_setup(
     on_cpu: bool = False,
     nodes: int = 1,
 ) -> Setup:
-    """Read it from the recipe.
+    """CptError if a teacher is missing or cannot be read.
 
     Args:
         gpus: processes on all machines; with a global batch, accumulation follows from them.
         profile: the DeepSpeed profile's content.
         attention: what `model.attention: auto` means there; on a GPU, `attention_on_gpu`.
-
-    Raises:
-        CptError: a teacher is missing or cannot be read.
     """
     training = recipe.training
     parallelism = read_parallelism(training)
@@ -252,7 +249,6 @@ def read_deepspeed_sharding(profile: Mapping[str, Any]) -> Sharding | None:
 
 
 def read_fsdp_sharding(training: Mapping[str, Any]) -> Sharding | None:
-    """Sharding by `training.fsdp`; None without it."""
     if not training.get("fsdp"):
         return None
     written, config = training.get("fsdp_config"), training.get("accelerator_config")
@@ -268,11 +264,7 @@ def read_fsdp_sharding(training: Mapping[str, Any]) -> Sharding | None:
 
 
 def compiles(recipe: Recipe, *, zero3: bool, on_cpu: bool, model: PreTrainedModel | None = None) -> tuple[bool, str]:
-    """Whether the decoder layers are compiled, and the reason.
-
-    Args:
-        model: without weights; by default a plain transformer.
-    """
+    """Whether the decoder layers are compiled, and the reason. Without a model: for a plain transformer."""
     training, stage = recipe.training, recipe.stage
     if wanted_compiling(training) is not None:
         return True, "the recipe asks for it"

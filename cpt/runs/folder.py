@@ -166,8 +166,7 @@ class Metrics:
 
 
 def read_metrics(folder: Path, names: Collection[str] | None = None) -> Metrics:
-    """Read a run's metrics; values that are not finite numbers count as not logged. Reading only some figures
-    (`eval_*` for all that begin so) is faster."""
+    """Values that are not finite count as not logged. Reading only some `names` (also `eval_*`) is faster."""
 
     @cache
     def wanted(keys: tuple[str, ...]) -> list[str]:
@@ -286,7 +285,7 @@ class RunRecord:
 
 
 def read_run(folder: Path, figures: Collection[str] | None = None) -> RunRecord:
-    """Read a run's folder; `figures` of the metrics as for `read_metrics`."""
+    """Reads the `figures` of the metrics as `read_metrics` does."""
     unreadable: list[str] = []
     return RunRecord(
         folder=folder,

@@ -103,8 +103,7 @@ class Run:
             log.warning("%s cannot be written: %s.", self.folder / name, problem.strerror)
 
     def record_inputs(self, fingerprint: str, describe: Callable[[], dict[str, Any]]) -> None:
-        """Record what the run reads (`describe` is called once for a run), or check the fingerprint of its data:
-        CheckpointError if they have changed, since the run's position in them is then meaningless."""
+        """Record what the run reads; CheckpointError if its data changed, since its position is meaningless then."""
         path = self.folder / INPUTS
         recorded = read_sealed(path)
         known = None if recorded is None else recorded["data"]["fingerprint"]
@@ -117,8 +116,7 @@ class Run:
             write_atomic(path, sealed(describe(), indent=2) + "\n", reuse_space=True)
 
     def record_plan(self, plan: dict[str, Any] | None, resolved: Recipe) -> None:
-        """Record what this start was planned to need (None where nothing was planned), and the recipe with a value for
-        each `auto`."""
+        """Record this start's plan (None: nothing was planned), and the recipe with a value for each `auto`."""
         if not is_main_process():
             return
         if plan is not None:
@@ -298,10 +296,11 @@ OF_LAUNCHERS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_EXTENSIONS_DIR")
 
 
 def describe_environment() -> dict[str, Any]:
-    """Everything about this start that the recipe does not hold."""
     gpus = find_gpus()
+    lines = CPU_INFO.read_text(errors="replace").splitlines() if CPU_INFO.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     hardware = {  # what can change the results of the same arithmetic, or its speed
-        "processor": name_of_processor(),
+        "processor": names[0] if names else platform.processor() or platform.machine(),
         "cores": count_cpu_cores(),
         "host_memory_gib": round(host_memory_gib()),
         "gpus": [gpu.name for gpu in gpus],
@@ -331,12 +330,6 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def name_of_processor() -> str:
-    lines = CPU_INFO.read_text(errors="replace").splitlines() if CPU_INFO.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def deciding_variables() -> dict[str, str]:
     return {
         name: value
@@ -347,8 +340,7 @@ def deciding_variables() -> dict[str, str]:
 
 @lru_cache
 def hash_of_code() -> str:
-    """xxh3-128 of all source files of this package: git tells nothing of one that was installed, or of files that it
-    does not know."""
+    """xxh3-128 of this package's source files: git tells nothing of an installed one, or of files it does not know."""
     package = Path(__file__).resolve().parents[1]
     digest = xxh3_128()
     for path in sorted(package.rglob("*.py")):
