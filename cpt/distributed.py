@@ -260,9 +260,8 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
             dist.init_process_group("gloo" if on_cpu else "cpu:gloo,cuda:nccl", timeout=timeout)
         except (dist.DistNetworkError, dist.DistStoreError, ValueError) as problem:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-            raise LaunchError(
-                f"process {rank()} of {world_size()} did not meet the others at {address}: {problem}"
-            ) from problem
+            text = f"process {rank()} of {world_size()} did not meet the others at {address}: {problem}"
+            raise LaunchError(text) from problem
     return LaunchedAs(on_cpu, deepspeed_config, timeout)
 
 

@@ -250,12 +250,11 @@ def find_source(name: str) -> Path | None:
     return None
 
 
-PAIRS, CHAT, PROMPT = ("prompt", "chosen", "rejected"), ("messages",), ("prompt",)
 BUILT_IN_COLUMNS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("pretrain", "cpt", "distill_text"), ("text",)),
-    **dict.fromkeys(("sft", "distill", "gkd"), CHAT),
-    **dict.fromkeys(("dpo", "orpo", "cpo", "reward"), PAIRS),
-    **dict.fromkeys(("grpo", "rloo", "ppo", "spo", "distill_on_policy"), PROMPT),
+    **dict.fromkeys(("sft", "distill", "gkd"), ("messages",)),
+    **dict.fromkeys(("dpo", "orpo", "cpo", "reward"), ("prompt", "chosen", "rejected")),
+    **dict.fromkeys(("grpo", "rloo", "ppo", "spo", "distill_on_policy"), ("prompt",)),
     "kto": ("prompt", "completion", "label"),
 }
 
