@@ -212,7 +212,10 @@ def host_memory(size: int, device: "torch.device") -> "torch.Tensor":
     buffer = torch.frombuffer(view, dtype=torch.uint8)
     if int(code := cudart.cudaHostRegister(buffer.data_ptr(), size, 0)):  # type: ignore[attr-defined]
         raise torch.cuda.CudaError(int(code))
-    # The finalizer keeps `memory` until then: it is unlocked before it is unmapped.
-    unlock = weakref.finalize(view, lambda address, _: cudart.cudaHostUnregister(address), buffer.data_ptr(), memory)
-    unlock.atexit = False
+
+    # `mapped` stays until then: memory is unlocked before it is unmapped.
+    def unlock(address: int, mapped: mmap.mmap) -> None:
+        cudart.cudaHostUnregister(address)  # type: ignore[attr-defined]
+
+    weakref.finalize(view, unlock, buffer.data_ptr(), memory).atexit = False
     return buffer
