@@ -96,8 +96,8 @@ def application(command: str) -> typer.Typer:
     app.callback()(options_of_all)
     for group, commands in GROUPS.items():
         for name, (target, summary) in commands.items():
-            if name != command:
-                app.command(name, help=summary, rich_help_panel=group)(only_listed)
+            if name != command:  # only listed on the help page
+                app.command(name, help=summary, rich_help_panel=group)(lambda: None)
             elif target.endswith(":COMMANDS"):  # a command with commands of its own
                 below = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
                 for name_below, target_below in constant(target).items():
@@ -141,10 +141,6 @@ def options_of_all(
     ] = False,
 ) -> None:
     """What stands before a command."""
-
-
-def only_listed() -> None:
-    """Stands for a command on the help page."""
 
 
 CALL = ast.parse("def command(): return call(locals())").body[0].body  # type: ignore[attr-defined]

@@ -230,6 +230,7 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
         ResourceError: DeepSpeed, or the compilers that it needs here, are missing.
     """
     import torch
+    import torch.distributed as dist
 
     deepspeed_config = agree_with_launcher(training)
     by_accelerate = os.environ.get("ACCELERATE_USE_CPU") == "True"
@@ -254,8 +255,13 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
             alone["MASTER_PORT"] = str(free_port())
         for variable, value in alone.items():
             os.environ.setdefault(variable, value)
-    if is_sharded or world_size() > 1:
-        start_process_group(on_cpu, timeout)
+    if (is_sharded or world_size() > 1) and not dist.is_initialized():
+        try:  # gloo for what lies in host memory, NCCL for the GPUs
+            dist.init_process_group("gloo" if on_cpu else "cpu:gloo,cuda:nccl", timeout=timeout)
+        except (dist.DistNetworkError, dist.DistStoreError, ValueError) as problem:
+            address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            text = f"process {rank()} of {world_size()} did not meet the others at {address}: {problem}"
+            raise LaunchError(text) from problem
     return LaunchedAs(on_cpu, deepspeed_config, timeout)
 
 
@@ -267,21 +273,6 @@ def turn_off_missing_links(gpus: list[Gpu]) -> None:
         if variable not in os.environ:
             os.environ[variable] = "1"
             log.info("%s=1: cards of the RTX 40 series have no peer-to-peer.", variable)
-
-
-def start_process_group(on_cpu: bool, timeout: timedelta) -> None:
-    """Connect the processes: gloo for what lies in host memory, NCCL for the GPUs."""
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        return
-    try:
-        dist.init_process_group("gloo" if on_cpu else "cpu:gloo,cuda:nccl", timeout=timeout)
-    except (dist.DistNetworkError, dist.DistStoreError, ValueError) as problem:
-        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise LaunchError(
-            f"process {rank()} of {world_size()} did not meet the others at {address}: {problem}"
-        ) from problem
 
 
 def start_deepspeed(launched: LaunchedAs) -> None:
@@ -363,7 +354,14 @@ def agree_with_launcher(training: Mapping[str, Any]) -> str | dict[str, Any] | N
     from_recipe: str | dict[str, Any] | None = training.get("deepspeed")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
         return from_recipe
-    from_accelerate = deepspeed_of_accelerate()
+    from_accelerate: str | dict[str, Any] = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "")
+    if not from_accelerate:  # accelerate makes a config of `zero_stage` and the like; the recipe sets the rest
+        from accelerate.utils import DeepSpeedPlugin
+
+        made: dict[str, Any] = DeepSpeedPlugin().deepspeed_config
+        del made["steps_per_print"]  # infinite; the Trainer sets it again
+        by_recipe: dict[str, Any] = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
+        from_accelerate = {**by_recipe, "zero_force_ds_cpu_optimizer": False, **made}
     if from_recipe is not None and contents(from_recipe) != contents(from_accelerate):
         source = from_accelerate if isinstance(from_accelerate, str) else "the values in its own config"
         raise LaunchError(
@@ -396,18 +394,6 @@ def check_sharding(training: Mapping[str, Any]) -> None:
             f"accelerate was started with `{KEY}` in its own config. Remove it there: the recipe's `training.{KEY}`"
             " decides."
         )
-
-
-def deepspeed_of_accelerate() -> str | dict[str, Any]:
-    """The config's file, or what accelerate makes of `zero_stage` and the like; the recipe sets what that leaves
-    open."""
-    if file := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
-        return file
-    from accelerate.utils import DeepSpeedPlugin
-
-    config: dict[str, Any] = DeepSpeedPlugin().deepspeed_config
-    del config["steps_per_print"]  # infinite; the Trainer sets it again
-    return {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "zero_force_ds_cpu_optimizer": False, **config}
 
 
 def contents(config: str | dict[str, Any]) -> dict[str, Any]:

@@ -148,7 +148,6 @@ class LinesFile:
         self.lock = threading.Lock()
 
     def add(self, line: str) -> None:
-        """Write the line, or warn that it has to wait."""
         with self.lock:
             self.waiting.append(f"{line}\n")
             if problem := self._write():

@@ -25,8 +25,8 @@ def lab(tmp_path, monkeypatch):
 
 
 def test_a_class_is_followed_through_imports(lab):
-    found = find_class("lab_of_sources", "Config")
-    assert found.node.name == "Real" and found.source.module == "lab_of_sources.other"
+    source, node = find_class("lab_of_sources", "Config")
+    assert node.name == "Real" and source.module == "lab_of_sources.other"
     assert "lab_of_sources" not in sys.modules
 
 

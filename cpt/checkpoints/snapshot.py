@@ -23,11 +23,8 @@ class NotFiniteError(Exception):
 def tensors_in(state: Any) -> Iterator[torch.Tensor]:
     if isinstance(state, torch.Tensor):
         yield state
-    elif isinstance(state, dict):
-        for value in state.values():
-            yield from tensors_in(value)
-    elif isinstance(state, list | tuple):
-        for value in state:
+    elif isinstance(state, dict | list | tuple):
+        for value in state.values() if isinstance(state, dict) else state:
             yield from tensors_in(value)
 
 

@@ -61,7 +61,7 @@ class Contents:
     """Raises if these weights must not be published."""
 
     def num_bytes(self) -> int:
-        """Approximate size of what this process writes."""
+        """Approximate."""
         return bytes_in(self.states) + self.model_bytes + sum(len(text) for text in self.texts.values())
 
 
@@ -105,7 +105,6 @@ def prepare(staging: Path, needed: int) -> None:
 
 
 def write(contents: Contents, staging: Path) -> dict[str, FileEntry]:
-    """Write this process's files durably."""
     if contents.check is not None:
         contents.check(contents.weights)
     files: dict[str, Any] = {**contents.states, **contents.texts, **contents.copies}
@@ -131,7 +130,7 @@ def entry_of(path: str, write_file: Callable[[], FileEntry]) -> Task:
 
 
 def hash_all(folder: Path) -> dict[str, FileEntry]:
-    """Make all files below durable, and return their entries."""
+    """Also makes the files durable."""
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     return all_at_once([entry_of(name, partial(hash_durably, path)) for name, path in files.items()])
 

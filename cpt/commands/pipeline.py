@@ -21,9 +21,9 @@ from cpt.planning.gate import report
 from cpt.plugins import did_you_mean
 from cpt.process import Child
 from cpt.recipe.difference import differing_keys
-from cpt.recipe.load import load_recipe, load_with_places, read_or_raise
+from cpt.recipe.load import load_recipe, load_with_places
 from cpt.recipe.schema import Recipe
-from cpt.recipe.tree import Mistakes, Node, plain
+from cpt.recipe.tree import Mistakes, Node, plain, read_or_raise
 from cpt.runs.folder import RECIPE
 from cpt.runs.heartbeats import remove_heartbeats
 from cpt.runs.record import Run

@@ -14,8 +14,7 @@ from cpt.importers import axolotl, llamafactory
 from cpt.importers.translation import Translation
 from cpt.installation import SHIPPED_FILES
 from cpt.plugins import did_you_mean
-from cpt.recipe.load import read_or_raise
-from cpt.recipe.tree import Mistakes, plain
+from cpt.recipe.tree import Mistakes, plain, read_or_raise
 
 FOLDERS = ("recipes", "deepspeed_configs", "launch")
 PARTS = ("models", "mixtures", "presets")  # of recipes/: sections that recipes share, no runs

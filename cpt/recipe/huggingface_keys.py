@@ -77,12 +77,6 @@ class ModuleSource:
     tree: ast.Module
 
 
-@dataclass(frozen=True)
-class ClassSource:
-    source: ModuleSource
-    node: ast.ClassDef
-
-
 def method_of(lora: Mapping[str, Any]) -> str:
     return str(lora.get("method", LORA)).lower()
 
@@ -92,7 +86,7 @@ def keys_of_config(config: str) -> Mapping[str, Key]:
     """The keys of a config class, such as `trl:DPOConfig`, those of its base classes included."""
     module, _, name = config.partition(":")
     found = find_class(module, name)
-    if found is None or not (keys := keys_of_class(found)):
+    if found is None or not (keys := keys_of_class(*found)):
         raise ResourceError(
             f"cannot find the keys of {name} in the installed `{module.partition('.')[0]}`. Install a version that cpt"
             " knows."
@@ -100,21 +94,20 @@ def keys_of_config(config: str) -> Mapping[str, Key]:
     return keys
 
 
-def keys_of_class(found: ClassSource) -> dict[str, Key]:
+def keys_of_class(source: ModuleSource, node: ast.ClassDef) -> dict[str, Key]:
     keys: dict[str, Key] = {}
-    for base in reversed(found.node.bases):
+    for base in reversed(node.bases):
         name = last_name(base.value if isinstance(base, ast.Subscript) else base)
-        if above := find_class(found.source.module, name):
-            keys.update(keys_of_class(above))
+        if above := find_class(source.module, name):
+            keys |= keys_of_class(*above)
         elif name not in {"object", "ABC", "Generic", "Protocol"}:
             raise ResourceError(
-                f"cannot find `{name}`, the base of {found.node.name} in {found.source.path}. Install a version that"
-                " cpt knows."
+                f"cannot find `{name}`, the base of {node.name} in {source.path}. Install a version that cpt knows."
             )
-    if any("dataclass" in ast.unparse(decorator) for decorator in found.node.decorator_list):
-        for node in found.node.body:
-            match node:
-                case ast.AnnAssign(target=ast.Name(id=name)) if key := key_of(node, found.source.module):
+    if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        for statement in node.body:
+            match statement:
+                case ast.AnnAssign(target=ast.Name(id=name)) if key := key_of(statement, source.module):
                     keys[name] = key
     return keys
 
@@ -190,21 +183,21 @@ def kinds_of_class(kind: Any) -> set[type]:
 def enum_values(module: str, name: str) -> tuple[str, ...]:
     """The words that an enum class lists; empty for any other class."""
     found = find_class(module, name)
-    if found is None or not any("Enum" in last_name(base) for base in found.node.bases):
+    if found is None or not any("Enum" in last_name(base) for base in found[1].bases):
         return ()
-    values = [node.value for node in found.node.body if isinstance(node, ast.Assign)]
+    values = [node.value for node in found[1].body if isinstance(node, ast.Assign)]
     return tuple(node.value for node in values if isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 @lru_cache(maxsize=128)
-def find_class(module: str, name: str) -> ClassSource | None:
-    """The class that `from module import name` would give, followed through imports; None when there is none."""
+def find_class(module: str, name: str) -> tuple[ModuleSource, ast.ClassDef] | None:
+    """The class that `from module import name` would give, followed through imports, and where it is defined."""
     source = parse_module(module)
     if source is None:
         return None
     for node in ast.walk(source.tree):
         if isinstance(node, ast.ClassDef) and node.name == name:
-            return ClassSource(source, node)
+            return source, node
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if (alias.asname or alias.name) == name and (
@@ -257,12 +250,11 @@ def find_source(name: str) -> Path | None:
     return None
 
 
-PAIRS, CHAT, PROMPT = ("prompt", "chosen", "rejected"), ("messages",), ("prompt",)
 BUILT_IN_COLUMNS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("pretrain", "cpt", "distill_text"), ("text",)),
-    **dict.fromkeys(("sft", "distill", "gkd"), CHAT),
-    **dict.fromkeys(("dpo", "orpo", "cpo", "reward"), PAIRS),
-    **dict.fromkeys(("grpo", "rloo", "ppo", "spo", "distill_on_policy"), PROMPT),
+    **dict.fromkeys(("sft", "distill", "gkd"), ("messages",)),
+    **dict.fromkeys(("dpo", "orpo", "cpo", "reward"), ("prompt", "chosen", "rejected")),
+    **dict.fromkeys(("grpo", "rloo", "ppo", "spo", "distill_on_policy"), ("prompt",)),
     "kto": ("prompt", "completion", "label"),
 }
 

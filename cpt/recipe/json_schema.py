@@ -13,7 +13,6 @@ from cpt.recipe.shape import LORA_IS_SET
 from cpt.recipe.values import UNITS
 
 YAML_FILE = {"type": "string", "pattern": r"\.ya?ml$", "description": "A file that holds this section."}
-GROUPED_DIGITS = r"[0-9]+(_[0-9]+)+"
 JSON_TYPES: dict[type, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
 JSON_TYPES |= {list: "array", dict: "object", NoneType: "null"}
 
@@ -33,7 +32,7 @@ def json_schema() -> dict[str, Any]:
             units = UNITS.get(node.pop("unit", ""), {})
             number = {key: node.pop(key) for key in list(node) if key not in ("default", "description", "title")}
             with_unit = rf"|[0-9]+(\.[0-9]+)? ?({'|'.join(units)})" if units else ""
-            node["anyOf"] = [number, {"type": "string", "pattern": f"^({GROUPED_DIGITS}{with_unit})$"}]
+            node["anyOf"] = [number, {"type": "string", "pattern": f"^([0-9]+(_[0-9]+)+{with_unit})$"}]
         if "$ref" in node:  # a section may be the path of a file, and a component its name
             reference = {"$ref": node.pop("$ref")}
             takes_options = schema["$defs"][reference["$ref"].rpartition("/")[2]].get("additionalProperties") is True

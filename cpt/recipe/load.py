@@ -28,6 +28,7 @@ from cpt.recipe.tree import (
     merged,
     node_at,
     plain,
+    read_or_raise,
     read_text,
     read_yaml,
     shown_path,
@@ -113,14 +114,6 @@ def check_tree(root: Node, mistakes: Mistakes) -> Recipe:
     return recipe.model_copy(update={"model": model, "tokenizer": tokenizer})
 
 
-def read_or_raise(path: Path, mistakes: Mistakes) -> Node:
-    try:
-        return read_yaml(path, mistakes)
-    except UnreadableError:
-        mistakes.raise_if_any()
-        raise
-
-
 def dump_recipe(recipe: Recipe) -> str:
     """The resolved recipe as YAML that `load_recipe` reads back to an equal one: every key in the schema's order,
     defaults too."""
@@ -193,7 +186,7 @@ def find_file(written: Node, mistakes: Mistakes) -> Path | None:
 
 
 def apply_overrides(root: Node, overrides: Sequence[str], mistakes: Mistakes) -> Node:
-    """The tree with each override in its place; a later one wins over an earlier one."""
+    """The tree with each override in its place; a later one wins."""
     for override in overrides:
         place = Place(f"on the command line: `{override}`", 0)
         key, equals, text = override.partition("=")

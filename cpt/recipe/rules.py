@@ -203,7 +203,6 @@ def check_names(data: Data, evaluation: Evaluation) -> Violations:
 
 
 def all_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, DocumentSource]]:
-    """Each source and held-out set with its place."""
     yield from ((f"data.sources[{index}]", source) for index, source in enumerate(data.sources))
     yield from ((f"evaluation.perplexity[{index}]", entry) for index, entry in enumerate(evaluation.perplexity))
 
@@ -267,7 +266,6 @@ GENERAL_TEXT = "`{path: HuggingFaceFW/fineweb-edu, subset: sample-10BT, name: ge
 
 
 def check_stage(stage: str) -> Violations:
-    """A stage is built in, or a module."""
     if stage not in STAGE_CONFIGS and not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", stage):
         text = f"no stage called `{stage}`.{did_you_mean(stage, STAGE_CONFIGS)} Built in: {', '.join(STAGE_CONFIGS)}."
         yield Violation("stage", f"{text} Your own: `package.module`")
@@ -388,7 +386,6 @@ def check_evaluation(evaluation: Evaluation) -> Violations:
 
 
 def check_retained_sets(data: Data, evaluation: Evaluation) -> Violations:
-    """What must not be forgotten is measured."""
     names = [reported_name(held_out) for held_out in evaluation.perplexity]
     if evaluation.held_out_share is not None:
         names += [reported_name(source) for source in data.sources]

@@ -29,7 +29,7 @@ from cpt.recipe.keys import (
     without_none,
 )
 from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION, Component, Recipe, Schedule
-from cpt.recipe.tree import Location, Mistakes, Node, dotted, is_broken, node_at, place_of, plain
+from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at, nodes_along, plain
 from cpt.recipe.values import OF_ANY_FUNCTION, OPTIONS, StepsOrShare, expected, in_words, in_yaml
 
 COMPARISONS = {
@@ -47,8 +47,9 @@ def check_shape(root: Node, plain_recipe: Mapping[str, Any], mistakes: Mistakes)
     except ValidationError as found:
         problems = found.errors(include_url=False)
     for location, text in sentences(problems):
-        if not is_broken(root, location):
-            mistakes.add(place_of(root, location), text)
+        written = nodes_along(root, location)
+        if not any(node.broken for node in written):
+            mistakes.add(written[-1].place, text)
     return None, {str(problem["loc"][0]) for problem in problems}
 
 

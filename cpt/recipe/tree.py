@@ -85,12 +85,10 @@ def nodes_along(root: Node, location: Location) -> list[Node]:
     nodes = [root]
     for step in location:
         here = nodes[-1].value
-        if isinstance(here, dict) and step in here:
-            nodes.append(here[step])  # type: ignore[index]
-        elif isinstance(here, list) and isinstance(step, int) and step < len(here):
-            nodes.append(here[step])
-        else:
+        is_in_list = isinstance(here, list) and isinstance(step, int) and step < len(here)
+        if not is_in_list and not (isinstance(here, dict) and step in here):
             break
+        nodes.append(here[step])
     return nodes
 
 
@@ -103,11 +101,6 @@ def node_at(root: Node, location: Location) -> Node | None:
 def place_of(root: Node, location: Location) -> Place:
     """The place of the deepest part of `location` that was written."""
     return nodes_along(root, location)[-1].place
-
-
-def is_broken(root: Node, location: Location) -> bool:
-    """True when `location` lies in a part that could not be read."""
-    return any(node.broken for node in nodes_along(root, location))
 
 
 def merged(over: Node, base: Node) -> Node:
@@ -168,6 +161,15 @@ def read_yaml(path: Path, mistakes: Mistakes) -> Node:
     else:
         return read_text(data, shown, mistakes)
     raise mistakes.unreadable(Place(shown, 1), reason)
+
+
+def read_or_raise(path: Path, mistakes: Mistakes) -> Node:
+    """As `read_yaml`; a RecipeError if that fails."""
+    try:
+        return read_yaml(path, mistakes)
+    except UnreadableError:
+        mistakes.raise_if_any()
+        raise
 
 
 def read_text(data: bytes, shown: str, mistakes: Mistakes) -> Node:

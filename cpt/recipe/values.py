@@ -138,7 +138,6 @@ TAGS = {type(None): "null", bool: "bool", int: "int", float: "float"}
 
 
 def write_yaml(values: Any) -> str:
-    """The values as a YAML document, keys in their order."""
     return yaml.dump(values, Dumper=Writer, sort_keys=False, allow_unicode=True, width=120)
 
 

@@ -18,7 +18,7 @@ from cpt.recipe.keys import annotation_at
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Component, Recipe, Section
 from cpt.recipe.shape import kinds_of
-from cpt.recipe.tree import Mistakes, Node, Place, UnreadableError, place_of, plain, read_yaml, steps_of
+from cpt.recipe.tree import Mistakes, Node, Place, place_of, plain, read_or_raise, steps_of
 from cpt.recipe.values import Positive, in_words, in_yaml, whole_number
 
 SEARCH, GRID = "search", "grid"
@@ -99,11 +99,7 @@ def import_optuna() -> Any:
 def load_space(path: Path) -> Space:
     """Read the file; RecipeError with all mistakes. `recipes_at_ends` checks its values against a recipe."""
     mistakes = Mistakes()
-    try:
-        root = read_yaml(path, mistakes)
-    except UnreadableError:
-        mistakes.raise_if_any()
-        raise
+    root = read_or_raise(path, mistakes)
     entries: dict[str, Node] = root.value
     section = entries.get(SEARCH, Node({}, root.place))
     settings: Settings | None = None
