@@ -58,29 +58,25 @@ MOST_BYTES_SEARCHED = 500 * 2**20  # of sources; one core searches 15 to 35 MB a
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    held_out: EvaluationData | None = None
-    """Held-out sets, of which losses are measured; None if only tasks and questions are wanted."""
-    domain_test: Sequence[str] = ()
-    """Held-out sets to make questions of."""
-    made: Mapping[str, list[Question]] = field(default_factory=dict)
-    """Questions that exist already, by set."""
+    held_out: EvaluationData | None = None  # sets whose losses are measured; None for tasks and questions only
+    domain_test: Sequence[str] = ()  # held-out sets to make questions of
+    made: Mapping[str, list[Question]] = field(default_factory=dict)  # questions that exist already, by set
     tasks: Sequence[TaskChoice] = ()
     batch_size: int = 8
-    is_compared: bool = False
-    """With another model, which needs two documents of each set."""
+    is_compared: bool = False  # with another model, which needs two documents of each set
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
     model: str
     losses: dict[str, DocumentLosses] = field(default_factory=dict)
+    # (held-out set, cloze or continuation) -> which questions of the domain test the model answered correctly
     answers: dict[tuple[str, str], NDArray[np.bool_]] = field(default_factory=dict)
-    """(held-out set, cloze or continuation) -> which questions of the domain test the model answered correctly."""
     tasks: list[TaskScore] = field(default_factory=list)
 
 
 def measure(model: Model, request: EvaluationRequest) -> EvaluationResult:
-    """Load a model of `model_at`, measure it, and free its memory."""
+    """Of a model of `model_at`, whose memory is freed again."""
     if request.tasks and world_size() > 1:
         raise RecipeError(
             f"lm-eval's tasks run in one process, and {world_size()} were started. Start `cpt evaluate` without a"
@@ -159,8 +155,7 @@ def model_at(path: str, of_recipe: Model | None = None) -> Model:
 
 
 def fitting(held: EvaluationData, model: Model) -> EvaluationData:
-    """Rows that the model can read: padded if it cannot keep packed documents apart; RecipeError if they are
-    longer."""
+    """Rows are padded if the model cannot keep packed documents apart; RecipeError if they are too long for it."""
     known = known_positions(model)
     if held.data.sequence_length > known:
         raise RecipeError(
@@ -179,8 +174,7 @@ def known_positions(model: Model) -> int:
 
 
 def build_report(measured: EvaluationResult, base: EvaluationResult | None = None) -> EvaluationReport:
-    """Put figures and differences from the base together, which was measured on the same sets, tasks and questions.
-    DataError if a set has too few documents to be compared."""
+    """The base was measured on the same items. DataError if a set has too few documents to be compared."""
     sets, tests, tasks = list[SetReport](), list[ScoreReport](), list[ScoreReport]()
     for name, losses in measured.losses.items():
         try:
@@ -281,9 +275,8 @@ def search_after_training(recipe: Recipe) -> Contamination | None:
         return None
     if elsewhere := unchecked_sources(data, evaluation):
         raise DataError(f"not all sources are files on this machine ({elsewhere[0]})")
-    size = 0
-    for number, source in enumerate(data.sources):
-        size += sum(file_size for _, file_size in files_with_sizes(source, f"data.sources[{number}]"))
+    files = (files_with_sizes(source, f"data.sources[{number}]") for number, source in enumerate(data.sources))
+    size = sum(file_size for of_source in files for _, file_size in of_source)
     if size > MOST_BYTES_SEARCHED:
         raise DataError(f"the sources have {size / 2**30:.1f} GiB, which takes a while to search")
     questions = (

@@ -27,23 +27,18 @@ LOWER_IS_BETTER = ("perplexity", "bits_per_byte")  # metrics that lm-eval does n
 @dataclass(frozen=True)
 class TaskScore:
     task: str
-    metric: str
-    """As lm-eval calls it, with its filter: `acc,none`."""
+    metric: str  # as lm-eval calls it, with its filter: `acc,none`
     value: float
-    standard_error: float | None
-    """lm-eval's own; None where it gives none."""
+    standard_error: float | None  # lm-eval's own; None where it gives none
     questions: int
     higher_is_better: bool
-    by_question: NDArray[np.float64] | None
-    """The metric of each question; None where it is not one of single questions."""
-    hashes: tuple[str, ...]
-    """Of the questions, in the same order."""
+    by_question: NDArray[np.float64] | None  # None where the metric is not one of single questions
+    hashes: tuple[str, ...]  # of the questions, in the same order
 
 
 @dataclass(frozen=True)
 class TaskChoice:
-    names: tuple[str, ...]
-    """lm-eval's tasks, groups or tags, or those of `folder`."""
+    names: tuple[str, ...]  # lm-eval's tasks, groups or tags, or those of `folder`
     folder: Path | None = None
     allow_code: bool = False
     limit: int | None = None
@@ -80,9 +75,8 @@ def domain_test_of_recipe(*, questions: int = 200) -> int:
 
 
 def domain_questions(tasks: Sequence[Component]) -> int:
-    return next(
-        (domain_test_of_recipe(**task.options) for task in tasks if task.name == DOMAIN_TEST), domain_test_of_recipe()
-    )
+    options = next((task.options for task in tasks if task.name == DOMAIN_TEST), {})
+    return domain_test_of_recipe(**options)
 
 
 def tasks_of_recipe(tasks: Sequence[Component]) -> list[TaskChoice]:
@@ -186,11 +180,8 @@ def scores_of(found: dict[str, Any], names: Sequence[str]) -> Iterator[TaskScore
             metric, _, chosen = key.partition(",")
             if not chosen or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
-            own = [
-                sample
-                for sample in samples
-                if sample["filter"] == chosen and isinstance(sample.get(metric), int | float | bool)
-            ]
+            of_filter = (sample for sample in samples if sample["filter"] == chosen)
+            own = [sample for sample in of_filter if isinstance(sample.get(metric), int | float)]
             error = results[name].get(f"{metric}_stderr,{chosen}")
             is_better_higher = found.get("higher_is_better", {}).get(tasks[0], {}).get(metric)
             if is_better_higher is None:
