@@ -189,9 +189,7 @@ def refuse_changed_inputs(folder: Path, recipe: Recipe, inputs: Content) -> None
 
 
 def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str]) -> list[str]:
-    """The changed files of one source. A source that was never read to its end has no recorded hashes: then the
-    fingerprint of the rows is compared after the run."""
-    if not recorded:
+    if not recorded:  # it was never read to its end: the fingerprint of the rows is compared after the run
         return []
     try:
         versions = {name: version for name, _, version in states_of(source, key)}
@@ -238,8 +236,7 @@ def repetition_of(record: RunRecord, recipe: Recipe) -> Recipe:
 def run_again(
     record: RunRecord, recipe: Recipe, words: Sequence[str], processes: int, launcher: str | None, *, quiet: bool
 ) -> Path:
-    """Run the recipe in processes of its own, with these options of `run_recipe`, and return its folder; TrainingError
-    if it fails. Its output goes to stderr if `quiet`."""
+    """Run it with these options of `run_recipe`, and return its folder; TrainingError if it fails."""
     folder = empty_folder(recipe)
     file = folder.with_name(f".{folder.name}.yaml")
     file.write_text(dump_recipe(recipe), encoding="utf-8")

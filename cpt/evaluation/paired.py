@@ -210,11 +210,7 @@ def ratio_interval(strata: Sequence[Stratum]) -> tuple[float, float]:
         DataError: a stratum has fewer than two documents.
     """
     for differences, _ in strata:
-        if len(differences) < FEWEST:
-            raise DataError(
-                f"an interval needs {FEWEST} documents at least, {FEW} to mean much; there is {len(differences)}. Hold"
-                " out more."
-            )
+        refuse_too_few(len(differences), "documents")
     ratio, error, degrees, skewness = ratio_and_error(strata)
     reach = t_quantile(0.99 if sum(len(own) for _, own in strata) < TOO_FEW else LEVEL, degrees)
     low, high = (
@@ -222,6 +218,12 @@ def ratio_interval(strata: Sequence[Stratum]) -> tuple[float, float]:
         for quantile, extreme in ((reach, max), (-reach, min))
     )
     return low, high
+
+
+def refuse_too_few(number: int, items: str) -> None:
+    if number < FEWEST:
+        needs = f"an interval needs {FEWEST} {items} at least, {FEW} to mean much"
+        raise DataError(f"{needs}; there is {number}. Hold out more documents.")
 
 
 def ratio_and_error(strata: Sequence[Stratum]) -> tuple[float, float, float, float]:
@@ -269,11 +271,7 @@ def accuracy_difference(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> 
     Wald's after one such question was added to each side (Bonett and Price 2012, doi.org/10.3102/1076998611411915),
     which covers well where they are few."""
     number = len(before)
-    if number < FEWEST:
-        raise DataError(
-            f"an interval needs {FEWEST} questions at least, {FEW} to mean much; there is {number}. Hold out more"
-            " documents."
-        )
+    refuse_too_few(number, "questions")
     won, lost = (int((new & ~old).sum()) + 1 for new, old in ((after, before), (before, after)))
     won_share, lost_share = won / (number + 2), lost / (number + 2)
     middle = won_share - lost_share

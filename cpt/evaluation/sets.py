@@ -82,11 +82,9 @@ def data_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH) -
     return EvaluationData(data, Evaluation(perplexity=sets))
 
 
-def open_evaluation_sets(
-    held: EvaluationData, tokenizer: PreTrainedTokenizerBase, cache_dir: Path | None = None
-) -> dict[str, EvaluationSet]:
+def open_evaluation_sets(held: EvaluationData, tokenizer: PreTrainedTokenizerBase) -> dict[str, EvaluationSet]:
     """Every set by its name, tokenized for one tokenizer; one process does the work for all."""
-    cache = cache_dir or default_cache_dir()
+    cache = default_cache_dir()
     if held.evaluation.held_out_share is None:
         return main_process_first(lambda: sets_by_name(held, DocumentEncoder(tokenizer), cache))
     prepared = build_data(held.data, tokenizer, seed=held.seed, evaluation=held.evaluation, cache_dir=cache)

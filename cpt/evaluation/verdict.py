@@ -286,8 +286,7 @@ def verdict_of_run(
     not_run: Sequence[NotRun] = (),
     is_complete: bool = False,
 ) -> Verdict:
-    """The verdict from a finished run's folder and from what was measured afterwards: `evaluation` compares the domain
-    test and tasks with the base, `not_run` lists what could not be measured."""
+    """Of a finished run; the arguments say what was measured afterwards, and `not_run` what could not be."""
     recipe, run = load_recipe(folder / RECIPE), Run(folder)
     evaluations = read_evaluations(folder / METRICS)
     course, examples = course_of(evaluations), read_example_sets(folder / METRICS)
