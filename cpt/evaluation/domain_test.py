@@ -86,11 +86,9 @@ def cloze(documents: Sequence[HeldOutText], sentences: Sequence[Sequence[re.Matc
     counts = Counter(word for document in documents for word in set(WORD.findall(document.text)))
     most = max(2, int(COMMON_SHARE * len(documents)))
     by_form: dict[str, list[tuple[int, str]]] = {}
-    for word, count in counts.items():
+    for count, word in sorted((count, word) for word, count in counts.items()):
         if len(word) >= SHORTEST_WORD and count <= most:
             by_form.setdefault(form(word), []).append((count, word))
-    for words in by_form.values():
-        words.sort()
     questions = []
     for document, parts in zip(documents, sentences, strict=True):
         draw = random.Random(f"0 cloze {document.text}")

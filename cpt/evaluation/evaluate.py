@@ -76,7 +76,7 @@ class EvaluationResult:
 
 
 def measure(model: Model, request: EvaluationRequest) -> EvaluationResult:
-    """Of a model of `model_at`, whose memory is freed again."""
+    """Load a model of `model_at`, measure it, and free its memory."""
     if request.tasks and world_size() > 1:
         raise RecipeError(
             f"lm-eval's tasks run in one process, and {world_size()} were started. Start `cpt evaluate` without a"
@@ -174,7 +174,8 @@ def known_positions(model: Model) -> int:
 
 
 def build_report(measured: EvaluationResult, base: EvaluationResult | None = None) -> EvaluationReport:
-    """The base was measured on the same items. DataError if a set has too few documents to be compared."""
+    """The figures, and their differences from the base, which was measured on the same items. DataError if a set has
+    too few documents to be compared."""
     sets, tests, tasks = list[SetReport](), list[ScoreReport](), list[ScoreReport]()
     for name, losses in measured.losses.items():
         try:
@@ -190,10 +191,8 @@ def build_report(measured: EvaluationResult, base: EvaluationResult | None = Non
         tests.append(ScoreReport(f"{name} {kind}", *accuracy, against=against))
     old = {} if base is None else {(score.task, score.metric): score for score in base.tasks}
     for score in measured.tasks:
-        interval = None
-        if score.standard_error is not None:
-            reach = 1.96 * score.standard_error
-            interval = (score.value - reach, score.value + reach)
+        error = score.standard_error
+        interval = None if error is None else (score.value - 1.96 * error, score.value + 1.96 * error)
         against = None if base is None else task_difference(old[score.task, score.metric], score)
         shown = (score.metric, score.value, interval, score.questions, score.higher_is_better)
         tasks.append(ScoreReport(score.task, *shown, against))

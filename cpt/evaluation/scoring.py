@@ -150,8 +150,8 @@ def measure_and_keep(
     step: int,
     after_batch: AfterBatch | None = None,
 ) -> dict[str, float]:
-    """Keep the losses of step 0 and of the last evaluation in the run's folder, for the verdict. Returns
-    `{name}_loss` and the other figures of `DocumentLosses`, by set."""
+    """Keep the losses of step 0 and of the last evaluation in the run's folder, for the verdict; return `{name}_loss`
+    and the other figures of `DocumentLosses` of each set."""
     losses = document_losses(model, held_out, batch_size=batch_size, after_batch=after_batch)
     if losses and is_main_process():
         try:

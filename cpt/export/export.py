@@ -135,7 +135,7 @@ def complete(
 
 
 def finish(folder: Path) -> None:
-    """Make a saved model one that others load: native architecture, no leftovers of the training."""
+    """Make a saved model one that others load: native architecture, tied head once, no leftovers of the training."""
     for leftover in folder.rglob("training_args.bin"):  # a pickle, which nobody should have to trust
         leftover.unlink()
     export_native(folder)
