@@ -182,9 +182,10 @@ def quantisation(method: Method, model: PreTrainedModel, dtype: torch.dtype) -> 
 def describe_layers(model: PreTrainedModel, method: Method) -> str:
     """What was quantised and what was not; CheckpointError if nothing was."""
     quantised = set()
-    for name, weight in model.named_parameters():
-        if name.endswith(".weight") and type(weight).__module__.startswith(("torchao", "bitsandbytes")):
-            quantised.add(name.removesuffix(".weight"))
+    for name, layer in model.named_modules():
+        weight = dict(layer.named_parameters(recurse=False)).get("weight")
+        if weight is not None and type(weight).__module__.startswith(("torchao", "bitsandbytes")):
+            quantised.add(name)
     if not quantised:
         raise CheckpointError(
             f"{type(model).__name__} has no layer that --quantize {method} knows: it takes torch's linear layers."
