@@ -65,14 +65,11 @@ OF_TIME = ("_runtime", "_per_second")
 
 @dataclass(frozen=True)
 class Reproduction:
-    logs: int
-    """Compared logs with a loss."""
+    logs: int  # compared logs with a loss
     evaluations: int
     last_step: int
-    difference: dict[str, Any] | None
-    """Step, figure, and its values then and now, where the two differ first."""
-    weights_differ: list[str] | None
-    """Files of the final model that differ; None if one of the two has no model."""
+    difference: dict[str, Any] | None  # step, figure, and its values then and now, where the two differ first
+    weights_differ: list[str] | None  # files of the final model that differ; None if one of the two has no model
 
     @property
     def is_bit_equal(self) -> bool:
@@ -163,7 +160,13 @@ def place_of(environment: Content) -> Path:
 
 def refuse_changed_inputs(folder: Path, recipe: Recipe, inputs: Content) -> None:
     """Compare data, tokenizer and weights with their recorded hashes; DataError names each file that differs."""
-    changed = list(changed_data(recipe, inputs))
+    changed = []
+    for number, source in enumerate(recipe.data.sources):
+        recorded = get_dict(inputs, "data", "sources", reported_name(source), "files")
+        changed += changed_files(source, f"data.sources[{number}]", recorded)
+    for number, held_out in enumerate(recipe.evaluation.perplexity):
+        recorded = get_dict(inputs, "data", "held_out", reported_name(held_out))
+        changed += changed_files(held_out, f"evaluation.perplexity[{number}]", recorded)
     try:
         found = hash_of_tokenizer(load_tokenizer(recipe.tokenizer, recipe.model))
         if get(inputs, "tokenizer", "xxh3") not in (None, found):
@@ -185,19 +188,8 @@ def refuse_changed_inputs(folder: Path, recipe: Recipe, inputs: Content) -> None
         raise DataError(f"{folder} cannot be repeated, because its inputs changed:\n{listing}\nRestore them.")
 
 
-def changed_data(recipe: Recipe, inputs: Content) -> Iterator[str]:
-    for number, source in enumerate(recipe.data.sources):
-        recorded = get_dict(inputs, "data", "sources", reported_name(source), "files")
-        yield from changed_files(source, f"data.sources[{number}]", recorded)
-    for number, held_out in enumerate(recipe.evaluation.perplexity):
-        recorded = get_dict(inputs, "data", "held_out", reported_name(held_out))
-        yield from changed_files(held_out, f"evaluation.perplexity[{number}]", recorded)
-
-
 def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str]) -> list[str]:
-    """The changed files of one source. A source that was never read to its end has no recorded hashes: then the
-    fingerprint of the rows is compared after the run."""
-    if not recorded:
+    if not recorded:  # it was never read to its end: the fingerprint of the rows is compared after the run
         return []
     try:
         versions = {name: version for name, _, version in states_of(source, key)}
@@ -244,8 +236,7 @@ def repetition_of(record: RunRecord, recipe: Recipe) -> Recipe:
 def run_again(
     record: RunRecord, recipe: Recipe, words: Sequence[str], processes: int, launcher: str | None, *, quiet: bool
 ) -> Path:
-    """Run the recipe in processes of its own, with these options of `run_recipe`, and return its folder; TrainingError
-    if it fails. Its output goes to stderr if `quiet`."""
+    """Run it with these options of `run_recipe`, and return its folder; TrainingError if it fails."""
     folder = empty_folder(recipe)
     file = folder.with_name(f".{folder.name}.yaml")
     file.write_text(dump_recipe(recipe), encoding="utf-8")

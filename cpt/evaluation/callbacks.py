@@ -36,8 +36,7 @@ log = logging.getLogger("cpt")
 class Point:
     step: int
     tokens: int
-    bits_per_byte: dict[str, float]
-    """By held-out set."""
+    bits_per_byte: dict[str, float]  # by held-out set
 
 
 class StopWhenForgetting(TrainerCallback):

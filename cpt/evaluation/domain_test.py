@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from cpt.data.readers.example import MARK, PART
@@ -86,11 +86,9 @@ def cloze(documents: Sequence[HeldOutText], sentences: Sequence[Sequence[re.Matc
     counts = Counter(word for document in documents for word in set(WORD.findall(document.text)))
     most = max(2, int(COMMON_SHARE * len(documents)))
     by_form: dict[str, list[tuple[int, str]]] = {}
-    for word, count in counts.items():
+    for count, word in sorted((count, word) for word, count in counts.items()):
         if len(word) >= SHORTEST_WORD and count <= most:
             by_form.setdefault(form(word), []).append((count, word))
-    for words in by_form.values():
-        words.sort()
     questions = []
     for document, parts in zip(documents, sentences, strict=True):
         draw = random.Random(f"0 cloze {document.text}")
@@ -178,8 +176,7 @@ IGNORED = -100
 
 class Candidate(NamedTuple):
     ids: list[int]
-    first: int
-    """Where the choice begins."""
+    first: int  # where the choice begins
     num_bytes: int
 
 
@@ -200,9 +197,13 @@ def answer_questions(
     with evaluation_mode(model):
         for places, counts in batches(len(candidates), batch_size):
             numbers = [by_length[place] for place in places]
-            ids, labels = (part.to(device) for part in stack([candidates[number] for number in numbers]))
+            ids, labels = [], []
+            for some in (candidates[number] for number in numbers):
+                ids.append(torch.tensor(some.ids))
+                labels.append(torch.tensor([IGNORED] * some.first + some.ids[some.first :]))
             # Padding stands behind each text, where a causal model does not look.
-            nats, _, _ = score_tokens(inner(input_ids=ids, use_cache=False).logits, labels)
+            logits = inner(input_ids=pad_sequence(ids, batch_first=True).to(device), use_cache=False).logits
+            nats, _, _ = score_tokens(logits, pad_sequence(labels, batch_first=True, padding_value=IGNORED).to(device))
             if counts:
                 sizes = torch.tensor([candidates[number].num_bytes for number in numbers], device=device)
                 scores[torch.tensor(numbers, device=device)] = nats.sum(1) / sizes
@@ -226,12 +227,3 @@ def candidate(tokenizer: PreTrainedTokenizerBase, context: str, choice: str, lon
     first = len(begin) + min(shared, len(whole) - 1)
     cut = max(0, len(ids) - longest)
     return Candidate(ids[cut:], max(1, first - cut), len((space + choice).encode()))
-
-
-def stack(candidates: Sequence[Candidate]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and labels of a batch, padded; only the choices have labels."""
-    longest = max(len(one.ids) for one in candidates)
-    ids = [F.pad(torch.tensor(one.ids), (0, longest - len(one.ids))) for one in candidates]
-    wanted = [[IGNORED] * one.first + one.ids[one.first :] for one in candidates]
-    labels = [F.pad(torch.tensor(line), (0, longest - len(line)), value=IGNORED) for line in wanted]
-    return torch.stack(ids), torch.stack(labels)

@@ -58,24 +58,20 @@ MOST_BYTES_SEARCHED = 500 * 2**20  # of sources; one core searches 15 to 35 MB a
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    held_out: EvaluationData | None = None
-    """Held-out sets, of which losses are measured; None if only tasks and questions are wanted."""
-    domain_test: Sequence[str] = ()
-    """Held-out sets to make questions of."""
-    made: Mapping[str, list[Question]] = field(default_factory=dict)
-    """Questions that exist already, by set."""
+    held_out: EvaluationData | None = None  # sets whose losses are measured; None for tasks and questions only
+    domain_test: Sequence[str] = ()  # held-out sets to make questions of
+    made: Mapping[str, list[Question]] = field(default_factory=dict)  # questions that exist already, by set
     tasks: Sequence[TaskChoice] = ()
     batch_size: int = 8
-    is_compared: bool = False
-    """With another model, which needs two documents of each set."""
+    is_compared: bool = False  # with another model, which needs two documents of each set
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
     model: str
     losses: dict[str, DocumentLosses] = field(default_factory=dict)
+    # (held-out set, cloze or continuation) -> which questions of the domain test the model answered correctly
     answers: dict[tuple[str, str], NDArray[np.bool_]] = field(default_factory=dict)
-    """(held-out set, cloze or continuation) -> which questions of the domain test the model answered correctly."""
     tasks: list[TaskScore] = field(default_factory=list)
 
 
@@ -159,8 +155,7 @@ def model_at(path: str, of_recipe: Model | None = None) -> Model:
 
 
 def fitting(held: EvaluationData, model: Model) -> EvaluationData:
-    """Rows that the model can read: padded if it cannot keep packed documents apart; RecipeError if they are
-    longer."""
+    """Rows are padded if the model cannot keep packed documents apart; RecipeError if they are too long for it."""
     known = known_positions(model)
     if held.data.sequence_length > known:
         raise RecipeError(
@@ -179,8 +174,8 @@ def known_positions(model: Model) -> int:
 
 
 def build_report(measured: EvaluationResult, base: EvaluationResult | None = None) -> EvaluationReport:
-    """Put figures and differences from the base together, which was measured on the same sets, tasks and questions.
-    DataError if a set has too few documents to be compared."""
+    """The figures, and their differences from the base, which was measured on the same items. DataError if a set has
+    too few documents to be compared."""
     sets, tests, tasks = list[SetReport](), list[ScoreReport](), list[ScoreReport]()
     for name, losses in measured.losses.items():
         try:
@@ -196,10 +191,8 @@ def build_report(measured: EvaluationResult, base: EvaluationResult | None = Non
         tests.append(ScoreReport(f"{name} {kind}", *accuracy, against=against))
     old = {} if base is None else {(score.task, score.metric): score for score in base.tasks}
     for score in measured.tasks:
-        interval = None
-        if score.standard_error is not None:
-            reach = 1.96 * score.standard_error
-            interval = (score.value - reach, score.value + reach)
+        error = score.standard_error
+        interval = None if error is None else (score.value - 1.96 * error, score.value + 1.96 * error)
         against = None if base is None else task_difference(old[score.task, score.metric], score)
         shown = (score.metric, score.value, interval, score.questions, score.higher_is_better)
         tasks.append(ScoreReport(score.task, *shown, against))
@@ -281,9 +274,8 @@ def search_after_training(recipe: Recipe) -> Contamination | None:
         return None
     if elsewhere := unchecked_sources(data, evaluation):
         raise DataError(f"not all sources are files on this machine ({elsewhere[0]})")
-    size = 0
-    for number, source in enumerate(data.sources):
-        size += sum(file_size for _, file_size in files_with_sizes(source, f"data.sources[{number}]"))
+    files = (files_with_sizes(source, f"data.sources[{number}]") for number, source in enumerate(data.sources))
+    size = sum(file_size for of_source in files for _, file_size in of_source)
     if size > MOST_BYTES_SEARCHED:
         raise DataError(f"the sources have {size / 2**30:.1f} GiB, which takes a while to search")
     questions = (

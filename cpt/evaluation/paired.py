@@ -38,8 +38,7 @@ DOMINANT = 0.2  # of the bytes in one document
 Outcome = Literal["better", "worse", "about the same", "not worse", "not better", "unknown"]
 
 Floats = NDArray[np.float64]
-Stratum = tuple[Floats, Floats]
-"""Of each document: its difference, and its size."""
+Stratum = tuple[Floats, Floats]  # of each document: its difference, and its size
 
 
 @dataclass(frozen=True)
@@ -119,18 +118,13 @@ class Difference:
 
     before: float
     after: float
-    difference: float
-    """after - before."""
+    difference: float  # after - before
     low: float
     high: float
-    items: int
-    """Documents or questions."""
-    negligible: float = 0.0
-    """A smaller change counts as none; in the unit of the difference."""
-    num_worse: int | None = None
-    """Documents that need more bits than before."""
-    largest_share: float | None = None
-    """Share of the bytes in the largest document."""
+    items: int  # documents or questions
+    negligible: float = 0.0  # a smaller change counts as none; in the unit of the difference
+    num_worse: int | None = None  # documents that need more bits than before
+    largest_share: float | None = None  # share of the bytes in the largest document
 
     @property
     def is_clear(self) -> bool:
@@ -216,11 +210,7 @@ def ratio_interval(strata: Sequence[Stratum]) -> tuple[float, float]:
         DataError: a stratum has fewer than two documents.
     """
     for differences, _ in strata:
-        if len(differences) < FEWEST:
-            raise DataError(
-                f"an interval needs {FEWEST} documents at least, {FEW} to mean much; there is {len(differences)}. Hold"
-                " out more."
-            )
+        refuse_too_few(len(differences), "documents")
     ratio, error, degrees, skewness = ratio_and_error(strata)
     reach = t_quantile(0.99 if sum(len(own) for _, own in strata) < TOO_FEW else LEVEL, degrees)
     low, high = (
@@ -228,6 +218,12 @@ def ratio_interval(strata: Sequence[Stratum]) -> tuple[float, float]:
         for quantile, extreme in ((reach, max), (-reach, min))
     )
     return low, high
+
+
+def refuse_too_few(number: int, items: str) -> None:
+    if number < FEWEST:
+        needs = f"an interval needs {FEWEST} {items} at least, {FEW} to mean much"
+        raise DataError(f"{needs}; there is {number}. Hold out more documents.")
 
 
 def ratio_and_error(strata: Sequence[Stratum]) -> tuple[float, float, float, float]:
@@ -275,11 +271,7 @@ def accuracy_difference(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> 
     Wald's after one such question was added to each side (Bonett and Price 2012, doi.org/10.3102/1076998611411915),
     which covers well where they are few."""
     number = len(before)
-    if number < FEWEST:
-        raise DataError(
-            f"an interval needs {FEWEST} questions at least, {FEW} to mean much; there is {number}. Hold out more"
-            " documents."
-        )
+    refuse_too_few(number, "questions")
     won, lost = (int((new & ~old).sum()) + 1 for new, old in ((after, before), (before, after)))
     won_share, lost_share = won / (number + 2), lost / (number + 2)
     middle = won_share - lost_share
@@ -307,16 +299,14 @@ class SetReport:
     perplexity: float
     bits_per_byte: float
     accuracy: float
-    against: Difference | None = None
-    """Of bits per byte; less is better."""
+    against: Difference | None = None  # of bits per byte; less is better
 
     def verdict(self) -> str:
         """`code: better: 2.5873 -> 2.0908 bits per byte, -19.2 % (95 % interval -20.4 to -18.0 %, 181 pairs).`"""
         found = self.against
         if found is None:
-            return (
-                f"{self.name}: {self.bits_per_byte:.4f} bits per byte, {self.accuracy:.1%} of the next tokens right."
-            )
+            right = f"{self.accuracy:.1%} of the next tokens right"
+            return f"{self.name}: {self.bits_per_byte:.4f} bits per byte, {right}."
         change, low, high = found.percents
         worse = "" if found.num_worse is None else f", {found.num_worse:,} of them worse"
         interval = f"95 % interval {low:+.1f} to {high:+.1f} %{pairs(found)}{worse}"
@@ -331,8 +321,7 @@ class ScoreReport:
     name: str
     metric: str
     value: float
-    interval: tuple[float, float] | None
-    """Of the value itself; 95 %."""
+    interval: tuple[float, float] | None  # of the value itself; 95 %
     questions: int
     higher_is_better: bool = True
     against: Difference | None = None
@@ -341,8 +330,7 @@ class ScoreReport:
         """`code cloze (accuracy): better: 0.5 -> 0.7, +0.2 (95 % interval +0.08 to +0.32, 92 pairs).`, to 4 digits."""
         title, found = f"{self.name} ({self.metric})", self.against
         if found is None:
-            low, high = self.interval or (None, None)
-            spread = "" if low is None else f" (95 % interval {low:.3f} to {high:.3f})"
+            spread = " (95 % interval {:.3f} to {:.3f})".format(*self.interval) if self.interval is not None else ""
             return f"{title}: {self.value:.3f}{spread}, {self.questions:,} questions."
         interval = f"95 % interval {found.low:+.4f} to {found.high:+.4f}{pairs(found)}"
         figures = f"{found.before:.4f} -> {found.after:.4f}, {found.difference:+.4f}"
@@ -359,9 +347,8 @@ class EvaluationReport:
 
     def to_json(self) -> dict[str, Any]:
         content = asdict(self)
-        parts: dict[str, list[Any]] = {"sets": self.sets, "domain_test": self.domain_test, "tasks": self.tasks}
-        for part, reports in parts.items():
-            content[part] = [{**asdict(one), "verdict": one.verdict()} for one in reports]
+        for part in ("sets", "domain_test", "tasks"):
+            content[part] = [{**asdict(one), "verdict": one.verdict()} for one in vars(self)[part]]
         return content
 
     def verdicts(self) -> list[str]:

@@ -47,9 +47,8 @@ def sum_over_processes(sums: torch.Tensor) -> None:
 def scored_batches(
     model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch | None = None
 ) -> Iterator[ScoredBatch]:
-    """Scores of this process's rows, batch by batch; every process gets the same number of batches. The model may be
-    wrapped by DDP or DeepSpeed; its mode and the random state do not change. The scores do not depend on the batch
-    size."""
+    """Scores of this process's rows. The model may be wrapped by DDP or DeepSpeed; its mode and the random state do
+    not change. The scores do not depend on the batch size."""
     # DDP's own forward would synchronise buffers; DeepSpeed's gathers the parameters and must stay.
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     device = next(model.parameters()).device
@@ -73,10 +72,8 @@ def scored_batches(
 
 
 def batches(num_items: int, batch_size: int) -> Iterator[tuple[Sequence[int], bool]]:
-    """Numbers of this process's items in batches, each with whether it counts.
-
-    Every process gets the same number of batches, as ZeRO-3's gathering of parameters needs: a process without items
-    left repeats the first."""
+    """Numbers of this process's items in batches, each with whether it counts. Every process gets as many batches, as
+    ZeRO-3's gathering of parameters needs: a process without items left repeats the first."""
     parallel = dist.is_available() and dist.is_initialized()
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if parallel else (0, 1)
     mine = range(rank, num_items, world_size)
@@ -153,13 +150,8 @@ def measure_and_keep(
     step: int,
     after_batch: AfterBatch | None = None,
 ) -> dict[str, float]:
-    """Like `document_losses`. The losses of step 0 and of the last evaluation are kept in the run's folder, for the
-    verdict.
-
-    Returns:
-        `{name}_loss` (nats per token), `{name}_perplexity`, `{name}_bits_per_byte`, `{name}_accuracy` (share of the
-        tokens that were the most likely one) and `{name}_tokens` (predicted ones), by set.
-    """
+    """Keep the losses of step 0 and of the last evaluation in the run's folder, for the verdict; return `{name}_loss`
+    and the other figures of `DocumentLosses` of each set."""
     losses = document_losses(model, held_out, batch_size=batch_size, after_batch=after_batch)
     if losses and is_main_process():
         try:

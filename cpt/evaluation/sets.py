@@ -1,9 +1,7 @@
 """The held-out sets of a recipe or a command line: rows for a model's tokenizer, and texts."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -13,13 +11,11 @@ from xxhash import xxh3_64_intdigest
 
 from cpt.cache import default_cache_dir
 from cpt.data.readers.columns import form_of_source, form_of_stage, with_form
-from cpt.data.readers.documents import apply_policy
-from cpt.data.readers.sources import read_piece
 from cpt.data.rows.build import build_data
+from cpt.data.rows.contamination import texts_of
 from cpt.data.rows.held_out import HeldOutSet, held_out_set
 from cpt.data.rows.open_sources import open_source
 from cpt.data.rows.packing import Layout, PackedRows
-from cpt.data.store.shards import keep
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, make_shards
 from cpt.distributed import main_process_first
@@ -38,8 +34,7 @@ class HeldOutText(NamedTuple):
 
 @dataclass(frozen=True)
 class EvaluationData:
-    data: Data
-    """Transforms, policies and, for shares of sources, the sources."""
+    data: Data  # transforms, policies and, for shares of sources, the sources
     evaluation: Evaluation
     seed: int = 0
     packing: str = "best_fit"
@@ -54,15 +49,9 @@ class EvaluationSet:
         """Its documents in order, read from their files again."""
         assert self.rows.chosen is not None
         wanted = set(cast(PackedRows, self.rows.rows).documents.hashes[self.rows.chosen].tolist())
-        work, plan = self.tokenized.work, self.tokenized.plan
-        items = (
-            item
-            for number in plan.held_out
-            for piece in plan.shards[number]
-            for item in read_piece(work.source, piece, work.key)
-        )
-        documents = islice(apply_policy(items, work.on_bad_row, work.key, []), work.source.max_documents)
-        for text, document in keep(documents, work, Counter()):
+        plan = self.tokenized.plan
+        pieces = [piece for number in plan.held_out for piece in plan.shards[number]]
+        for text, document in texts_of(self.tokenized.work, pieces):
             if xxh3_64_intdigest(text.encode()) in wanted:
                 yield HeldOutText(text, document.where)
 
@@ -93,11 +82,9 @@ def data_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH) -
     return EvaluationData(data, Evaluation(perplexity=sets))
 
 
-def open_evaluation_sets(
-    held: EvaluationData, tokenizer: PreTrainedTokenizerBase, cache_dir: Path | None = None
-) -> dict[str, EvaluationSet]:
+def open_evaluation_sets(held: EvaluationData, tokenizer: PreTrainedTokenizerBase) -> dict[str, EvaluationSet]:
     """Every set by its name, tokenized for one tokenizer; one process does the work for all."""
-    cache = cache_dir or default_cache_dir()
+    cache = default_cache_dir()
     if held.evaluation.held_out_share is None:
         return main_process_first(lambda: sets_by_name(held, DocumentEncoder(tokenizer), cache))
     prepared = build_data(held.data, tokenizer, seed=held.seed, evaluation=held.evaluation, cache_dir=cache)

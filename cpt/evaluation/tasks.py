@@ -21,29 +21,25 @@ if TYPE_CHECKING:  # it takes seconds to import, and is an extra
 
 
 DOMAIN_TEST = "domain_test"  # no task of lm-eval, but named among them
+FEWEST_QUESTIONS = 30  # of a kind; with so many the interval of an accuracy reaches about 17 points to each side
 LOWER_IS_BETTER = ("perplexity", "bits_per_byte")  # metrics that lm-eval does not always say it of
 
 
 @dataclass(frozen=True)
 class TaskScore:
     task: str
-    metric: str
-    """As lm-eval calls it, with its filter: `acc,none`."""
+    metric: str  # as lm-eval calls it, with its filter: `acc,none`
     value: float
-    standard_error: float | None
-    """lm-eval's own; None where it gives none."""
+    standard_error: float | None  # lm-eval's own; None where it gives none
     questions: int
     higher_is_better: bool
-    by_question: NDArray[np.float64] | None
-    """The metric of each question; None where it is not one of single questions."""
-    hashes: tuple[str, ...]
-    """Of the questions, in the same order."""
+    by_question: NDArray[np.float64] | None  # None where the metric is not one of single questions
+    hashes: tuple[str, ...]  # of the questions, in the same order
 
 
 @dataclass(frozen=True)
 class TaskChoice:
-    names: tuple[str, ...]
-    """lm-eval's tasks, groups or tags, or those of `folder`."""
+    names: tuple[str, ...]  # lm-eval's tasks, groups or tags, or those of `folder`
     folder: Path | None = None
     allow_code: bool = False
     limit: int | None = None
@@ -80,9 +76,8 @@ def domain_test_of_recipe(*, questions: int = 200) -> int:
 
 
 def domain_questions(tasks: Sequence[Component]) -> int:
-    return next(
-        (domain_test_of_recipe(**task.options) for task in tasks if task.name == DOMAIN_TEST), domain_test_of_recipe()
-    )
+    options = next((task.options for task in tasks if task.name == DOMAIN_TEST), {})
+    return domain_test_of_recipe(**options)
 
 
 def tasks_of_recipe(tasks: Sequence[Component]) -> list[TaskChoice]:
@@ -132,9 +127,36 @@ def run_tasks(
     wrapped = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
     options: dict[str, Any] = {"task_manager": manager, "limit": choice.limit, "num_fewshot": choice.num_fewshot}
     options |= {"log_samples": True, "confirm_run_unsafe_code": choice.allow_code}
-    found = simple_evaluate(wrapped, tasks=list(choice.names), **options)
+    found: Any = simple_evaluate(wrapped, tasks=list(choice.names), **options)
     assert found is not None, "this is the only process"
-    return list(scores_of(dict(found), choice.names))
+    results, subtasks, scores = found["results"], found.get("group_subtasks", {}), []
+    asked = [name for name in results if name in choice.names]
+    below = {task for group in asked for task in subtasks.get(group, [])}
+    for name in asked or [name for name in results if name not in below]:  # a tag means its tasks
+        tasks = leaves(name, subtasks)
+        samples = [sample for task in tasks for sample in found["samples"].get(task, [])]
+        for key, value in results[name].items():
+            metric, _, chosen = key.partition(",")
+            if not chosen or metric.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            of_filter = (sample for sample in samples if sample["filter"] == chosen)
+            own = [sample for sample in of_filter if isinstance(sample.get(metric), int | float)]
+            error = results[name].get(f"{metric}_stderr,{chosen}")
+            is_better_higher = found.get("higher_is_better", {}).get(tasks[0], {}).get(metric)
+            if is_better_higher is None:
+                is_better_higher = not any(word in metric for word in LOWER_IS_BETTER)
+            score = TaskScore(
+                task=name,
+                metric=key,
+                value=float(value),
+                standard_error=float(error) if isinstance(error, int | float) else None,
+                questions=sum(found["n-samples"][task]["effective"] for task in tasks),
+                higher_is_better=bool(is_better_higher),
+                by_question=np.array([float(sample[metric]) for sample in own]) if own else None,
+                hashes=tuple(sample["doc_hash"] for sample in own),
+            )
+            scores.append(score)
+    return scores
 
 
 def load_tasks(names: Sequence[str], folder: Path | None) -> "tuple[TaskManager, dict[str, Any]]":
@@ -174,39 +196,6 @@ def load_tasks(names: Sequence[str], folder: Path | None) -> "tuple[TaskManager,
         ) from problem
 
 
-def scores_of(found: dict[str, Any], names: Sequence[str]) -> Iterator[TaskScore]:
-    """Every metric of the requested tasks and groups; a tag means its tasks."""
-    results, subtasks = found["results"], found.get("group_subtasks", {})
-    asked = [name for name in results if name in names]
-    below = {task for group in asked for task in subtasks.get(group, [])}
-    for name in asked or [name for name in results if name not in below]:
-        tasks = leaves(name, subtasks)
-        samples = [sample for task in tasks for sample in found["samples"].get(task, [])]
-        for key, value in results[name].items():
-            metric, _, chosen = key.partition(",")
-            if not chosen or metric.endswith("_stderr") or not isinstance(value, int | float):
-                continue
-            own = [
-                sample
-                for sample in samples
-                if sample["filter"] == chosen and isinstance(sample.get(metric), int | float | bool)
-            ]
-            error = results[name].get(f"{metric}_stderr,{chosen}")
-            is_better_higher = found.get("higher_is_better", {}).get(tasks[0], {}).get(metric)
-            if is_better_higher is None:
-                is_better_higher = not any(word in metric for word in LOWER_IS_BETTER)
-            yield TaskScore(
-                task=name,
-                metric=key,
-                value=float(value),
-                standard_error=float(error) if isinstance(error, int | float) else None,
-                questions=sum(found["n-samples"][task]["effective"] for task in tasks),
-                higher_is_better=bool(is_better_higher),
-                by_question=np.array([float(sample[metric]) for sample in own]) if own else None,
-                hashes=tuple(sample["doc_hash"] for sample in own),
-            )
-
-
 def leaves(name: str, subtasks: dict[str, list[str]]) -> list[str]:
     """The tasks of a group and of groups in it; a task itself."""
     return [task for below in subtasks[name] for task in leaves(below, subtasks)] if subtasks.get(name) else [name]
@@ -229,6 +218,3 @@ def task_texts(names: Sequence[str], folder: Path | None = None) -> Iterator[tup
             # A number is the place of the choice that fills the gap; then the choices have the text.
             text = " ".join(str(part) for part in [question, *choices] if not isinstance(part, int))
             yield name, f"{name}: question {number}", text
-
-
-FEWEST_QUESTIONS = 30  # of a kind; with so many the interval of an accuracy reaches about 17 points to each side

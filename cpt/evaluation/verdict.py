@@ -58,8 +58,7 @@ class ExampleSet:
     reward: tuple[float, float] | None = None
     has_reference: bool = False
     """Rewards are against the model that the run began with, so that before it no pair could be told apart."""
-    is_new_head: bool = False
-    """The head that gives the rewards was drawn at random."""
+    is_new_head: bool = False  # the head that gives the rewards was drawn at random
 
     @property
     def is_against_chance(self) -> bool:
@@ -146,8 +145,7 @@ class SetVerdict:
     before: float
     after: float
     documents: int | None = None
-    difference: Difference | None = None
-    """None if documents cannot be paired; then there is no interval."""
+    difference: Difference | None = None  # None if documents cannot be paired; then there is no interval
 
     @property
     def outcome(self) -> Outcome:
@@ -158,11 +156,9 @@ class SetVerdict:
 class SourceFacts:
     name: str
     documents: int
-    share: float
-    """Of the run's tokens."""
+    share: float  # of the run's tokens
     licence: str | None
-    decontaminated: int = 0
-    """Documents that the filter `decontaminate` dropped."""
+    decontaminated: int = 0  # documents that the filter `decontaminate` dropped
 
 
 @dataclass(frozen=True)
@@ -175,8 +171,7 @@ class Sample:
 @dataclass(frozen=True)
 class NotRun:
     what: str
-    why: str
-    """With the command that runs it."""
+    why: str  # with the command that runs it
 
 
 @dataclass(frozen=True)
@@ -186,15 +181,11 @@ class Verdict:
     base: str | None
     tokens: int
     sets: list[SetVerdict]
-    domain: Difference | None
-    """Bits per byte of all domain sets together."""
-    general: Difference | None
-    """Bits per byte of all general sets together."""
+    domain: Difference | None  # bits per byte of all domain sets together
+    general: Difference | None  # bits per byte of all general sets together
     sources: list[SourceFacts]
-    stopped: str | None = None
-    """Why the run ended before its budget."""
-    skipped_steps: tuple[int, int] = (0, 0)
-    """Steps that the loss guard skipped, and all steps."""
+    stopped: str | None = None  # why the run ended before its budget
+    skipped_steps: tuple[int, int] = (0, 0)  # steps that the loss guard skipped, and all steps
     domain_test: list[ScoreReport] = field(default_factory=list)
     tasks: list[ScoreReport] = field(default_factory=list)
     contamination: Contamination | None = None
@@ -202,10 +193,8 @@ class Verdict:
     samples: list[Sample] = field(default_factory=list)
     not_run: list[NotRun] = field(default_factory=list)
     serve: str | None = None
-    is_complete: bool = False
-    """False while it holds only what the run itself measured."""
-    examples: list[ExampleSet] = field(default_factory=list)
-    """Held-out pairs, rated answers and prompts, of stages that learn from such."""
+    is_complete: bool = False  # False while it holds only what the run itself measured
+    examples: list[ExampleSet] = field(default_factory=list)  # held-out pairs, rated answers and prompts
 
     @property
     def worked(self) -> bool | None:
@@ -257,7 +246,6 @@ def outcome_of_set(difference: Difference, *, is_general: bool) -> Outcome:
 
 
 def domain_sentence(domain: Difference, other: str) -> str:
-    """Whether the domain was learned, compared with `other`."""
     outcome = outcome_of_set(domain, is_general=False)
     if outcome in ("better", "worse"):
         what, how = ("It worked", "fewer") if outcome == "better" else ("It did harm", "more")
@@ -298,8 +286,7 @@ def verdict_of_run(
     not_run: Sequence[NotRun] = (),
     is_complete: bool = False,
 ) -> Verdict:
-    """The verdict from a finished run's folder and from what was measured afterwards: `evaluation` compares the domain
-    test and tasks with the base, `not_run` lists what could not be measured."""
+    """Of a finished run; the arguments say what was measured afterwards, and `not_run` what could not be."""
     recipe, run = load_recipe(folder / RECIPE), Run(folder)
     evaluations = read_evaluations(folder / METRICS)
     course, examples = course_of(evaluations), read_example_sets(folder / METRICS)
@@ -422,7 +409,6 @@ def verdict_page(verdict: Verdict) -> str:
     dropped = f"{num_dropped:,} training documents were left out for it." if num_dropped else ""
     return template.render(
         verdict=verdict,
-        run=verdict.run,
         examples=examples,
         sets=sorted(verdict.sets, key=lambda one: one.is_general),
         scores=[*verdict.domain_test, *verdict.tasks],

@@ -86,8 +86,7 @@ def unfinished_name(folder: Path) -> Path:
 
 @contextmanager
 def new_folder(folder: Path, *, is_begun: bool = False) -> Iterator[Path]:
-    """A hidden folder that becomes `folder` if nothing goes wrong inside, and is removed otherwise; `is_begun` keeps
-    what it already has."""
+    """A hidden folder that becomes `folder`, or is removed on an error; `is_begun` keeps what it already has."""
     unfinished = unfinished_name(folder)
     if not is_begun:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -136,8 +135,7 @@ def complete(
 
 
 def finish(folder: Path) -> None:
-    """Make a saved model of a run one that others load: native architecture, a tied head stored once, no leftovers of
-    the training."""
+    """Make a saved model one that others load: native architecture, tied head once, no leftovers of the training."""
     for leftover in folder.rglob("training_args.bin"):  # a pickle, which nobody should have to trust
         leftover.unlink()
     export_native(folder)
@@ -149,17 +147,14 @@ def finish(folder: Path) -> None:
 
 
 def store_tied_head_once(folder: Path) -> None:
-    """Remove a head that equals the embedding, as saved under ZeRO-1 and 2: accelerate clones what it saves, and so
-    unties it."""
+    """Under ZeRO-1 and 2 accelerate clones what it saves, so that a tied head is there twice."""
     if not json.loads((folder / "config.json").read_text()).get("tie_word_embeddings"):
         return
-    tensors = Tensors(folder)
-
-    def has_twin(head: str) -> bool:
+    tensors, copies = Tensors(folder), set[str]()
+    for head in [name for name in tensors.files if name.endswith(HEADS)]:
         alike = [name for name, shape in tensors.shapes.items() if name != head and shape == tensors.shapes[head]]
-        return any(torch.equal(tensors.read(name), tensors.read(head)) for name in alike)
-
-    copies = {name for name in tensors.files if name.endswith(HEADS) and has_twin(name)}
+        if any(torch.equal(tensors.read(name), tensors.read(head)) for name in alike):
+            copies.add(head)
     if not copies:
         return
     rest = {name: (shape, tensors.dtypes[name]) for name, shape in tensors.shapes.items() if name not in copies}
@@ -204,8 +199,7 @@ def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
 
 
 def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path) -> None:
-    """Write the mean of the last checkpoints to `average/` in the run's folder, if the recipe asks for it; every
-    process must call it."""
+    """Write the mean of the last checkpoints if the recipe asks for it; every process must call it."""
     if recipe.checkpoints.average is None:
         return
     folders = complete_checkpoints(run)[-recipe.checkpoints.average :]
@@ -293,7 +287,6 @@ def written_dtype(tensors: Tensors, name: str, dtype: torch.dtype | None) -> tor
 
 
 def copy_model_files(folder: Path, output: Path) -> None:
-    """Copy config, tokenizer and code, without the weights."""
     for pattern in MODEL_FILES:
         for file in folder.glob(pattern):
             if file.is_file():

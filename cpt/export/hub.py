@@ -15,8 +15,7 @@ TOKENS = "https://huggingface.co/settings/tokens"
 
 
 def check_push(name: str, *, private: bool, sure: bool) -> None:
-    """Check everything, the user's rights on the Hub included, before anything is written: RecipeError for a name or
-    answer that is missing, ResourceError for the network or the token."""
+    """RecipeError for a name or answer that is missing, ResourceError for the network, the token or its rights."""
     if not HUB_ID.fullmatch(name):
         raise RecipeError(f"--push-to-hub {name} is no name on the Hub. Write it as OWNER/NAME.")
     if not private and not sure and not typer.get_text_stream("stdin").isatty():

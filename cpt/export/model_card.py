@@ -19,8 +19,8 @@ from cpt.runs.folder import ENVIRONMENT, EXPORT, INPUTS, METRICS, RECIPE, VERDIC
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 UNKNOWN_LICENCE = "not stated"
 
+# Held-out set -> bits per byte before the first step and after the last.
 Evaluations = dict[str, tuple[float | None, float]]
-"""Held-out set -> bits per byte before the first step and after the last."""
 
 
 def write_model_card(

@@ -66,15 +66,19 @@ class ProofText:
 
 def proof_text(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, file: Path | None = None) -> ProofText:
     """The first tokens of the user's own file, or of our passage; no more than the model takes."""
-    try:
-        text = TEXT if file is None else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        raise DataError(f"--text {file} cannot be read: {problem}") from problem
+    text = TEXT if file is None else read_text(file)
     context = value_of(config, "max_position_embeddings") or NUM_TOKENS
     ids = tokenizer(text, add_special_tokens=False)["input_ids"][: min(NUM_TOKENS, context)]
     if len(ids) < 2:
         raise DataError(f"--text {file} has fewer than two tokens: give a page of text.")
     return ProofText(text, ids)
+
+
+def read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise DataError(f"--text {file} cannot be read: {problem}") from problem
 
 
 def logits_of(model: nn.Module, ids: list[int]) -> torch.Tensor:
@@ -109,8 +113,7 @@ def reload_and_compare(
     base: str | None = None,
     device: str | None = None,
 ) -> str:
-    """Compare the logits of an export, loaded in another process, with the expected ones; returns the report's line.
-    CheckpointError if they differ."""
+    """The report's line; CheckpointError if the export, loaded in another process, has other logits."""
     logits = logits_in_another_process(folder, text, dtype, base=base, device=device)
     found = difference(expected, logits, dtype, tolerance)
     what, library = ("The export", "transformers") if base is None else ("The adapter", "peft")
@@ -148,8 +151,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def brings_its_code(folder: Path) -> bool:
-    """Whether the model's code lies in the folder: transformers copied there what this process ran when it wrote the
-    folder."""
+    """Whether the model's code lies in the folder; transformers copies what ran when the folder was written."""
     named = config_json(folder).get("auto_map", {}) if (folder / "config.json").is_file() else {}
     files = {str(name).partition(".")[0] for name in named.values()}
     return bool(files) and all((folder / f"{name}.py").is_file() for name in files)
@@ -160,8 +162,7 @@ ENDS = ("embed_tokens", "wte", "lm_head", "embed_out")  # names of embeddings an
 
 
 def check_vocabulary(rows: int, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The report's line about rows of the embeddings and tokens; CheckpointError if there are more tokens than
-    rows."""
+    """The report's line; CheckpointError if there are more tokens than rows of the embeddings."""
     tokens = max(tokenizer.get_vocab().values()) + 1
     if tokens > rows:
         raise CheckpointError(

@@ -28,7 +28,7 @@ from cpt.checkpoints.model_folder import weight_files
 from cpt.errors import CheckpointError, CptError, DataError, ResourceError
 from cpt.evaluation.sets import data_of_recipe, open_evaluation_sets
 from cpt.export.export import copy_model_files
-from cpt.export.proof import CARD, TEXT, logits_of, proof_text, reload_and_compare
+from cpt.export.proof import CARD, TEXT, logits_of, proof_text, read_text, reload_and_compare
 from cpt.export.trained import Trained
 from cpt.export.write import ExportOptions, export_whole, name_of, written_whole_or_not
 from cpt.files import write_atomic
@@ -48,8 +48,7 @@ BEGINNING = 4000  # characters read of a document, so that one long document doe
 class EvaluationText:
     where: str
     windows: list[list[int]]
-    num_bytes: int
-    """UTF-8 bytes of the text of the predicted tokens."""
+    num_bytes: int  # UTF-8 bytes of the text of the predicted tokens
 
     @property
     def num_predicted(self) -> int:
@@ -59,13 +58,10 @@ class EvaluationText:
 
 @dataclass(frozen=True)
 class QuantizationCost:
-    before: float
-    """Bits per byte."""
+    before: float  # bits per byte
     after: float
-    divergence: float
-    """Mean Kullback-Leibler divergence of the quantised model's probabilities, in nats a token."""
-    agreement: float
-    """Share of the tokens with the same most probable successor."""
+    divergence: float  # mean Kullback-Leibler divergence of the quantised model's probabilities, in nats a token
+    agreement: float  # share of the tokens with the same most probable successor
 
     def report(self, method: str, max_rise: float) -> str:
         """The line of the report; CheckpointError if bits per byte rise by more than this share."""
@@ -209,10 +205,7 @@ def evaluation_text(
 ) -> EvaluationText:
     """The user's file (`--text`), else the documents that the run held out, else our own passage."""
     if file is not None:
-        try:
-            return in_windows(f"the text of {file}", [file.read_text(encoding="utf-8")], tokenizer, config)
-        except (OSError, UnicodeDecodeError) as problem:
-            raise DataError(f"--text {file} cannot be read: {problem}") from problem
+        return in_windows(f"the text of {file}", [read_text(file)], tokenizer, config)
     if trained.run is not None and trained.recipe is not None:
         with suppress(CptError):  # the data may not be on this machine; the report names the text that was used
             sets = open_evaluation_sets(data_of_recipe(trained.recipe), tokenizer).values()

@@ -11,9 +11,10 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 
-def logits_of_export(job: dict[str, Any]) -> torch.Tensor:
-    """[T, V] on the job's text, in fp32, or a reward model's score; refuses weights that are missing or that no part
-    of a model takes."""
+def main() -> None:
+    """Write the logits on the job's text, [T, V] in fp32, or a reward model's score."""
+    sys.modules["cpt"] = None  # type: ignore[assignment]  # Python's way to make an import fail
+    job = json.loads(Path(sys.argv[1]).read_text())
     folder = job["folder"]
     ids = AutoTokenizer.from_pretrained(folder)(job["text"], add_special_tokens=False)["input_ids"][: len(job["ids"])]
     if ids != job["ids"]:
@@ -38,13 +39,8 @@ def logits_of_export(job: dict[str, Any]) -> torch.Tensor:
             f"missing {sorted(info['missing_keys'])[:3]}, unexpected {sorted(info['unexpected_keys'])[:3]}"
         )
     with torch.no_grad():
-        return model.eval()(torch.tensor([ids], device=model.device), use_cache=False).logits[0].float().cpu()
-
-
-def main() -> None:
-    sys.modules["cpt"] = None  # type: ignore[assignment]  # Python's way to make an import fail
-    job = json.loads(Path(sys.argv[1]).read_text())
-    save_file({"logits": logits_of_export(job).contiguous()}, job["output"])
+        output = model.eval()(torch.tensor([ids], device=model.device), use_cache=False)
+    save_file({"logits": output.logits[0].float().cpu().contiguous()}, job["output"])
 
 
 if __name__ == "__main__":

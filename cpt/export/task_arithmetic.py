@@ -105,19 +105,16 @@ class SharedRowIds:
     shared: torch.Tensor  # [n] rows of tokens that all three models have, in the trained model
     in_base: torch.Tensor  # [n] the same tokens' rows there
     in_chat: torch.Tensor  # [n] and there
-    added: list[str]
-    """The chat model's own tokens, appended behind those of the trained model."""
+    added: list[str]  # the chat model's own tokens, appended behind those of the trained model
     first_added: int
     added_in_chat: torch.Tensor
-    kept: int
-    """Tokens of the trained model that one of the others lacks, and that keep their row."""
+    kept: int  # tokens of the trained model that one of the others lacks, and that keep their row
 
 
 def match_rows(
     after: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase, chat: PreTrainedTokenizerBase, rows: Sequence[int]
 ) -> SharedRowIds:
-    """Match the three vocabularies; the ids of `after` stay what they are. CheckpointError if they are not the same
-    tokenizer with tokens added."""
+    """The ids of `after` stay. CheckpointError if the three are not one tokenizer with tokens added."""
     vocabularies = after_ids, base_ids, chat_ids = after.get_vocab(), base.get_vocab(), chat.get_vocab()
     for ids, count, what in zip(vocabularies, rows, ("--after", "--base", "--chat"), strict=True):
         if (needed := max(ids.values()) + 1) > count:
@@ -164,8 +161,7 @@ def shown(tokens: Iterable[str]) -> str:
 def merge_rows(
     rows: SharedRowIds, after: torch.Tensor, base: torch.Tensor, chat: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """The merged rows in fp32: after + scale * (chat - base) for tokens of all three; tokens of one alone keep their
-    row."""
+    """In fp32: after + scale * (chat - base) for tokens of all three; tokens of one alone keep their row."""
     merged = torch.zeros(rows.total, *after.shape[1:])
     merged[: after.shape[0]] = after
     merged[rows.shared] += scale * (chat[rows.in_chat].float() - base[rows.in_base].float())

@@ -68,8 +68,7 @@ class Trained:
 
     @property
     def base(self) -> Model:
-        """The model that an adapter was trained on, as the run had it, or as peft wrote it down; CheckpointError if
-        unknown."""
+        """Of an adapter, as the run had it, or as peft wrote it down; CheckpointError if unknown."""
         if self.stated_base is not None:
             known = Model(path=".") if self.recipe is None else self.recipe.model
             return known.model_copy(update={"path": str(self.stated_base), "revision": None})
@@ -93,8 +92,8 @@ class Trained:
 
 
 def find_trained(path: Path) -> Trained:
-    """What to export of a path that a user gave; of a run its finished model (of LoRA the adapter), else its newest
-    checkpoint. CheckpointError if there is nothing, or not all of it."""
+    """Of a run its finished model (of LoRA the adapter), else its newest checkpoint. CheckpointError if there is
+    nothing, or not all of it."""
     path = path.expanduser()
     if not path.is_dir():
         what = "is a file" if path.exists() else f"does not exist (looked in {Path.cwd()})"

@@ -48,23 +48,17 @@ DtypeName = Literal["bfloat16", "float16", "float32"]
 class ExportOptions:
     dtype: torch.dtype = torch.bfloat16
     max_shard_size: str = "5GB"
-    text: Path | None = None
-    """The user's text to compare logits on."""
-    tolerance: float | None = None
-    """Allowed share of the largest logit."""
+    text: Path | None = None  # the user's text to compare logits on
+    tolerance: float | None = None  # allowed share of the largest logit
 
 
 @dataclass(frozen=True)
 class MergeProof:
-    effect: LogitDifference
-    """Between the base and the adapter: what was learned."""
-    merged: LogitDifference
-    """Between the adapter and the merged model, both in fp32."""
-    exported: LogitDifference
-    """Between the adapter in fp32 and the merged model in the dtype of the export."""
+    effect: LogitDifference  # between the base and the adapter: what was learned
+    merged: LogitDifference  # between the adapter and the merged model, both in fp32
+    exported: LogitDifference  # between the adapter in fp32 and the merged model in the dtype of the export
     tensors: int
-    changed: int
-    """Of the tensors in the dtype of the export, those that differ from the base."""
+    changed: int  # of the tensors in the dtype of the export, those that differ from the base
 
 
 def check_output(output: Path, max_shard_size: str) -> None:
@@ -231,10 +225,7 @@ def merge_proven(
 
 
 def rounded_to(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """The same model with its parameters in `dtype`, as `from_pretrained(..., dtype=dtype)` would hold them.
-
-    `model.to(dtype)` would round the rotary frequencies too, which transformers keeps in fp32.
-    """
+    """As `from_pretrained(..., dtype=dtype)` holds it: `model.to(dtype)` would round the rotary frequencies too."""
     in_full = modules_kept_in_fp32(model, dtype)
     for name, parameter in model.named_parameters():
         if not any(f".{part}." in f".{name}." for part in in_full):
@@ -245,12 +236,11 @@ def rounded_to(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 def fingerprints(model: nn.Module, dtype: torch.dtype) -> dict[str, str]:
     """Name -> hash of each parameter as it would be written in `dtype`; one tensor is converted at a time."""
-    return {
-        name: xxhash.xxh3_128_hexdigest(
-            parameter.detach().to(dtype).contiguous().flatten().view(torch.uint8).numpy().data
-        )
-        for name, parameter in model.named_parameters()
-    }
+    hashes = {}
+    for name, parameter in model.named_parameters():
+        raw = parameter.detach().to(dtype).contiguous().flatten().view(torch.uint8)
+        hashes[name] = xxhash.xxh3_128_hexdigest(raw.numpy().data)
+    return hashes
 
 
 @contextmanager

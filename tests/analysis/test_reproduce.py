@@ -13,7 +13,6 @@ from tiny import write_recipe
 
 from cpt.cli import main
 from cpt.commands.reproduce import (
-    changed_data,
     changes,
     compare_results,
     empty_folder,
@@ -120,7 +119,9 @@ def test_a_file_with_one_changed_byte_is_named(recipe, inputs, tmp_path, name):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    (line,) = changed_data(recipe, inputs)
+    with pytest.raises(DataError) as refused:
+        refuse_changed_inputs(tmp_path, recipe, inputs)
+    _, line, _ = str(refused.value).splitlines()
     assert str(path) in line
 
 
