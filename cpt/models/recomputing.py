@@ -120,20 +120,19 @@ def keep_attention(context: Any, operation: Any, *_: Any, **__: Any) -> Checkpoi
     return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-class OffloadedActivations(AbstractContextManager["OffloadedActivations"]):
+class OffloadedActivations(AbstractContextManager[None]):
     """TRL's offloading, made at the first step: it has to know the weights, which then no longer move."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.context: AbstractContextManager[Any] | None = None
 
-    def __enter__(self) -> "OffloadedActivations":
+    def __enter__(self) -> None:
         if self.context is None:
             from trl.models.activation_offloading import get_act_offloading_ctx_manager  # seconds to import
 
             self.context = get_act_offloading_ctx_manager(self.model)
         self.context.__enter__()
-        return self
 
     def __exit__(self, *problem: Any) -> None:
         assert self.context is not None, "it was entered"
