@@ -174,11 +174,20 @@ def load_weights(
     try:
         if quantization is not None:
             options["quantization_config"] = quantization.config(dtype)
-        if state_dict := _converted_weights(path, model, config):
+        revision = model.revision or "main"
+        state_dict: dict[str, torch.Tensor] | None = None
+        if Path(path).suffix in STATE_DICTS:
+            state_dict = torch.load(path, map_location="cpu", weights_only=True)
+        elif isinstance(config, CptGPT2Config):
+            published = AutoConfig.from_pretrained(path, revision=revision)
+            if published.model_type != config.model_type:  # a published GPT-2, whose rows must be padded
+                whole = AutoModelForCausalLM.from_pretrained(path, revision=revision)
+                state_dict = pad_vocabulary(whole.state_dict(), config.vocab_size)
+        if state_dict:
             kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
             loaded = kind.from_pretrained(None, state_dict=state_dict, **options)
         else:
-            options |= {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
+            options |= {"revision": revision, "trust_remote_code": model.trust_remote_code}
             loaded = AutoModelForCausalLM.from_pretrained(path, **options)
     except (OSError, SafetensorError, UnpicklingError, EOFError, RuntimeError) as problem:
         raise CheckpointError(
@@ -196,19 +205,6 @@ def load_weights(
         some = ", ".join(unexpected[:5])
         logger.warning("%s: %d tensors belong to no part of the model: %s", path, len(unexpected), some)
     return built
-
-
-def _converted_weights(path: str, model: Model, config: PreTrainedConfig) -> dict[str, torch.Tensor] | None:
-    """The tensors of a bare state dict, or of a published GPT-2 whose rows must be padded."""
-    if Path(path).suffix in STATE_DICTS:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    if not isinstance(config, CptGPT2Config):
-        return None
-    published = AutoConfig.from_pretrained(path, revision=model.revision or "main")
-    if published.model_type == config.model_type:
-        return None
-    whole = AutoModelForCausalLM.from_pretrained(path, revision=model.revision or "main")
-    return pad_vocabulary(whole.state_dict(), config.vocab_size)
 
 
 # --- scoring models --------------------------------------------------------------------------------------------------

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from peft import PeftModel
 from torch import nn
-from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cpt.errors import RecipeError
 from cpt.hf_internals import attention_of
 from cpt.models.attention import VARLEN, VARLEN_NAMES
+from cpt.models.fused_loss import next_tokens
 from cpt.models.inventory import runs_along_the_row
 from cpt.torch_internals import mark_dynamic
 
@@ -25,7 +25,6 @@ FEWEST_BOUNDS = 32
 FEWEST_TOKENS = 128  # of the longest document; kernels compute blocks of so many
 # Share of the largest logit. bf16 rounds by 0.004, and kernels for several lengths add up in another order.
 TOLERANCE = 0.02
-IGNORED = -100
 # Packed losses and gradients were compared with those of one process: tests/models/test_shared_rows.py.
 PROVEN_SHARED = """
     apertus arcee aria_text bitnet cohere cohere2 cohere2_moe cwm ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo
@@ -147,7 +146,7 @@ class PartOfRows:
         """This process' tokens, each with the label of the next one, also of another part; the bounds stay whole."""
         whole = add_document_bounds(batch)
         documents = {name: whole.pop(name) for name in (BOUNDS, LONGEST)}
-        labels = F.pad(whole.pop("labels"), (0, 1), value=IGNORED)[..., 1:]
+        labels = next_tokens(whole.pop("labels"))
         whole |= {"labels": labels, "shift_labels": labels}
         cut = {name: rows.chunk(self.parts, dim=1)[self.number].contiguous() for name, rows in whole.items()}
         return cut | documents

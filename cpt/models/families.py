@@ -194,7 +194,19 @@ def _rewrite_weights(folder: Path, config: CptGPT2Config | MiniMind2MoEConfig) -
             if name.endswith(VOCABULARY_TABLES):
                 tensors[name] = tensors[name][:tokens].clone()
     else:
-        tensors = _qwen2_moe_state_dict(config, tensors)
+        # Several shared experts side by side are one wide expert.
+        published, tensors = tensors, {name: one for name, one in tensors.items() if ".shared_experts." not in name}
+        experts = range(config.n_shared_experts)
+        for layer in range(config.num_hidden_layers):
+            mlp = f"model.layers.{layer}.mlp"
+            gate = published[f"{mlp}.gate.weight"]
+            # Qwen2-MoE multiplies its shared expert by a sigmoid. Zeros make that 1/2, and weights of twice the size
+            # undo it exactly.
+            tensors[f"{mlp}.shared_expert_gate.weight"] = torch.zeros_like(gate[:1])
+            for part, dim, factor in (("gate", 0, 1), ("up", 0, 1), ("down", 1, 2)):
+                parts = [published[f"{mlp}.shared_experts.{one}.{part}_proj.weight"] for one in experts]
+                empty = gate.new_empty((0, config.hidden_size) if dim == 0 else (config.hidden_size, 0))
+                tensors[f"{mlp}.shared_expert.{part}_proj.weight"] = factor * torch.cat([*parts, empty], dim=dim)
     largest = max(file.stat().st_size for file in old_files)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         save_torch_state_dict(tensors, scratch, max_shard_size=largest, metadata={"format": "pt"})
@@ -202,20 +214,3 @@ def _rewrite_weights(folder: Path, config: CptGPT2Config | MiniMind2MoEConfig) -
             file.unlink()
         for file in Path(scratch).iterdir():
             shutil.move(file, folder / file.name)
-
-
-def _qwen2_moe_state_dict(config: MiniMind2MoEConfig, state_dict: StateDict) -> StateDict:
-    """Several shared experts side by side are one wide expert."""
-    renamed = {name: tensor for name, tensor in state_dict.items() if ".shared_experts." not in name}
-    for layer in range(config.num_hidden_layers):
-        mlp = f"model.layers.{layer}.mlp"
-        gate = state_dict[f"{mlp}.gate.weight"]
-        # Qwen2-MoE multiplies its shared expert by a sigmoid. Zeros make that 1/2, and weights of twice the size undo
-        # it exactly.
-        renamed[f"{mlp}.shared_expert_gate.weight"] = torch.zeros_like(gate[:1])
-        for part, dim, factor in (("gate", 0, 1), ("up", 0, 1), ("down", 1, 2)):
-            names = [f"{mlp}.shared_experts.{index}.{part}_proj.weight" for index in range(config.n_shared_experts)]
-            shared = [state_dict[name] for name in names]
-            empty = gate.new_empty((0, config.hidden_size) if dim == 0 else (config.hidden_size, 0))
-            renamed[f"{mlp}.shared_expert.{part}_proj.weight"] = factor * torch.cat([*shared, empty], dim=dim)
-    return renamed

@@ -18,7 +18,6 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
-from transformers.modeling_rope_utils import RopeParameters
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP
 from transformers.models.qwen3_moe.modeling_qwen3_moe import (
     Qwen3MoePreTrainedModel,
@@ -46,7 +45,6 @@ class MiniMind2Config(LlamaConfig):
     max_position_embeddings: int = 32768
     rms_norm_eps: float = 1e-5
     tie_word_embeddings: bool = True
-    rope_parameters: RopeParameters | dict | None = None
 
 
 class MiniMind2ForCausalLM(LlamaForCausalLM):
@@ -196,23 +194,16 @@ class MiniMind3MoEForCausalLM(BalancedForCausalLM, Qwen3MoeForCausalLM):
         return top_k * balance_loss(router_logits, top_k, num_sequences=1)
 
 
-class MiniMind2MoEConfig(LlamaConfig):
+class MiniMind2MoEConfig(MiniMind2Config):
     """MiniMind2's mixture (github.com/jingyaogong/minimind at c090b69); the defaults are its 145M model."""
 
     model_type = "minimind2_moe"
-    default_theta = 1e6
     base_model_tp_plan = {}  # Llama's names a dense feed-forward part
     attribute_map = {"num_local_experts": "num_experts"}
 
-    vocab_size: int = 6400
     hidden_size: int = 640
     intermediate_size: int = 1728  # of one expert, routed or shared
     num_hidden_layers: int = 8
-    num_attention_heads: int = 8
-    num_key_value_heads: int | None = 2
-    max_position_embeddings: int = 32768
-    rms_norm_eps: float = 1e-5
-    tie_word_embeddings: bool = True
     num_experts: int = 4
     n_shared_experts: int = 1
     num_experts_per_tok: int = 2

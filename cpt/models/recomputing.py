@@ -92,29 +92,25 @@ def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> Abstra
                 setattr(arguments, f"{name}_kwargs", dict(options))
         whole = model.get_base_model() if isinstance(model, PeftModel) else model
         if isinstance(whole, PreTrainedModel):
-            prepare_switch(whole, selective=wanted.selective)
+            own_switch = whole.gradient_checkpointing_enable
+
+            # A function cannot be in arguments that are written to files.
+            def switch(gradient_checkpointing_kwargs: dict[str, Any] | None = None, **others: Any) -> None:
+                given = dict(gradient_checkpointing_kwargs or {})
+                if wanted.selective:
+                    given["context_fn"] = partial(create_selective_checkpoint_contexts, keep_attention)
+                # The warning is about the older name, which both versions know.
+                with warnings.catch_warnings(action="ignore", category=FutureWarning):
+                    own_switch(gradient_checkpointing_kwargs=given, **others)
+                move_checkpoints_into_graphs(whole)
+
+            whole.gradient_checkpointing_enable = switch  # type: ignore[method-assign]
     if not wanted.offload:
         return nullcontext()
     if not torch.accelerator.is_available():
         tell(f"{KEY}: `offload` does nothing here: without a GPU all activations are in the host's memory.")
         return nullcontext()
     return OffloadedActivations(model)
-
-
-def prepare_switch(model: PreTrainedModel, *, selective: bool) -> None:
-    """Have the model's own switch use our context; a function cannot be in arguments that are written to files."""
-    own_switch = model.gradient_checkpointing_enable
-
-    def switch(gradient_checkpointing_kwargs: dict[str, Any] | None = None, **options: Any) -> None:
-        given = dict(gradient_checkpointing_kwargs or {})
-        if selective:
-            given["context_fn"] = partial(create_selective_checkpoint_contexts, keep_attention)
-        # The warning is about the older name, which both versions know.
-        with warnings.catch_warnings(action="ignore", category=FutureWarning):
-            own_switch(gradient_checkpointing_kwargs=given, **options)
-        move_checkpoints_into_graphs(model)
-
-    model.gradient_checkpointing_enable = switch  # type: ignore[method-assign]
 
 
 def keep_attention(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
@@ -124,20 +120,19 @@ def keep_attention(context: Any, operation: Any, *_: Any, **__: Any) -> Checkpoi
     return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-class OffloadedActivations(AbstractContextManager["OffloadedActivations"]):
+class OffloadedActivations(AbstractContextManager[None]):
     """TRL's offloading, made at the first step: it has to know the weights, which then no longer move."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.context: AbstractContextManager[Any] | None = None
 
-    def __enter__(self) -> "OffloadedActivations":
+    def __enter__(self) -> None:
         if self.context is None:
             from trl.models.activation_offloading import get_act_offloading_ctx_manager  # seconds to import
 
             self.context = get_act_offloading_ctx_manager(self.model)
         self.context.__enter__()
-        return self
 
     def __exit__(self, *problem: Any) -> None:
         assert self.context is not None, "it was entered"

@@ -59,14 +59,11 @@ def build_optimizer(
 
 
 def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
+    """A function of groups, learning rate and options, also where the name is that of a class."""
     of_torch = {other.lower(): other for other, value in vars(torch.optim).items() if isinstance(value, type)}
     if name not in OPTIMIZERS and (other := of_torch.get(name.replace("_", "").lower())):
         raise RecipeError(f"`{name}` is not built in. Write `torch.optim:{other}`, with its constructor's options.")
-    return as_function(find("optimizer", name, OPTIMIZERS))
-
-
-def as_function(found: Callable[..., Any]) -> Callable[..., Any]:
-    """An optimizer class as a function of groups and learning rate, with the class's options; a function as it is."""
+    found = find("optimizer", name, OPTIMIZERS)
     if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
         return found
     kind: Callable[..., torch.optim.Optimizer] = found

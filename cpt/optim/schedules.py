@@ -220,7 +220,6 @@ def continued(
 
 
 def warmup(tokens: float, warmup_tokens: float) -> float:
-    """From 0 to 1 over the first `warmup_tokens`."""
     return min(1.0, tokens / warmup_tokens) if warmup_tokens else 1.0
 
 
