@@ -63,7 +63,7 @@ def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
     of_torch = {other.lower(): other for other, value in vars(torch.optim).items() if isinstance(value, type)}
     if name not in OPTIMIZERS and (other := of_torch.get(name.replace("_", "").lower())):
         raise RecipeError(f"`{name}` is not built in. Write `torch.optim:{other}`, with its constructor's options.")
-    found = find("optimizer", name, OPTIMIZERS)
+    found: Any = find("optimizer", name, OPTIMIZERS)
     if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
         return found
     kind: Callable[..., torch.optim.Optimizer] = found

@@ -158,7 +158,8 @@ def suggestion(name: str, beside: list[str], above: Location) -> str:
 def wrong_value(problem: ErrorDetails, annotation: Any) -> str:
     kind, got, context = problem["type"], problem["input"], problem.get("ctx", {})
     if kind in COMPARISONS:
-        return f"must be {COMPARISONS[kind].format(**context)}, got {in_yaml(got)}"
+        limits = {name: int(limit) if limit == int(limit) else limit for name, limit in context.items()}
+        return f"must be {COMPARISONS[kind].format(**limits)}, got {in_yaml(got)}"
     if kind == "value_error":
         return f"{context['error']}, got {in_words(got)}"
     if kind == "finite_number":

@@ -32,7 +32,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 SPLIT = re.compile(r"[\w.-]+")
 NO_OPTIONS = {"name", "version", "data_dir", "data_files", "description"}  # of a builder's configuration
 STARTED = time.time()
-OF_DATASETS = (FileNotFoundError, ValueError, RuntimeError)  # what `datasets` and the Hub's library raise
+OF_DATASETS: tuple[type[Exception], ...] = (FileNotFoundError, ValueError, RuntimeError)  # of the Hub's library, too
 WAIT_SECONDS = (1, 2, 4, 8)  # between asking a Hub that is down
 
 
