@@ -14,9 +14,9 @@ from typing import Any
 
 import typer
 
-from cpt.console import set_plain_output
 from cpt.distributed import has_process_group, is_main_process, leave, rank
 from cpt.errors import CptError, Interrupted, RecipeError, ResourceError
+from cpt.formatting import set_plain_output
 from cpt.process import SUPERVISED
 
 SECONDS_FOR_THE_MAIN_PROCESS = 5

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cpt.console import open_console, while_working
+from cpt.formatting import open_console, while_working
 from cpt.recipe.load import load_with_places
 
 

@@ -12,8 +12,8 @@ from rich.table import Table as RichTable
 
 from cpt.analysis.compare import MOST_COLUMNS, ComparedRun, Comparison, Topic, comparable_losses, compare
 from cpt.analysis.page import Curve, Part, Plot, Table, curves, html_page, smoothed, write_page
-from cpt.console import open_console
 from cpt.errors import CheckpointError
+from cpt.formatting import open_console
 from cpt.runs.folder import BITS_PER_BYTE, EVALUATED, find_run
 
 

@@ -20,7 +20,6 @@ from cpt.command_line import refuse_ignored, show_log
 from cpt.commands.data_check import OneSource, Overrides, RecipePath, chosen_sources
 from cpt.commands.rewriting import PROMPTS, WRAP_TOKENS, Rewritten, Task, find_prompt, rewrite
 from cpt.commands.rewriting_model import Sampling
-from cpt.console import open_console
 from cpt.data.documents.convert import require_libraries
 from cpt.data.examples.encoder import CONTEXT, LEARNED, ROW, UNWANTED, ExampleEncoder, encoder_of
 from cpt.data.readers.documents import BadRow, DocumentView
@@ -30,6 +29,7 @@ from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.data.rows.open_sources import filters_of, transforms_of
 from cpt.data.rows.packing import pack
 from cpt.data.store.tokenization import DocumentEncoder
+from cpt.formatting import open_console
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import DOCUMENT_FILES
 from cpt.recipe.rules import reported_name

@@ -17,7 +17,6 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from cpt.command_line import refuse_ignored, show_log
-from cpt.console import open_console
 from cpt.data.examples.check import CUT, WORKERS_IMPORT, WRONG, ExampleReport, Inspector, missing_tokens
 from cpt.data.examples.encoder import ExampleEncoder, encoder_of
 from cpt.data.readers.columns import form_of_source, sections_of
@@ -38,6 +37,7 @@ from cpt.data.rows.open_sources import filters_of, keyed_sources, transforms_of
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError, RecipeError
+from cpt.formatting import open_console
 from cpt.plugins import did_you_mean
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import document_suffix

@@ -19,8 +19,8 @@ from rich.rule import Rule
 from rich.table import Column, Table
 
 from cpt.commands.demo_corpus import write_files
-from cpt.console import open_console
 from cpt.errors import LaunchError, ResourceError, TrainingError
+from cpt.formatting import open_console
 from cpt.installation import SHIPPED_FILES
 from cpt.process import Child, free_port
 from cpt.runs.folder import VERDICT, VERDICT_PAGE, read_metrics, read_object

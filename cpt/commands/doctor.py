@@ -15,9 +15,9 @@ from packaging.version import Version
 from rich.markup import escape
 from rich.table import Column, Table
 
-from cpt.console import open_console
 from cpt.distributed import num_nodes
 from cpt.errors import LaunchError
+from cpt.formatting import open_console
 from cpt.hardware import INSTALL_LINES, Gpu, Machine, describe_machine
 from cpt.installation import BUILDS
 from cpt.recipe.load import load_recipe

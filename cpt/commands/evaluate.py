@@ -12,13 +12,13 @@ from rich.table import Column, Table
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.command_line import refuse_ignored, show_log
-from cpt.console import open_console
 from cpt.distributed import is_main_process, join_processes, leave_processes
 from cpt.errors import DataError, RecipeError
 from cpt.evaluation.evaluate import EvaluationRequest, build_report, known_positions, measure, model_at
 from cpt.evaluation.paired import EvaluationReport
 from cpt.evaluation.sets import DEFAULT_LENGTH, EvaluationData, data_of_recipe, data_of_texts
 from cpt.evaluation.tasks import TaskChoice
+from cpt.formatting import open_console
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Recipe
 from cpt.runs.folder import RECIPE

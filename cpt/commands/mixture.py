@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from cpt.console import open_console
 from cpt.data.readers.columns import form_of_stage
 from cpt.data.rows.build import PreparedData, SourceReport, build_data, exceeds_max_epochs, rows_of_run
 from cpt.data.rows.mixture import asked_shares, shares_over
+from cpt.formatting import open_console
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Data, Recipe

@@ -13,9 +13,9 @@ import typer
 from rich.table import Table
 
 from cpt.command_line import refuse_ignored, show_log
-from cpt.console import open_console
 from cpt.distributed import tell
 from cpt.errors import Interrupted, LaunchError, RecipeError
+from cpt.formatting import open_console
 from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt
 from cpt.planning.gate import report
 from cpt.plugins import did_you_mean

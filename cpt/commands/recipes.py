@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from cpt.console import open_console
 from cpt.distributed import tell
 from cpt.errors import RecipeError, ResourceError
+from cpt.formatting import open_console
 from cpt.importers import axolotl, llamafactory
 from cpt.importers.translation import Translation
 from cpt.installation import SHIPPED_FILES

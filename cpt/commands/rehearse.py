@@ -23,12 +23,11 @@ from cpt.cache import size_of
 from cpt.checkpoints.manifest import read_manifest, verify_path
 from cpt.checkpoints.resume import published_checkpoints
 from cpt.command_line import refuse_ignored
-from cpt.console import open_console, show_step, while_working
 from cpt.distributed import environment_alone
 from cpt.errors import CheckpointError, CptError, LaunchError, RehearsalError, ResourceError, TrainingError
 from cpt.export.proof import logits_in_another_process, proof_text
 from cpt.files import locked
-from cpt.formatting import format_bytes
+from cpt.formatting import format_bytes, open_console, show_step, while_working
 from cpt.hardware import host_memory_gib
 from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
 from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once

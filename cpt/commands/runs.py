@@ -9,9 +9,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from cpt.console import open_console
 from cpt.errors import CheckpointError
-from cpt.formatting import GIB, format_count, format_duration
+from cpt.formatting import GIB, format_count, format_duration, open_console
 from cpt.runs.folder import Values, is_bits_per_byte, list_runs, set_name
 
 STYLES = {"running": "cyan", "finished": "green", "failed": "red", "died": "red", "interrupted": "yellow"}

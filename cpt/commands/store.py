@@ -14,10 +14,9 @@ import typer
 from rich.table import Table
 
 from cpt.cache import default_cache_dir, lock_file, size_of
-from cpt.console import open_console
 from cpt.data.store.token_files import SourceDescription, TokenFiles, read_description
 from cpt.errors import DataError, RecipeError
-from cpt.formatting import GIB, format_bytes, format_duration
+from cpt.formatting import GIB, format_bytes, format_duration, open_console
 
 Kind = Literal["tokens", "rows", "duplicates"]
 KINDS: tuple[Kind, ...] = ("tokens", "rows", "duplicates")

@@ -13,10 +13,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.command_line import refuse_ignored
-from cpt.console import open_console
 from cpt.data.readers.sources import open_source
 from cpt.errors import DataError, RecipeError
 from cpt.export.write import written_whole_or_not
+from cpt.formatting import open_console
 from cpt.models.build import load_weights
 from cpt.models.config import load_config
 from cpt.models.new_rows import EXTENSION, Distilled, Rows, add_rows, check_can_distill, distill_rows, tables

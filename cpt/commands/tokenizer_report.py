@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from cpt.commands.tokenizer import MaxBytes, TextColumn, TextReader, Texts, open_texts
-from cpt.console import open_console
 from cpt.data.store.tokenization import DocumentEncoder
+from cpt.formatting import open_console
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.tokenizer.extend_vocabulary import is_reached
 from cpt.tokenizer.load import load_tokenizer

@@ -15,10 +15,10 @@ import typer
 from rich.table import Table
 
 from cpt.checkpoints.resume import free_name
-from cpt.console import open_console
 from cpt.distributed import tell
 from cpt.errors import Interrupted, RecipeError, TrainingError
 from cpt.files import read_json_lines, write_atomic
+from cpt.formatting import open_console
 from cpt.process import Child, ReceivedSignals
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe

@@ -18,9 +18,9 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, TensorBoardCallback
 
-from cpt.console import open_console
 from cpt.errors import CptError, RecipeError
 from cpt.files import LinesFile
+from cpt.formatting import open_console
 from cpt.plugins import check_options, find
 from cpt.recipe.schema import Component
 from cpt.runs.events import record_event, write_waiting_events

@@ -14,7 +14,6 @@ from typing import Any
 from rich.progress import Progress
 
 from cpt.cache import hold, key_of, write_once
-from cpt.console import open_console
 from cpt.data.readers.documents import FILE_NAME, Listed, refuse_too_many, write_bad_rows
 from cpt.data.readers.filters import ComponentLists, code_of, module_text
 from cpt.data.readers.opening import is_url
@@ -33,6 +32,7 @@ from cpt.data.store.token_files import (
 from cpt.distributed import is_main_process
 from cpt.errors import DataError
 from cpt.files import report_damage
+from cpt.formatting import open_console
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Source
 

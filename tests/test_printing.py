@@ -3,7 +3,7 @@ from on_terminal import in_pipe, on_terminal
 
 PRINTS = """
 import cpt.command_line
-from cpt.console import open_console
+from cpt.formatting import open_console
 from rich.progress import Progress
 from rich.table import Table
 from tqdm import tqdm
@@ -52,7 +52,7 @@ def test_a_file_beside_a_bar_on_the_terminal_misses_nothing(tmp_path):
     """rich's bars take over stdout, whose lines would then stand on the terminal and not in the file."""
     program = (
         "import sys; sys.stdout = open(sys.argv[1], 'w')\n"
-        "from cpt.console import open_console, while_working\n"
+        "from cpt.formatting import open_console, while_working\n"
         "with while_working(open_console(stderr=True).status('busy')): print('a line of the log')"
     )
     said = on_terminal(["-c", program, str(tmp_path / "log")])
