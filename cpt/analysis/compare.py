@@ -5,7 +5,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path, PurePath
 from typing import Any
@@ -124,7 +124,11 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         topics = {"differences": self.differences, "figures": self.figures}
         rows = {
-            which: [{"topic": topic.title, **asdict(row)} for topic in some for row in topic.rows]
+            which: [
+                {"topic": topic.title, "name": row.name, "values": list(row.values), "numbers": list(row.numbers)}
+                for topic in some
+                for row in topic.rows
+            ]
             for which, some in topics.items()
         }
         records = [(run.name, run.record) for run in self.runs]

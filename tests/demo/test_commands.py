@@ -17,7 +17,7 @@ def cpt():
 
 def test_a_command_is_printed_as_one_would_type_it(cpt):
     assert cpt.printed("train", "a b.yaml", "--new") == [sys.executable, "-m", "cpt", "train", "a b.yaml", "--new"]
-    assert cpt.formatting.file.getvalue() == "$ cpt train 'a b.yaml' --new\n"
+    assert cpt.console.file.getvalue() == "$ cpt train 'a b.yaml' --new\n"
 
 
 def test_a_command_that_fails_ends_the_demo(cpt, capfd):

@@ -96,7 +96,7 @@ BOTH = "{code: 1, prose: 1}"
         ("[{weights: {code: 1, prose: 1, prosa: 1}}]", "`prosa` `prose`"),
         ("[{until: 9, weights: {code: 0}}, {weights: {code: 1, prose: 1}}]", "`data.phases[0].weights`"),
         ("[{weights: {code: 1}}]", "`prose` weight"),
-        ("[{weights: {code: 1, prose: -1}}]", "`data.phases[0].weights.prose`: 0.0"),
+        ("[{weights: {code: 1, prose: -1}}]", "`data.phases[0].weights.prose`: 0,"),
         (f"[{{until: 9, change: linear, weights: {BOTH}}}]", "first phase"),
         ("[{until: 9, weights: {code: 1}}, {change: linear, weights: {prose: 1}}]", "`until` `until_learning_rate`"),
         (f"[{{until: 9, until_learning_rate: 0.2, weights: {BOTH}}}]", "`data.phases[0].until_learning_rate`"),
@@ -152,7 +152,7 @@ HELD = "perplexity: [{path: a/b, name: code}, {path: a/c, name: prose}]"
         ("{retain: {general: null}}", "`general` none fineweb-edu"),
         (f"{{{HELD}, retain: {{prose: null, code: null}}}}", "`evaluation.retain`"),
         (f"{{{HELD}, retain: {{prose: 0.02}}}}", "`evaluation.retain.prose` `evaluation.every_tokens`"),
-        (f"{{{HELD}, retain: {{prose: 0}}, every_steps: 5}}", "`evaluation.retain.prose`: 0.0"),
+        (f"{{{HELD}, retain: {{prose: 0}}, every_steps: 5}}", "`evaluation.retain.prose`: 0,"),
     ],
 )
 def test_retained_sets_are_held_out_and_measured(mistakes, evaluation, named):

@@ -26,7 +26,7 @@ from cpt.recipe.schema import Recipe
         ("seed: 4294967296\n", "`seed` 4294967296"),
         ("seed:\n", "`seed` nothing"),
         ("optimizer: {learning_rate: .inf}\n", "`optimizer.learning_rate` finite"),
-        ("optimizer: {learning_rate: 0}\n", "`optimizer.learning_rate` 0.0"),
+        ("optimizer: {learning_rate: 0}\n", "`optimizer.learning_rate` 0,"),
         ("optimizer: {name: 3}\n", "`optimizer.name` quotes"),
         ("optimizer:\n", "`optimizer` nothing"),
         ("tags: a\n", "`tags` list"),
