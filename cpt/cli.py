@@ -5,12 +5,11 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from functools import cache, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
@@ -101,30 +100,11 @@ def application(command: str) -> typer.Typer:
             elif target.endswith(":COMMANDS"):  # a command with commands of its own
                 below = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
                 for name_below, target_below in constant(target).items():
-                    below.command(name_below)(check_recipe_first(command_of(target_below)))
+                    below.command(name_below)(command_of(target_below))
                 app.add_typer(below, name=name, help=summary, rich_help_panel=group)
             else:
-                app.command(name, rich_help_panel=group)(check_recipe_first(command_of(target)))
+                app.command(name, rich_help_panel=group)(command_of(target))
     return app
-
-
-def check_recipe_first(function: Callable[..., None]) -> Callable[..., None]:
-    """The command; a recipe is checked before the command's module, and torch with it, is imported."""
-    parameters = inspect.signature(function).parameters
-    needed = parameters["recipe"].default is inspect.Parameter.empty if "recipe" in parameters else False
-    if not needed or "overrides" not in parameters:
-        return function
-
-    @wraps(function)
-    def called(recipe: Path, overrides: list[str] | None, **options: Any) -> None:
-        from cpt.recipe.load import load_recipe  # which a help page does not need
-        from cpt.recipe.paths import document_suffix
-
-        if not (recipe.is_dir() or document_suffix(recipe.name)):  # `cpt data check` takes documents too
-            load_recipe(recipe, overrides or (), lora=options.get("lora", False))
-        function(recipe=recipe, overrides=overrides, **options)
-
-    return called
 
 
 def show_version(wanted: bool) -> None:
@@ -143,20 +123,31 @@ def options_of_all(
     """What stands before a command."""
 
 
-CALL = ast.parse("def command(): return call(locals())").body[0].body  # type: ignore[attr-defined]
-
-
 def command_of(target: str) -> Callable[..., None]:
-    """A function with the signature and docstring of `module:function`."""
+    """A function with the signature and docstring of `module:function`. When it is called, it checks the recipe before
+    it imports the module, and torch with it."""
     module, _, name = target.partition(":")
-    head = deepcopy(names_of(module).statements[name])
-    assert isinstance(head, ast.FunctionDef), f"{target} is not a function of that module"
-    head.name, head.body = "command", [ast.Expr(ast.Constant(ast.get_docstring(head))), *CALL]
     names = OptionNames(module)
-    names["call"] = lambda options: getattr(import_module(module), name)(**options)
-    exec(compile(ast.fix_missing_locations(ast.Module([head], [])), module, "exec"), names)
-    names["command"].__name__ = name
-    return cast(Callable[..., None], names["command"])
+    head = names.statements[name]
+    assert isinstance(head, ast.FunctionDef), f"{target} is not a function of that module"
+    head.body = head.body[:1]  # the docstring
+    exec(compile(ast.Module([head], []), module, "exec"), names)
+    parameters = inspect.signature(names[name]).parameters
+    required = [one.name for one in parameters.values() if one.default is one.empty]
+    needs_recipe = "recipe" in required and "overrides" in parameters
+
+    @wraps(names[name])
+    def command(*values: Any, **options: Any) -> None:
+        if needs_recipe:
+            from cpt.recipe.load import load_recipe  # which a help page does not need
+            from cpt.recipe.paths import document_suffix
+
+            path = options["recipe"]
+            if not (path.is_dir() or document_suffix(path.name)):  # `cpt data check` takes documents too
+                load_recipe(path, options["overrides"] or (), lora=options.get("lora", False))
+        getattr(import_module(module), name)(*values, **options)
+
+    return command
 
 
 def constant(target: str) -> Any:
