@@ -44,9 +44,10 @@ for variable, off in NO_TELEMETRY.items():
     os.environ.setdefault(variable, off)
 set_plain_output(os.environ, on_terminal=sys.stderr is not None and sys.stderr.isatty())
 
-MISTYPED = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
-UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
-LONGEST_PATH = 200
+ERRORS_OF_PATHS = (
+    *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),  # mistyped
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),  # not writable
+)
 NAMES_OF_HELP = {"help_option_names": ["--help", "-h"]}
 
 
@@ -104,17 +105,10 @@ def path_errors_reported() -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        path = str(problem.filename)
-        if problem.filename is None and problem.errno == errno.ENOSPC:
-            text = "a file or the output cannot be written: no space left on its disk. Free some."
-        elif problem.filename is not None and problem.errno in UNWRITABLE:
-            text = f"{path}: {problem.strerror}. Name another path, change its permissions, or free space."
-        elif problem.filename is not None and problem.errno in MISTYPED:
-            if len(path) > LONGEST_PATH:
-                path = f"{path[: LONGEST_PATH // 2]}...{path[-LONGEST_PATH // 2 :]}"
-            text = f"{path}: {problem.strerror}. Name another path."
-        else:
+        if problem.filename is None and problem.errno != errno.ENOSPC or problem.errno not in ERRORS_OF_PATHS:
             raise
+        path = problem.filename or "a file or the output"
+        text = f"{path}: {problem.strerror}. Name another path, change its permissions, or free space."
         raise ResourceError(text) from problem
 
 
@@ -161,17 +155,14 @@ class LossyFile(FileIO):
 
 def make_output_safe(outlives_readers: bool = False) -> None:
     """Replace characters that the terminal's encoding lacks, accept closed outputs, and ignore write errors: of stdout
-    only if it `outlives_readers`, of stderr always, as they could not be reported."""
+    if it `outlives_readers`, of stderr always, as they could not be reported."""
     # A closed descriptor would become the next socket, here or in a child, and what is printed would go there.
     for number in (1, 2):
         try:
             os.fstat(number)
         except OSError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, number)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
             os.set_inheritable(number, True)
-            if nowhere != number:
-                os.close(nowhere)
     if not (sys.stdout and sys.stderr):  # `>&-`: Python has None there
         dropped = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
         sys.stdout, sys.stderr = sys.stdout or dropped, sys.stderr or dropped
@@ -190,7 +181,4 @@ def reopened(stream: Any, errors: str, *, is_lossy: bool) -> Any:
     lossy = BufferedWriter(LossyFile(raw.fileno(), "w", closefd=False))
     with suppress(OSError):
         stream.flush()
-    is_unbuffered = isinstance(stream.buffer, FileIO)
-    return TextIOWrapper(
-        lossy, stream.encoding, errors, line_buffering=stream.line_buffering, write_through=is_unbuffered
-    )
+    return TextIOWrapper(lossy, stream.encoding, errors, line_buffering=True)
