@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedWriter, FileIO, TextIOWrapper
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -49,6 +50,15 @@ ERRORS_OF_PATHS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),  # not writable
 )
 NAMES_OF_HELP = {"help_option_names": ["--help", "-h"]}
+
+# Arguments of several commands.
+RecipePath = Annotated[Path, typer.Argument(help="The recipe's YAML file.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Force = Annotated[bool, typer.Option("--force", help="Write over an existing file.")]
+Gpu = Annotated[str | None, typer.Option(help='"RTX 4090", A100-80GB, H100, ...; or cpu. By default what is here.')]
+Processes = Annotated[int, typer.Option(min=1, help="Processes of a run on this machine, one per GPU.")]
+Launcher = Annotated[str | None, typer.Option(help='Or their launcher, such as "accelerate launch".')]
 
 
 def run_command(function: Callable[..., None]) -> None:

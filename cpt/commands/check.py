@@ -1,22 +1,20 @@
 """`cpt check`: every mistake of a recipe before GPU time is spent; shape and sense answer before torch is imported."""
 
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cpt.command_line import Overrides, RecipePath
 from cpt.formatting import open_console, while_working
 from cpt.recipe.load import load_with_places
 
 
 def command(
-    recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
+    recipe: RecipePath,
+    overrides: Overrides = None,
     lora: Annotated[bool, typer.Option("--lora", help="As `cpt train --lora` would run it.")] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="The first two gates only, in less than a second: no torch is imported.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Only the recipe itself, in less than a second.")] = False,
 ) -> None:
     """Find every mistake of a recipe: the shape of the file, what its keys mean together, and what is really there
     (packages, files, model, disk, memory).

@@ -12,6 +12,7 @@ from rich.table import Table as RichTable
 
 from cpt.analysis.compare import MOST_COLUMNS, ComparedRun, Comparison, Topic, comparable_losses, compare
 from cpt.analysis.page import Curve, Part, Plot, Table, curves, html_page, smoothed, write_page
+from cpt.command_line import AsJson
 from cpt.errors import CheckpointError
 from cpt.formatting import open_console
 from cpt.runs.folder import BITS_PER_BYTE, EVALUATED, find_run
@@ -20,7 +21,7 @@ from cpt.runs.folder import BITS_PER_BYTE, EVALUATED, find_run
 def command(
     runs: Annotated[list[str], typer.Argument(help="Folders or names below runs/, compared with the first.")],
     html: Annotated[Path | None, typer.Option(help="Also write an HTML page with curves.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare runs: recipes, versions, code, machines, data; then losses at the same tokens, held-out text, speed,
     memory, events.

@@ -15,6 +15,7 @@ from packaging.version import Version
 from rich.markup import escape
 from rich.table import Column, Table
 
+from cpt.command_line import Overrides
 from cpt.distributed import num_nodes
 from cpt.errors import LaunchError
 from cpt.formatting import open_console
@@ -57,7 +58,7 @@ class Diagnosis:
 
 def command(
     recipe: Annotated[Path | None, typer.Argument(help="On several nodes: the recipe that they will train.")] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
+    overrides: Overrides = None,
 ) -> None:
     """Show what this machine has, or compare the nodes of a cluster.
 

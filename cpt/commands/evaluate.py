@@ -11,7 +11,7 @@ import typer
 from rich.table import Column, Table
 from transformers.utils.logging import disable_progress_bar
 
-from cpt.command_line import refuse_ignored, show_log
+from cpt.command_line import AsJson, refuse_ignored, show_log
 from cpt.distributed import is_main_process, join_processes, leave_processes
 from cpt.errors import DataError, RecipeError
 from cpt.evaluation.evaluate import EvaluationRequest, build_report, known_positions, measure, model_at
@@ -37,7 +37,7 @@ def command(
     num_fewshot: Annotated[int | None, typer.Option(min=0, help="Solved examples before each question.")] = None,
     sequence_length: Annotated[int | None, typer.Option(min=2, help="Tokens in a row, with --text.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows in one forward pass; no figure depends on it.")] = 8,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure held-out text, a domain test and tasks.
 

@@ -32,9 +32,7 @@ def command(
     push_to_hub: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload it to the Hub.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Of --push-to-hub: only its owner sees it.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Of --push-to-hub: publish without asking.")] = False,
-    module: Annotated[
-        str | None, typer.Option("--import", help="Your own package.module that registers the model's family.")
-    ] = None,
+    module: Annotated[str | None, typer.Option("--import", help="Module that registers the model's family.")] = None,
 ) -> None:
     """Write a model that other programs load, and prove that it is the one that was trained.
 

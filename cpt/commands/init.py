@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from jinja2 import Environment
 
-from cpt.command_line import refuse_ignored
+from cpt.command_line import Force, Gpu, refuse_ignored
 from cpt.data.readers.sources import files_with_sizes, kind_of
 from cpt.data.rows.held_out import size_warnings
 from cpt.data.store.tokenization import DocumentEncoder
@@ -43,29 +43,19 @@ FIRST_WORDS = re.compile(r"(\S+\s+){7}\S+")  # with the line breaks and the inde
 
 
 def command(
-    documents: Annotated[
-        str, typer.Argument(help="File, folder or glob: txt, md, jsonl, json, parquet, csv, tsv, arrow.")
-    ],
+    documents: Annotated[str, typer.Argument(help="File, folder or glob: txt, md, jsonl, parquet, csv, ...")],
     model: Annotated[str, typer.Option(help="Folder or Hub id of the base model.")],
-    gpu: Annotated[
-        str | None, typer.Option(help='"RTX 4090", A100-80GB, H100, ...; or cpu. By default what is here.')
-    ] = None,
+    gpu: Gpu = None,
     gpus: Annotated[int, typer.Option(help="How many of them.", min=1)] = 1,
     output: Annotated[Path, typer.Option(help="The recipe's file.")] = Path("recipe.yaml"),
     price_per_gpu_hour: Annotated[float | None, typer.Option(help="In any currency: adds the cost.")] = None,
-    general: Annotated[
-        str | None, typer.Option(help="Text to replay: your own documents, a Hub dataset, or none.")
-    ] = None,
+    general: Annotated[str | None, typer.Option(help="Text to replay: your own, a Hub dataset, or none.")] = None,
     text_column: Annotated[str | None, typer.Option(help="Column or JSON key of the text.")] = None,
     tokens: Annotated[int | None, typer.Option(help="The budget in tokens.", min=1)] = None,
     host_memory: Annotated[float | None, typer.Option(help="GiB of the machine's own memory, for offloading.")] = None,
-    full: Annotated[
-        bool | None, typer.Option("--full/--lora", help="All parameters or adapters, instead of what fits.")
-    ] = None,
-    shift: Annotated[
-        Shift | None, typer.Option(help="How far the documents are from what the base read, if you know.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
+    full: Annotated[bool | None, typer.Option("--full/--lora", help="All parameters, or adapters.")] = None,
+    shift: Annotated[Shift | None, typer.Option(help="How far the documents are from what the base read.")] = None,
+    force: Force = False,
 ) -> None:
     """Write a recipe for these documents, this model and this machine.
 

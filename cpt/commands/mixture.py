@@ -5,14 +5,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from cpt.command_line import AsJson, Overrides, RecipePath
 from cpt.data.readers.columns import form_of_stage
 from cpt.data.rows.build import PreparedData, SourceReport, build_data, exceeds_max_epochs, rows_of_run
 from cpt.data.rows.mixture import asked_shares, shares_over
@@ -159,9 +158,9 @@ def histogram(source: SourceForecast) -> str:
 
 
 def command(
-    recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Count what a run will see of each source.
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from cpt.command_line import refuse_ignored, show_log
+from cpt.command_line import Launcher, Processes, refuse_ignored, show_log
 from cpt.distributed import tell
 from cpt.errors import Interrupted, LaunchError, RecipeError
 from cpt.formatting import open_console
@@ -65,8 +65,8 @@ def command(
     file: Annotated[Path, typer.Argument(help="A YAML file with `name` and `steps`, a list of recipes.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, on top of every recipe.")] = None,
     supervise: Annotated[bool, typer.Option("--supervise", help="Restart a run that ends too early.")] = False,
-    processes: Annotated[int, typer.Option(min=1, help="Processes of each run, on this machine.")] = 1,
-    launcher: Annotated[str | None, typer.Option(help='Launcher of each run, such as "accelerate launch".')] = None,
+    processes: Processes = 1,
+    launcher: Launcher = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the recipes and show the status.")] = False,
 ) -> None:
     """Run recipes one after the other; type the same command again to resume.

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from transformers import PreTrainedConfig
 
-from cpt.command_line import refuse_ignored
+from cpt.command_line import Force, Gpu, Overrides, RecipePath, refuse_ignored
 from cpt.distributed import groups_of_rows, tell
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus
@@ -48,23 +48,15 @@ ON_A_GPU = ("bf16", "fp16", "tf32", "deepspeed", "fsdp")
 
 
 def command(
-    recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
+    recipe: RecipePath,
+    overrides: Overrides = None,
     lora: Annotated[bool, typer.Option("--lora", help="As `cpt train --lora` would run it.")] = False,
-    gpu: Annotated[
-        str | None, typer.Option(help='"RTX 4090", A100-80GB, H100, ...; or cpu. By default what is here.')
-    ] = None,
+    gpu: Gpu = None,
     gpus: Annotated[int | None, typer.Option(help="How many of them, on all machines together.", min=1)] = None,
     nodes: Annotated[int, typer.Option(help="How many machines.", min=1)] = 1,
-    network_gbit: Annotated[
-        float | None, typer.Option(help="Gbit/s of each machine's network, all adapters together.", min=0.1)
-    ] = None,
-    memory_gib: Annotated[
-        float | None, typer.Option(help="GiB of each GPU, for one that is unknown.", min=0.1)
-    ] = None,
-    peak_tflops: Annotated[
-        float | None, typer.Option(help="Its dense bf16 peak in TFLOP/s, for a GPU that is unknown.", min=0.1)
-    ] = None,
+    network_gbit: Annotated[float | None, typer.Option(help="Gbit/s of each machine's network.", min=0.1)] = None,
+    memory_gib: Annotated[float | None, typer.Option(help="GiB of an unknown GPU.", min=0.1)] = None,
+    peak_tflops: Annotated[float | None, typer.Option(help="Its dense peak in bf16, TFLOP/s.", min=0.1)] = None,
     host_memory: Annotated[float | None, typer.Option(help="GiB of the machine's own memory.", min=0.1)] = None,
     max_memory: Annotated[float, typer.Option(help="Share of a GPU that the run may have.", min=0.05, max=1)] = 1.0,
     mfu: Annotated[
@@ -74,7 +66,7 @@ def command(
     price_per_gpu_hour: Annotated[float | None, typer.Option(help="In any currency: adds the cost.", min=0)] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Compare with a dry run of a whole step.")] = False,
     write: Annotated[Path | None, typer.Option(help="Write the recipe that fits to this file.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
+    force: Force = False,
 ) -> None:
     """Plan memory, time and money of a run, and the cheapest change that makes it fit.
 

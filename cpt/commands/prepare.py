@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import typer
 
 from cpt.cache import cannot_keep, default_cache_dir
-from cpt.command_line import show_log
+from cpt.command_line import Overrides, RecipePath, show_log
 from cpt.commands.store import StoreFolder
 from cpt.data.readers.columns import form_of_stage
 from cpt.data.rows.build import PreparedData, as_asked, build_data
@@ -37,8 +37,8 @@ PASSED_ON = ("CPT_STORE", "HF_HUB_OFFLINE", "HF_HOME", "HF_TOKEN", "HF_ENDPOINT"
 
 
 def command(
-    recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
+    recipe: RecipePath,
+    overrides: Overrides = None,
     cache: StoreFolder = None,
     shard: Annotated[str | None, typer.Option(help="Only part I of N, such as 3/16, of a shared store.")] = None,
     cluster: Annotated[Literal["ray"] | None, typer.Option("--with", help="Make shards on a Ray cluster.")] = None,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cpt.command_line import Force
 from cpt.distributed import tell
 from cpt.errors import RecipeError, ResourceError
 from cpt.formatting import open_console
@@ -60,7 +61,7 @@ def import_command(
     config: Annotated[Path, typer.Argument(help="The YAML file of a run of axolotl or LLaMA-Factory.")],
     output: Annotated[Path, typer.Option(help="The recipe's file.")] = Path("recipe.yaml"),
     gpus: Annotated[int, typer.Option(help="GPUs of that run, to turn its steps into tokens.", min=1)] = 1,
-    force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
+    force: Force = False,
 ) -> None:
     """Translate a config of axolotl or LLaMA-Factory into a recipe, and list the keys that were not translated.
 

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from cpt.command_line import AsJson
 from cpt.errors import CheckpointError
 from cpt.formatting import GIB, format_count, format_duration, open_console
 from cpt.runs.folder import Values, is_bits_per_byte, list_runs, set_name
@@ -19,11 +20,9 @@ TEXTS = ("run", "stage", "state", "tags")
 
 def command(
     folder: Annotated[Path, typer.Argument(help="Where the runs lie: `output_dir` of their recipes.")] = Path("runs"),
-    where: Annotated[
-        list[str] | None, typer.Option(help="Only runs with state=finished, tag=x, loss<2.5; may be given again.")
-    ] = None,
+    where: Annotated[list[str] | None, typer.Option(help="Only state=finished, tag=x, loss<2.5. Repeat it.")] = None,
     sort: Annotated[str | None, typer.Option(help="Column, -loss for descending; else newest first.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON list.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the runs below a folder: state, steps, tokens, loss, held-out bits per byte, speed, age, tags.
 
@@ -80,7 +79,7 @@ def decimal(number: float | None) -> str:
 
 def verify_command(
     path: Annotated[Path, typer.Argument(help="A run's folder, or one checkpoint.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Verify sizes and hashes of checkpoints; exit code 2 where something is not as it was written.
 

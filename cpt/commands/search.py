@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cpt.checkpoints.resume import free_name
-from cpt.command_line import refuse_ignored, show_log
+from cpt.command_line import Launcher, Overrides, Processes, RecipePath, refuse_ignored, show_log
 from cpt.distributed import tell
 from cpt.errors import Interrupted, LaunchError, RecipeError, ResourceError
 from cpt.files import locked, write_atomic
@@ -30,32 +30,19 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def command(
-    recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="key.path=value, any key of the recipe, for all trials.")
-    ] = None,
-    space: Annotated[
-        Path | None, typer.Option(help="YAML file: keys of the recipe and what they may be, and `search:`.")
-    ] = None,
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    space: Annotated[Path | None, typer.Option(help="YAML file: keys and what they may be, and `search:`.")] = None,
     learning_rates: Annotated[
-        tuple[float, float] | None,
-        typer.Option(help="Lowest and highest: one run whose learning rate grows from one to the other."),
+        tuple[float, float] | None, typer.Option(help="Lowest and highest: one run whose learning rate grows.")
     ] = None,
     steps: Annotated[int, typer.Option(min=20, help="With --learning-rates: length of that run.")] = STEPS,
-    parallel: Annotated[
-        int, typer.Option(min=1, help="Trials at the same time on this machine; each gets its share of the GPUs.")
-    ] = 1,
-    processes: Annotated[int, typer.Option(min=1, help="Processes of each trial, on this machine.")] = 1,
-    launcher: Annotated[
-        str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')
-    ] = None,
-    storage: Annotated[
-        str | None, typer.Option(help="Optuna's storage URL, to search on several machines with a shared output_dir.")
-    ] = None,
+    parallel: Annotated[int, typer.Option(min=1, help="Trials at a time; each gets its share of the GPUs.")] = 1,
+    processes: Processes = 1,
+    launcher: Launcher = None,
+    storage: Annotated[str | None, typer.Option(help="URL for Optuna's storage; for several machines.")] = None,
     new: Annotated[bool, typer.Option("--new", help="Start another search of the same name (appends -2).")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the space and the recipes at its ends; start nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the space and its recipes.")] = False,
 ) -> None:
     """Search for better values of a recipe's keys; each trial is a run.
 

@@ -7,7 +7,7 @@ import typer
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.checkpoints.resume import wanted_checkpoint
-from cpt.command_line import refuse_ignored, show_log
+from cpt.command_line import Launcher, Overrides, Processes, RecipePath, refuse_ignored, show_log
 from cpt.commands.verdict import judge
 from cpt.distributed import LaunchedAs, join_processes, leave_processes
 from cpt.errors import RecipeError, RestartNeeded
@@ -27,32 +27,18 @@ from cpt.training.restart import restart
 
 
 def command(
-    recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
+    recipe: RecipePath,
+    overrides: Overrides = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
     new: Annotated[bool, typer.Option("--new", help="Start beside a run of the same name (appends -2).")] = False,
-    supervise: Annotated[
-        bool, typer.Option("--supervise", help="Watch the run, and start it again where it ends too early.")
-    ] = False,
-    processes: Annotated[int, typer.Option(min=1, help="Processes to start on this machine, one per GPU.")] = 1,
-    launcher: Annotated[
-        str | None, typer.Option(help='Or the launcher that starts them, such as "accelerate launch".')
-    ] = None,
-    restarts: Annotated[
-        int, typer.Option(min=0, help="With --supervise: give up after so many restarts in an hour.")
-    ] = MOST_RESTARTS,
-    resume: Annotated[
-        str, typer.Option("--resume", help="latest, none (begin anew), or a checkpoint's folder.")
-    ] = "latest",
-    allow_restart: Annotated[
-        bool, typer.Option("--allow-restart", help="Begin anew where no checkpoint is sound.")
-    ] = False,
-    trust_checkpoint: Annotated[
-        bool, typer.Option("--trust-checkpoint", help="Read pickles that nothing vouches for but you.")
-    ] = False,
-    local_rank: Annotated[
-        int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")
-    ] = None,
+    supervise: Annotated[bool, typer.Option("--supervise", help="Restart a run that hangs or dies.")] = False,
+    processes: Processes = 1,
+    launcher: Launcher = None,
+    restarts: Annotated[int, typer.Option(min=0, help="Of --supervise: at most so many in an hour.")] = MOST_RESTARTS,
+    resume: Annotated[str, typer.Option(help="latest, none (begin anew), or a checkpoint's folder.")] = "latest",
+    allow_restart: Annotated[bool, typer.Option("--allow-restart", help="Begin anew if none is sound.")] = False,
+    trust_checkpoint: Annotated[bool, typer.Option("--trust-checkpoint", help="Trust its pickle files.")] = False,
+    local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True, help="Set by DeepSpeed.")] = None,
 ) -> None:
     """Run a recipe.
 
