@@ -39,10 +39,9 @@ def command(
     Example: cpt export runs/my-run --output model
     """
     disable_progress_bar()
-    if (private or yes) and push_to_hub is None:
-        raise RecipeError("--private and --yes belong to --push-to-hub OWNER/NAME.")
-    if max_rise != MAX_RISE and quantize is None:
-        raise RecipeError("--max-rise belongs to --quantize.")
+    of_push = {"--private": private, "--yes": yes}
+    refuse_ignored(of_push if push_to_hub is None else {}, "without --push-to-hub")
+    refuse_ignored({"--max-rise": max_rise != MAX_RISE and quantize is None}, "without --quantize")
     if output is None and push_to_hub is None:
         raise RecipeError("--output is missing: cpt export RUN --output FOLDER")
     of_models = {

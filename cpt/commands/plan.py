@@ -59,9 +59,7 @@ def command(
     peak_tflops: Annotated[float | None, typer.Option(help="Its dense peak in bf16, TFLOP/s.", min=0.1)] = None,
     host_memory: Annotated[float | None, typer.Option(help="GiB of the machine's own memory.", min=0.1)] = None,
     max_memory: Annotated[float, typer.Option(help="Share of a GPU that the run may have.", min=0.05, max=1)] = 1.0,
-    mfu: Annotated[
-        float | None, typer.Option(help=f"Share of the GPU's peak that is reached.{BY_DEFAULT}", min=0.01, max=1)
-    ] = None,
+    mfu: Annotated[float | None, typer.Option(help=f"Share of its peak.{BY_DEFAULT}", min=0.01, max=1)] = None,
     measured: Annotated[Path | None, typer.Option(help="Take the tokens a second of this run instead.")] = None,
     price_per_gpu_hour: Annotated[float | None, typer.Option(help="In any currency: adds the cost.", min=0)] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Compare with a dry run of a whole step.")] = False,
@@ -115,11 +113,7 @@ def command(
         raise typer.Exit(DOES_NOT_FIT)
     which = "cheapest" if all(proposal.slower <= other.slower for other in proposal.others) else "nearest"
     for one in (proposal, *proposal.others):
-        kind = ""
-        if proposal.others:
-            kind = ", the optimizer on the host" if one.setup.zero else ", all parameters with a smaller optimizer"
-            kind = ", adapters" if "model.lora" in one.changes else kind
-        tell(f"{f'The {which}' if one is proposal else 'Another'} change that makes it fit{kind}:")
+        tell(f"{f'The {which}' if one is proposal else 'Another'} change that makes it fit:")
         tell("\n".join(format_changes(one, target)))
     if write is None:
         raise typer.Exit(DOES_NOT_FIT)
@@ -161,8 +155,7 @@ def format_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float) ->
         yield "  The activations are estimated: this architecture's code cannot be run without values."
     needs = setup.needs
     if needs.reference and setup.lora is None:
-        divided = "" if setup.zero is not None and setup.zero.stage == 3 else ", and ZeRO-3 divides it over GPUs"
-        yield f"  With an adapter (`model.lora`) no reference model is needed{divided}."
+        yield "  With an adapter (`model.lora`) no reference model is needed; ZeRO-3 divides it over GPUs."
     if plan.peak.name == SAMPLING:
         fewer = "`training.steps_per_generation`, or shorter ones: `max_completion_length`"
         fewer = "`max_new_tokens`" if needs.stage == "gkd" else fewer
@@ -200,13 +193,8 @@ def format_changes(proposal: Proposal, target: Target) -> Iterator[str]:
     for key, value in proposal.changes.items():
         yield f"  {key}: {in_yaml(value)}"
     host = "" if target.on_cpu else f", {proposal.plan.host.size / GIB:.0f} GiB on the host"
-    longer = proposal.slower - 1
-    time = f"about {abs(longer):.0%} {'more' if longer > 0 else 'less'} time than"
-    if longer >= 1:
-        time = f"about {proposal.slower:.1f} times the time of"
-    elif abs(longer) < 0.005:
-        time = "as much time as"
-    yield f"  Then {proposal.plan.peak.size / GIB:.1f} GiB on each GPU{host}, {time} the recipe if it fitted."
+    size, time = f"{proposal.plan.peak.size / GIB:.1f} GiB on each GPU{host}", f"{proposal.slower:.2f} times the time"
+    yield f"  Then {size}, about {time} of the recipe if it fitted."
     if "model.dtype" in proposal.changes:
         yield "  Each update rounds the weights to bfloat16, with no copy in fp32; see docs/optimizers.md."
     if proposal.setup.releases:
@@ -282,8 +270,7 @@ def compared(planned: PlannedRun) -> str:
         activations = count_activations(config, setup)
     setup = setup.as_computed
     peak, alone = dry_run(config, setup), plan_memory(planned.facts, setup, activations).model_alone
-    difference = f"{alone / peak - 1:+.1%}".replace("%", " %")
-    sizes = f"{peak / GIB:.2f} GiB for the model, the formula says {alone / GIB:.2f} ({difference})"
+    sizes = f"{peak / GIB:.2f} GiB for the model, by formula {alone / GIB:.2f} ({alone / peak - 1:+.1%})"
     return f"  A dry run of a whole step, not compiled, takes {sizes}."
 
 

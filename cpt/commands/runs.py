@@ -85,8 +85,7 @@ def verify_command(
 
     Example: cpt verify runs/my-run
     """
-    from cpt.checkpoints.manifest import verify_path
-    from cpt.checkpoints.resume import PATTERN  # with torch, which `cpt runs` does not need
+    from cpt.checkpoints.manifest import verify_path  # with torch, which `cpt runs` does not need
 
     verified = verify_path(path)
     damaged = [one for one in verified if one.found]
@@ -108,11 +107,8 @@ def verify_command(
                 typer.echo(f"{one.folder}: sound (step {one.step}, {one.num_bytes / GIB:.2f} GiB read)")
     if damaged:
         listing = "\n".join(f"  {damage}" for one in damaged for damage in [f"{one.folder}:", *map(str, one.found)])
-        are_checkpoints = [PATTERN.fullmatch(one.folder.name) is not None for one in damaged]
-        remedies = [
-            "`cpt train` skips damaged checkpoints and resumes from an older one." if any(are_checkpoints) else "",
-            "" if all(are_checkpoints) else "Write the model again: cpt export RUN/checkpoint-N --output FOLDER.",
-        ]
         raise CheckpointError(
-            f"{len(damaged)} of {len(verified)} are not what was written:\n{listing}\n{' '.join(remedies).strip()}"
+            f"{len(damaged)} of {len(verified)} are not what was written:\n{listing}\n"
+            "`cpt train` skips damaged checkpoints and resumes from an older one.\n"
+            "Write a damaged model again: cpt export RUN/checkpoint-N --output FOLDER."
         )

@@ -2,7 +2,6 @@
 test."""
 
 import os
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -88,20 +87,17 @@ def command(
         study = open_study(url, folder.name, wanted)
         write_atomic(folder / SEARCHED, dump_recipe(loaded))
         search = Search(folder, loaded, wanted, study, options, environments)
-        stopped: BaseException | None = None
+        again = "Give the same command again to continue."
         try:
             with storage_errors(url):
                 search()
         except (Interrupted, KeyboardInterrupt) as problem:
-            stopped = problem
-        search.show_results()
-        words = shlex.join(["cpt", "search", str(recipe), *(overrides or ()), "--space", str(space)])
-        again = f"Give the same command again to continue: {words} ..."
-        if isinstance(stopped, Interrupted):
-            raise Interrupted(f"{stopped} {again}") from stopped
-        if stopped is not None:
+            search.show_results()
+            if isinstance(problem, Interrupted):
+                raise Interrupted(f"{problem} {again}") from problem
             tell(f"Interrupted. {again}")
-            raise typer.Exit(130) from stopped
+            raise typer.Exit(130) from problem
+        search.show_results()
 
 
 def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:
