@@ -20,7 +20,7 @@ from cpt.planning.fitting import cheapest_that_fits, fits, with_chosen_values
 from cpt.planning.speed import assumed_mfu, find_target, named_gpus, planned_speed
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import find_run
-from cpt.stages import build as stages
+from cpt.stages.build import build_trainer as build_trainer
 from cpt.stages.models import model_for
 from cpt.tokenizer import load as tokenizers
 from cpt.training.arguments import data_of
@@ -74,18 +74,6 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> nn.Module
         **precision,
     )
     return model_for(recipe, tokenizer, arguments)
-
-
-def build_trainer(
-    recipe: Recipe, model: nn.Module, tokenizer: PreTrainedTokenizerBase, data: PreparedData
-) -> CPTTrainer:
-    """The trainer of the recipe's stage, a `transformers.Trainer`. Its checkpoints and metrics go to
-    `output_dir`/`name`.
-
-    Raises:
-        RecipeError: no such stage, or a value that Hugging Face refuses.
-    """
-    return stages.build_trainer(recipe, model, tokenizer, data)
 
 
 def export_model(trainer: CPTTrainer, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> Path:

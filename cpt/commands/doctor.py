@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -35,10 +36,7 @@ EXTRAS = {  # module -> what is missing without it; the name on PyPI is the same
     "bitsandbytes": "4-bit weights",
 }
 KERNELS = {  # module -> name on PyPI, what is missing without it
-    "flash_attn": (
-        "flash-attn",
-        "`model.attention: flash_attention_2`; without it `auto` takes torch's own varlen_attn",
-    ),
+    "flash_attn": ("flash-attn", "`model.attention: flash_attention_2`; `auto` then takes torch's own varlen_attn"),
     "mamba_ssm": ("mamba-ssm", "Mamba kernels: Nemotron-H and Mamba run many times slower"),
     "causal_conv1d": ("causal-conv1d", "Mamba kernels, the convolution"),
 }
@@ -193,13 +191,9 @@ def examine_stack() -> Iterator[Diagnosis]:
         requirement = Requirement(line)
         if requirement.marker is not None or requirement.name == "torch":
             continue
-        name, remedy = requirement.name, f"pip install '{line}'"
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            yield Diagnosis(name, "missing", "cpt cannot run", remedy, broken=True)
-            continue
-        if requirement.specifier.contains(version, prereleases=True):
-            yield Diagnosis(name, version)
-        else:
-            yield Diagnosis(name, version, f"cpt needs {line}", remedy, broken=True)
+        found = Diagnosis(requirement.name, "missing", f"cpt needs {line}", f"pip install '{line}'", broken=True)
+        with suppress(metadata.PackageNotFoundError):
+            version = metadata.version(requirement.name)
+            is_fine = requirement.specifier.contains(version, prereleases=True)
+            found = Diagnosis(requirement.name, version) if is_fine else replace(found, here=version)
+        yield found

@@ -14,7 +14,7 @@ from cpt.data.readers.sources import files_with_sizes, kind_of
 from cpt.data.rows.held_out import size_warnings
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.distributed import tell
-from cpt.errors import DataError, RecipeError
+from cpt.errors import RecipeError
 from cpt.evaluation.paired import FEW
 from cpt.formatting import format_duration
 from cpt.hardware import find_gpus
@@ -32,6 +32,7 @@ from cpt.planning.init_recipe import (
 from cpt.planning.speed import Target, find_target
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import DocumentSource
+from cpt.recipe.values import in_yaml
 from cpt.runs.record import EXPORT
 
 NO_REPLAY, PUBLIC_GENERAL = "none", "HuggingFaceFW/fineweb-edu"
@@ -66,11 +67,7 @@ def command(
     target = find_target(gpu or next((found.name for found in find_gpus()), "cpu"), gpus, host_memory)
     refuse_ignored({"--gpus": gpus > 1 and target.on_cpu}, "with --gpu cpu")
     if general not in (None, NO_REPLAY) and kind_of(str(general)) == "local":
-        try:
-            files_with_sizes(DocumentSource(path=str(general)), "GENERAL")
-        except DataError as problem:
-            text = str(problem).split(" Set `GENERAL.path`")[0].rstrip(".")
-            raise DataError(f"--general: {text}. Without it, the public {PUBLIC_GENERAL} is taken.") from problem
+        files_with_sizes(DocumentSource(path=str(general)), "--general")  # DataError if there are none
     base = read_base(model)
     facts = read_documents(documents, text_column, DocumentEncoder(base.tokenizer))
     choices = choose(facts, base, target, with_replay=general != NO_REPLAY, tokens=tokens, full=full, shift=shift)
@@ -96,16 +93,14 @@ def command(
 def format_documents(facts: DocumentStatistics) -> str:
     formats = ", ".join(f"{count:,} {name}" for name, count in facts.formats.most_common())
     number = f"{'' if facts.is_whole else 'about '}{facts.documents:,}"
-    parts = [f"{number} in {formats} files, {facts.text_bytes / 1e6:,.3g} MB of text"]
-    if facts.languages is None:
-        parts.append("languages unknown (pip install 'cpt[language]')")
-    else:
+    languages = "languages unknown (pip install 'cpt[language]')"
+    if facts.languages is not None:
         of = facts.languages.total()
         common = [f"{code} {100 * count / of:.0f} %" for code, count in facts.languages.most_common(3)]
-        parts.append(f"languages {', '.join(common)} (py3langid)")
-    parts.append(f"{facts.bad_rows:,} bad rows" + (f" (the first: {facts.first_bad})" if facts.bad_rows else ""))
-    parts.append(f"{100 * facts.repeats / facts.documents_read:.1f} % repeat another word for word")
-    return "; ".join(parts) + "."
+        languages = f"languages {', '.join(common)} (py3langid)"
+    bad = f"{facts.bad_rows:,} bad rows" + (f" (the first: {facts.first_bad})" if facts.bad_rows else "")
+    repeats = f"{100 * facts.repeats / facts.documents_read:.1f} % repeat another word for word"
+    return f"{number} in {formats} files, {facts.text_bytes / 1e6:,.3g} MB of text; {languages}; {bad}; {repeats}."
 
 
 def format_cost(choices: RecipeChoices, target: Target, price: float | None) -> str:
@@ -135,7 +130,7 @@ def recipe_text(
     texts = sorted((text.strip() for text in facts.sample if len(text.split()) > 20), key=len)
     beginnings = [found[0] for text in texts[len(texts) // 2 :][:2] if (found := FIRST_WORDS.match(text))]
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    environment.filters |= {"yaml": plain, "rate": number}
+    environment.filters |= {"yaml": plain, "rate": lambda rate: in_yaml(float(f"{rate:.2e}"))}
     written = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         {"facts": facts, "base": base, "target": target, "choices": choices, "output": output, **figures},
         source=source,
@@ -166,9 +161,3 @@ def plain(text: str) -> str:
     """The text as a YAML value: unquoted if nothing in it means something else."""
     is_simple = re.fullmatch(r"(\.{0,2}/|~/)?[A-Za-z_][A-Za-z0-9_./-]*", text) and text.lower() not in WORDS_OF_YAML
     return text if is_simple else json.dumps(text, ensure_ascii=False)
-
-
-def number(value: float) -> str:
-    """`1e-5`, as people write it."""
-    mantissa, _, exponent = f"{value:.2e}".partition("e")
-    return f"{float(mantissa):g}e{int(exponent)}"

@@ -67,11 +67,15 @@ def build_trainer(
     *,
     watchers: Sequence[TrainerCallback] = (),
 ) -> CPTTrainer:
-    """The trainer of the recipe's stage, ready for `train()`.
+    """The trainer of the recipe's stage, a `transformers.Trainer`. Its checkpoints and metrics go to
+    `output_dir`/`name`.
 
     Args:
         arguments: Hugging Face's config; under ZeRO-3 it was made before the model, elsewhere it is optional.
         watchers: further callbacks.
+
+    Raises:
+        RecipeError: no such stage, or a value that Hugging Face refuses.
     """
     if arguments is None:
         arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
