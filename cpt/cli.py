@@ -172,7 +172,7 @@ class OptionNames(dict[str, Any]):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 names = [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
                 self.statements |= dict.fromkeys(names, node)
-            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            elif isinstance(node, ast.FunctionDef):
                 self.statements[node.name] = node
 
     def __missing__(self, name: str) -> Any:
@@ -181,8 +181,6 @@ class OptionNames(dict[str, Any]):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cpt."):
             original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
             self[name] = names_of(node.module)[original]
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):  # there must be only one of it
-            self[name] = getattr(import_module(self.module), name)
         else:
             exec(compile(ast.Module([node], []), self.module, "exec"), self)
         return self[name]

@@ -23,17 +23,7 @@ from cpt.planning.fitting import USABLE, USABLE_OF_HOST, Proposal, cheapest_that
 from cpt.planning.memory import SAMPLING, MemoryPlan, count_model, plan_memory
 from cpt.planning.memory_parts import MemorySnapshot
 from cpt.planning.model_sizes import KINDS, ModelSizes
-from cpt.planning.speed import (
-    ASSUMED_MFU,
-    ASSUMED_MFU_NOT_COMPILED,
-    Speed,
-    Target,
-    assumed_mfu,
-    find_target,
-    measured_speed,
-    named_gpus,
-    planned_speed,
-)
+from cpt.planning.speed import Speed, Target, assumed_mfu, find_target, measured_speed, named_gpus, planned_speed
 from cpt.planning.workload import Setup, attention_on_gpu, read_setup
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Recipe
@@ -42,7 +32,6 @@ from cpt.training.engine_profiles import read_profile, refuse_for_any_machine
 
 log = logging.getLogger("cpt")
 
-BY_DEFAULT = f" By default {ASSUMED_MFU} with compiled layers, {ASSUMED_MFU_NOT_COMPILED} without."
 DOES_NOT_FIT = 3  # the exit code: 2 is a mistake in the recipe
 ON_A_GPU = ("bf16", "fp16", "tf32", "deepspeed", "fsdp")
 
@@ -59,7 +48,7 @@ def command(
     peak_tflops: Annotated[float | None, typer.Option(help="Its dense peak in bf16, TFLOP/s.", min=0.1)] = None,
     host_memory: Annotated[float | None, typer.Option(help="GiB of the machine's own memory.", min=0.1)] = None,
     max_memory: Annotated[float, typer.Option(help="Share of a GPU that the run may have.", min=0.05, max=1)] = 1.0,
-    mfu: Annotated[float | None, typer.Option(help=f"Share of its peak.{BY_DEFAULT}", min=0.01, max=1)] = None,
+    mfu: Annotated[float | None, typer.Option(help="Share of the GPU's peak; else assumed.", min=0.01, max=1)] = None,
     measured: Annotated[Path | None, typer.Option(help="Take the tokens a second of this run instead.")] = None,
     price_per_gpu_hour: Annotated[float | None, typer.Option(help="In any currency: adds the cost.", min=0)] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Compare with a dry run of a whole step.")] = False,

@@ -36,8 +36,12 @@ def command(
     launcher: Launcher = None,
     restarts: Annotated[int, typer.Option(min=0, help="Of --supervise: at most so many in an hour.")] = MOST_RESTARTS,
     resume: Annotated[str, typer.Option(help="latest, none (begin anew), or a checkpoint's folder.")] = "latest",
-    allow_restart: Annotated[bool, typer.Option("--allow-restart", help="Begin anew if none is sound.")] = False,
-    trust_checkpoint: Annotated[bool, typer.Option("--trust-checkpoint", help="Trust its pickle files.")] = False,
+    allow_restart: Annotated[
+        bool, typer.Option("--allow-restart", help="Begin anew if all checkpoints fail.")
+    ] = False,
+    trust_checkpoint: Annotated[
+        bool, typer.Option("--trust-checkpoint", help="Trust pickles in the checkpoint.")
+    ] = False,
     local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True, help="Set by DeepSpeed.")] = None,
 ) -> None:
     """Run a recipe.
@@ -54,11 +58,10 @@ def command(
     refuse_ignored({"--restarts": restarts != MOST_RESTARTS and not supervise}, "without --supervise")
     refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
+    options = {"--lora": lora, "--allow-restart": allow_restart, "--trust-checkpoint": trust_checkpoint}
+    words = [str(recipe), *(overrides or ()), *(name for name, is_given in options.items() if is_given)]
     if supervise or processes > 1 or launcher is not None:
-        options = {"--lora": lora, "--allow-restart": allow_restart, "--trust-checkpoint": trust_checkpoint}
-        flags = [name for name, is_given in options.items() if is_given]
-        words = [str(recipe), *(overrides or ()), *flags, "--resume", resume]
-        most = restarts if supervise else None
+        words, most = [*words, "--resume", resume], restarts if supervise else None
         supervise_run(loaded, words, new=new, processes=processes, launcher=launcher, restarts=most)
         return
     names: list[str] = []
@@ -73,9 +76,7 @@ def command(
             ready=lambda trainer: names.append(trainer.run_folder.name),
         )
     except RestartNeeded as problem:
-        given = {"--lora": lora, "--trust-checkpoint": trust_checkpoint}
-        flags = [flag for flag, is_given in given.items() if is_given]
-        restart(problem, [str(recipe), *(overrides or ()), *(f"name={name}" for name in names), *flags])
+        restart(problem, [*words, *(f"name={name}" for name in names)])
     run = Run(final.parent)
     leave_processes(then=["cpt.commands.verdict", str(run.folder)] if needs_verdict(run) else ())
     if needs_verdict(run):
