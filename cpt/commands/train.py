@@ -36,12 +36,8 @@ def command(
     launcher: Launcher = None,
     restarts: Annotated[int, typer.Option(min=0, help="Of --supervise: at most so many in an hour.")] = MOST_RESTARTS,
     resume: Annotated[str, typer.Option(help="latest, none (begin anew), or a checkpoint's folder.")] = "latest",
-    allow_restart: Annotated[
-        bool, typer.Option("--allow-restart", help="Begin anew if all checkpoints fail.")
-    ] = False,
-    trust_checkpoint: Annotated[
-        bool, typer.Option("--trust-checkpoint", help="Trust pickles in the checkpoint.")
-    ] = False,
+    allow_restart: Annotated[bool, typer.Option("--allow-restart", help="Start anew if checkpoints are bad.")] = False,
+    trust_checkpoint: Annotated[bool, typer.Option("--trust-checkpoint", help="Trust the saved pickles.")] = False,
     local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True, help="Set by DeepSpeed.")] = None,
 ) -> None:
     """Run a recipe.
