@@ -8,9 +8,8 @@ from typer.testing import CliRunner
 
 from cpt.cache import hold, publish_once
 from cpt.cli import application
-from cpt.commands.store import prune_command
 from cpt.data.store.token_files import FORMAT, SourceDescription, TokenFiles, TokenWriter, as_text, read_description
-from cpt.errors import DataError, RecipeError
+from cpt.errors import DataError
 
 DESCRIPTION = SourceDescription("", 1, 9, {}, {}, {}, ("a:1", 9), {}, {"source": "corpus.jsonl", "tokenizer": "gpt2"})
 
@@ -107,9 +106,3 @@ def test_what_a_process_reads_or_makes_stays(cache):
 def test_a_store_of_another_version_is_not_read(cache):
     with pytest.raises(DataError, match="another version of cpt"):
         read_description(cache / "tokens" / "foreign")
-
-
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_what_is_no_number_removes_nothing(number):
-    with pytest.raises(RecipeError, match="take a number"):
-        prune_command(keep_gib=number)

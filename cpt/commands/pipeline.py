@@ -25,7 +25,6 @@ from cpt.recipe.load import load_recipe, load_with_places
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Mistakes, Node, plain, read_or_raise
 from cpt.runs.folder import RECIPE
-from cpt.runs.heartbeats import remove_heartbeats
 from cpt.runs.record import Run
 
 KILLED = 128  # what shells add to the number of a signal
@@ -116,8 +115,6 @@ def check_step(pipeline: Pipeline, step: Step) -> bool:
 def run_step(step: Step, words: Sequence[str]) -> tuple[int, int]:
     """Run a step's command; return the run's exit code, which launchers replace by their own, and the signal that was
     forwarded or 0."""
-    if step.run.folder.is_dir():
-        remove_heartbeats(step.run.folder)
     before = step.run.status().get("updated")
     code, forwarded = Child(words).wait_for_end()
     status = step.run.status()

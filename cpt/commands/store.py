@@ -1,7 +1,6 @@
 """`cpt store list|verify|prune`: the tokens that are stored between runs."""
 
 import fcntl
-import math
 import os
 import shutil
 import time
@@ -15,7 +14,7 @@ from rich.table import Table
 
 from cpt.cache import default_cache_dir, lock_file, size_of
 from cpt.data.store.token_files import SourceDescription, TokenFiles, read_description
-from cpt.errors import DataError, RecipeError
+from cpt.errors import DataError
 from cpt.formatting import GIB, format_bytes, format_duration, open_console
 
 Kind = Literal["tokens", "rows", "duplicates"]
@@ -129,13 +128,10 @@ def prune_command(
 
     Example: cpt store prune --unused-days 30 --dry-run
     """
-    if any(number is not None and not math.isfinite(number) for number in (unused_days, keep_gib)):
-        raise RecipeError("--unused-days and --keep-gib take a number, such as 30 or 0.5.")
-    keep_bytes = None if keep_gib is None else int(keep_gib * GIB)
     kept = freed = 0
     for entry in entries(cache or default_cache_dir()):
         is_old = unused_days is not None and entry.unused_seconds > unused_days * 86_400
-        is_over = keep_bytes is not None and kept + entry.num_bytes > keep_bytes
+        is_over = keep_gib is not None and kept + entry.num_bytes > keep_gib * GIB
         if entry.state == "complete" and not is_old and not is_over:
             kept += entry.num_bytes
             continue

@@ -1,10 +1,10 @@
 """`cpt verdict RUN`: measure a finished run against its base, and write its verdict."""
 
-import gc
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from accelerate.utils.memory import clear_device_cache
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.command_line import run_command, show_log
@@ -36,11 +36,7 @@ def command(
 
 def judge(run: Run, *, batch_size: int = 8) -> None:
     """Complete the verdict, add it to the model's card, and print it in a few lines."""
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # of a run that ended in this process
+    clear_device_cache(garbage_collection=True)  # of a run that ended in this process
     verdict = complete_verdict(run, batch_size=batch_size)
     try:
         write_model_card(run.export_folder, run.folder, run.folder.name)
