@@ -123,10 +123,9 @@ def path_errors_reported() -> Iterator[None]:
 
 
 def refuse_ignored(given: Mapping[str, bool], because: str) -> None:
-    """Refuse options that were given and would do nothing; `because` ends the sentence "--steps has no effect ..."."""
+    """Refuse options that were given and would do nothing; `because` ends the sentence "--steps: no effect ..."."""
     if names := [name for name, is_given in given.items() if is_given]:
-        have, them = ("have", "them") if len(names) > 1 else ("has", "it")
-        raise RecipeError(f"{' and '.join(names)} {have} no effect {because}. Remove {them}.")
+        raise RecipeError(f"{' and '.join(names)}: no effect {because}. Leave it out.")
 
 
 def show_log(*, stderr: bool = False) -> None:

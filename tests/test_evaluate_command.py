@@ -62,7 +62,7 @@ def test_a_runs_own_recipe_is_taken(models, corpus, tiny_recipe, tmp_path, capsy
         ([], "nothing to evaluate"),
         (["--text", "x"], "write it as name=path"),
         (["--text", "x=/no/such/file.txt"], "/no/such/file.txt"),
-        (["--sequence-length", 64], "--sequence-length has no effect without --text"),
+        (["--sequence-length", 64], "--sequence-length: no effect without --text"),
         (["--recipe", "no.yaml"], "no.yaml"),
     ],
 )

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,7 +24,7 @@ from cpt.data.store.parallel import num_workers
 from cpt.data.store.shards import Shard, ShardWork
 from cpt.data.store.token_files import Bucket, bucket
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.data.store.tokenized import TokenizedSource, Wanted, made
+from cpt.data.store.tokenized import Wanted, made
 from cpt.errors import LaunchError, RecipeError, ResourceError
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
@@ -172,12 +173,9 @@ def all_shards(recipe: Recipe, cache_dir: Path) -> list[Wanted]:
 
 def unmade(shards: Sequence[Wanted]) -> list[Wanted]:
     """The shards that are neither on this disk nor in the bucket."""
-    by_source: dict[TokenizedSource, list[int]] = {}
-    for source, number in shards:
-        by_source.setdefault(source, []).append(number)
     store, found = bucket(), list[Wanted]()
-    for source, numbers in by_source.items():
+    for source, wanted in groupby(shards, key=lambda shard: shard[0]):
         uploaded = store.shards(source.folder) if store is not None else set()
-        missing = source.missing(numbers)
+        missing = source.missing([number for _, number in wanted])
         found += [(source, number) for number in missing if source.shard_folder(number).name not in uploaded]
     return found

@@ -122,9 +122,8 @@ def environments_of(parallel: int, processes: int) -> list[dict[str, str]]:
     Raises:
         ResourceError: there are too few GPUs.
     """
-    listed = os.environ.get(VISIBLE)
-    gpus = [str(number) for number in range(len(find_gpus()))] if listed is None else listed.split(",")
-    gpus = [name.strip() for name in gpus if name.strip()]
+    every = ",".join(str(number) for number in range(len(find_gpus())))
+    gpus = [name.strip() for name in os.environ.get(VISIBLE, every).split(",") if name.strip()]
     if parallel == 1 or not gpus:
         return [{}] * parallel
     if len(gpus) < parallel * processes:
