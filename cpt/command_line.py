@@ -75,12 +75,8 @@ def run_app(
     name: str | None = None,
     outlives_readers: bool = False,
 ) -> None:
-    """Run a whole application, called `name` on its help pages.
-
-    Args:
-        outlives_readers: drop output that cannot be written and continue; otherwise end quietly with the reader, as in
-            `| head`.
-    """
+    """Run a whole application, called `name` on its help pages. Where output cannot be written, it continues if it
+    `outlives_readers`, and otherwise ends quietly with the reader, as in `| head`."""
     make_output_safe(outlives_readers)
     try:
         with path_errors_reported():
@@ -93,8 +89,7 @@ def run_app(
         leave(1)
     except CptError as problem:
         if not is_main_process() and not isinstance(problem, Interrupted):
-            # The main process most likely found the same and prints it; then the launcher ends this one while it
-            # waits.
+            # The main process most likely prints the same; then the launcher ends this one while it waits.
             time.sleep(SECONDS_FOR_THE_MAIN_PROCESS)
         # All processes receive the signal, and one reports it: the supervisor, after the launcher's last line.
         if not isinstance(problem, Interrupted) or (is_main_process() and SUPERVISED not in os.environ):

@@ -206,15 +206,8 @@ class PlannedRun:
 
 
 def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int, share: float) -> PlannedRun:
-    """Count the model, and add up its memory.
-
-    Args:
-        gpus: processes on all machines together.
-        share: of a GPU's memory that the run may have.
-
-    Raises:
-        CptError: the recipe cannot run there, or the model's config cannot be read.
-    """
+    """Count the model, and add up its memory; `gpus` on all machines together, `share` of a GPU's memory that the run
+    may have. CptError if the recipe cannot run there, or the model's config cannot be read."""
     tokens, length = recipe.budget.global_batch_tokens, recipe.data.sequence_length
     # each process, or group of processes that share rows, needs a row of each step
     readers = groups_of_rows(recipe.training, gpus)

@@ -101,11 +101,7 @@ def command(
 
 
 def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:
-    """Check that a run of the recipe logs the metric. What stages of examples log is up to TRL.
-
-    Raises:
-        RecipeError: it does not.
-    """
+    """RecipeError if no run of the recipe logs the metric. What stages of examples log is up to TRL."""
     metric, evaluation = space.settings.metric, recipe.evaluation
     sets = [*(recipe.data.sources if evaluation.held_out_share else ()), *evaluation.perplexity]
     known = [f"eval_{reported_name(one)}_{figure}" for one in sets for figure in OF_SETS] + list(OF_TRAINING)
@@ -117,11 +113,7 @@ def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:
 
 
 def environments_of(parallel: int, processes: int) -> list[dict[str, str]]:
-    """Environment variables of parallel trials: each gets an equal share of the GPUs.
-
-    Raises:
-        ResourceError: there are too few GPUs.
-    """
+    """Environment variables of parallel trials: each gets an equal share of the GPUs, at least one a process."""
     every = ",".join(str(number) for number in range(len(find_gpus())))
     gpus = [name.strip() for name in os.environ.get(VISIBLE, every).split(",") if name.strip()]
     if parallel == 1 or not gpus:

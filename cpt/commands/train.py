@@ -80,15 +80,8 @@ def command(
 
 
 def check_and_train(recipe: Recipe, root: Node | None = None, *, new: bool = False, **options: Any) -> Path:
-    """Check the recipe, choose a value for each `auto`, record both recipes and the plan, and train.
-
-    Args:
-        root: the recipe's tree (of `load_with_places`), for the lines of mistakes.
-        options: of `cpt.train.train`.
-
-    Raises:
-        CptError: see `cpt.train.train`; mistakes all at once.
-    """
+    """Check the recipe, choose a value for each `auto`, record both recipes and the plan, and train (`options` of
+    `cpt.train.train`). A CptError lists all mistakes, with the lines that `root` has (of `load_with_places`)."""
 
     def prepare(recipe: Recipe, run: Run, launch: LaunchedAs) -> Recipe:
         resolved = with_chosen_values(recipe, deepspeed=launch.deepspeed_config)
