@@ -68,11 +68,8 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> nn.Module
         CheckpointError: weights are missing or damaged.
     """
     precision = {key: recipe.training[key] for key in ("bf16", "fp16", "deepspeed") if key in recipe.training}
-    arguments = TrainingArguments(
-        str(recipe.output_dir / recipe.name),
-        use_cpu=bool(recipe.training.get("use_cpu")) or not torch.accelerator.is_available(),
-        **precision,
-    )
+    on_cpu = bool(recipe.training.get("use_cpu")) or not torch.accelerator.is_available()
+    arguments = TrainingArguments(str(recipe.output_dir / recipe.name), use_cpu=on_cpu, **precision)
     return model_for(recipe, tokenizer, arguments)
 
 
@@ -137,9 +134,9 @@ def plan_run(
     target = find_target(name, number, host_memory)
     planned = plan_recipe(recipe, target, number, nodes, max_memory)
     mfu, is_enough = assumed_mfu(planned.setup), fits(planned.memory, target, max_memory)
-    proposal = (
-        None if is_enough else cheapest_that_fits(planned.setup, target, planned.count, mfu=mfu, share=max_memory)
-    )
+    proposal = None
+    if not is_enough:
+        proposal = cheapest_that_fits(planned.setup, target, planned.count, mfu=mfu, share=max_memory)
     return RunPlan(
         fits=is_enough,
         gpu_terms={moment.name: {term.name: term.size for term in moment.terms} for moment in planned.memory.moments},
@@ -174,11 +171,8 @@ def evaluate_model(
     """
     models = [model_at(str(path)) for path in (model, against) if path is not None]
     length = min(sequence_length, *map(known_positions, models))
-    asked = EvaluationRequest(
-        data_of_texts([f"{name}={path}" for name, path in texts.items()], length),
-        batch_size=batch_size,
-        is_compared=against is not None,
-    )
+    data = data_of_texts([f"{name}={path}" for name, path in texts.items()], length)
+    asked = EvaluationRequest(data, batch_size=batch_size, is_compared=against is not None)
     return build_report(*(measure(one, asked) for one in models)).to_json()
 
 

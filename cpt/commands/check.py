@@ -30,13 +30,9 @@ def command(
     """
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
     if quick:
-        typer.echo(
-            f"{recipe}: keys, values and rules are fine. Not checked: files, model, packages, disk, options of"
-            " optimizers, schedules and filters (--quick)."
-        )
+        typer.echo(f"{recipe}: keys, values and rules are fine. Nothing else was checked (--quick).")
         return
-    with while_working(
-        open_console(stderr=True).status(f"{recipe}: keys, values and rules are fine. Checking files and model ...")
-    ):
+    status = open_console(stderr=True).status(f"{recipe}: keys, values and rules are fine. Checking all else ...")
+    with while_working(status):
         gate = import_module("cpt.planning.gate")  # and with it torch, which takes seconds
     raise typer.Exit(gate.report(recipe, loaded, root).exit_code)

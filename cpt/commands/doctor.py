@@ -68,10 +68,8 @@ def command(
     if recipe is None:
         raise typer.Exit(print_machine())
     if num_nodes() == 1:
-        raise LaunchError(
-            "cpt doctor RECIPE compares nodes. Type on each of them, with its own --node-rank: torchrun --nnodes 2"
-            f" --node-rank 0 --master-addr FIRST_HOST -m cpt doctor {recipe}"
-        )
+        torchrun = f"torchrun --nnodes 2 --node-rank 0 --master-addr FIRST_HOST -m cpt doctor {recipe}"
+        raise LaunchError(f"cpt doctor RECIPE compares nodes. On each, with its own --node-rank: {torchrun}")
     from cpt.distributed import join_processes, leave_processes
     from cpt.launch.nodes import compare_nodes  # imports torch, which the table has to do without
 

@@ -49,19 +49,14 @@ def command(
     disable_progress_bar()
     of_tasks = {"--task-folder": task_folder is not None, "--allow-code": allow_code, "--limit": limit is not None}
     refuse_ignored({} if task else {**of_tasks, "--num-fewshot": num_fewshot is not None}, "without --task")
-    refuse_ignored(
-        {"--sequence-length": sequence_length is not None and not text},
-        "without --text: the sets of a recipe have its own",
-    )
+    refuse_ignored({"--sequence-length": sequence_length is not None and not text}, "without --text")
     join_processes({})
     saved = Path(model).expanduser() / RECIPE
     own = load_recipe(recipe or saved) if recipe is not None or saved.exists() else None
     models = [model_at(path, None if own is None else own.model) for path in (model, against) if path is not None]
     judges = held_out_sets(own, text or [], sequence_length, models)
     if judges is None and not task:
-        raise RecipeError(
-            f"nothing to evaluate {model} on. Give --text domain=held_out.jsonl, --recipe FILE or --task mmlu."
-        )
+        raise RecipeError(f"nothing to evaluate {model} on. Give --text name=held_out.jsonl, --recipe or --task.")
     request = EvaluationRequest(
         judges,
         domain_test=domain_test or (),

@@ -23,6 +23,7 @@ from cpt.export.write import DTYPES, ExportOptions, check_output, export_whole, 
 from cpt.models.config import weights_folder
 
 Method = Literal["lora", "task_arithmetic", "average"]
+Dtype = Literal["stored", "bfloat16", "float16", "float32"]
 
 
 def command(
@@ -33,9 +34,7 @@ def command(
     base: Annotated[Path | None, typer.Option(help="task_arithmetic: the model that both were made from.")] = None,
     chat: Annotated[Path | None, typer.Option(help="task_arithmetic: the base's chat model.")] = None,
     scale: Annotated[float, typer.Option(help="task_arithmetic: how much of (chat - base) is added.")] = 1.0,
-    dtype: Annotated[
-        Literal["stored", "bfloat16", "float16", "float32"], typer.Option(help="What the weights are written in.")
-    ] = "stored",
+    dtype: Annotated[Dtype, typer.Option(help="What the weights are written in.")] = "stored",
     max_shard_size: Annotated[str, typer.Option(help="Largest file: 5GB, 500MB.")] = "5GB",
     tolerance: Annotated[float | None, typer.Option(min=0, help="lora: allowed difference, as a share.")] = None,
 ) -> None:
@@ -101,9 +100,7 @@ def written(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
             vocabulary = check_vocabulary(loaded.vocab_size, tokenizer)
             logits = logits_in_another_process(unfinished, proof_text(tokenizer, loaded), dtype)
             if not logits.isfinite().all():
-                raise CheckpointError(
-                    f"the merged model gives NaN or infinite logits in {name_of(dtype)}. Use --dtype float32."
-                )
+                raise CheckpointError("the merged model's logits are not finite. Use --dtype float32.")
             largest = f"largest logit {logits.abs().max():.3g}"
             notes = [f"Loaded back by plain transformers, in a process without cpt: {largest}.", vocabulary]
             notes += model_warnings(unfinished, tokenizer)

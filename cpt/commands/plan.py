@@ -68,9 +68,8 @@ def command(
     if gpu is None and not found and gpus is None and not any(loaded.training.get(key) for key in ON_A_GPU):
         gpu = "cpu"
     name, number = named_gpus(gpu, gpus, nodes, found)
-    target = find_target(
-        name, number, host_memory, memory=memory_gib, peak_tflops=peak_tflops, network_gbit=network_gbit
-    )
+    known = {"memory": memory_gib, "peak_tflops": peak_tflops, "network_gbit": network_gbit}
+    target = find_target(name, number, host_memory, **known)
     of_gpus = {"--memory-gib": memory_gib is not None, "--peak-tflops": peak_tflops is not None}
     refuse_ignored(of_gpus if target.on_cpu else {}, f"with {target.name}")
     planned = plan_recipe(loaded, target, number, nodes, max_memory)

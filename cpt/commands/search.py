@@ -71,18 +71,13 @@ def command(
     folder = loaded.output_dir / (wanted.settings.name or f"{loaded.name}-search")
     folder = free_name(folder) if new else folder
     if (folder / SEARCHED).exists() and (changes := differing_keys(load_recipe(folder / SEARCHED), loaded)):
-        listing = "\n".join(changes)
-        raise RecipeError(
-            f"{folder} is a search with another recipe. What differs (there -> here):\n{listing}\nUndo the change, or"
-            " start a new search: --new."
-        )
+        text = f"{folder} is a search with another recipe. What differs (there -> here):"
+        raise RecipeError("\n".join([text, *changes, "Undo the change, or start a new search: --new."]))
     environments = environments_of(parallel, processes)
     lock = folder / (f".lock-{os.uname().nodename}" if storage else ".lock")
     with locked(lock, wait=False) as is_ours:
         if not is_ours:
-            raise LaunchError(
-                f"another process searches in {folder}. Wait for it, end it, or start a new search: --new."
-            )
+            raise LaunchError(f"another process searches in {folder}. Wait for it, or start a new search: --new.")
         url = storage or f"sqlite:///{(folder / 'study.db').absolute()}"
         study = open_study(url, folder.name, wanted)
         write_atomic(folder / SEARCHED, dump_recipe(loaded))
@@ -119,9 +114,6 @@ def environments_of(parallel: int, processes: int) -> list[dict[str, str]]:
     if parallel == 1 or not gpus:
         return [{}] * parallel
     if len(gpus) < parallel * processes:
-        raise ResourceError(
-            f"--parallel {parallel} with {processes} process(es) each needs {parallel * processes} GPUs, and there are"
-            f" {len(gpus)}."
-        )
+        raise ResourceError(f"--parallel {parallel} needs {parallel * processes} GPUs, and there are {len(gpus)}.")
     share = len(gpus) // parallel
     return [{VISIBLE: ",".join(gpus[slot * share : (slot + 1) * share])} for slot in range(parallel)]
