@@ -251,7 +251,7 @@ def compared(planned: PlannedRun) -> str:
         activations = count_activations(config, setup)
     setup = setup.as_computed
     peak, alone = dry_run(config, setup), plan_memory(planned.facts, setup, activations).model_alone
-    sizes = f"{peak / GIB:.2f} GiB for the model, by formula {alone / GIB:.2f} ({alone / peak - 1:+.1%})"
+    sizes = f"{peak / GIB:.2f} GiB for the model, by formula {alone / GIB:.2f} ({100 * alone / peak - 100:+.1f} %)"
     return f"  A dry run of a whole step, not compiled, takes {sizes}."
 
 
