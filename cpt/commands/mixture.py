@@ -101,8 +101,7 @@ def find_obstacles(recipe: Recipe, section: Data, sources: list[SourceForecast],
 
 def find_deviations(sources: list[SourceForecast], rows: int) -> Iterator[str]:
     """Remarks about a mixture that is reached."""
-    off = [one for one in sources if abs(one.seen - one.asked) > CLOSE]
-    if off:
+    if off := [one for one in sources if abs(one.seen - one.asked) > CLOSE]:
         shares = ", ".join(f"{one.name} {one.seen:.2%} instead of {one.asked:.2%}" for one in off)
         yield f"Shares come out as near as {rows:,} whole rows allow, each one {1 / rows:.2%} of the run: {shares}."
     if often := [f"{one.name} ({one.epochs:.1f} times)" for one in sources if one.epochs > WORTHWHILE_EPOCHS]:

@@ -131,9 +131,8 @@ def end(pipeline: Pipeline, step: Step, file: Path, code: int, forwarded: int) -
     again = f"The same command resumes there: cpt pipeline {file}"
     if code == Interrupted.exit_code or forwarded and code == KILLED + forwarded:
         why = f"{signal.Signals(forwarded).name}: " if forwarded else ""
-        raise Interrupted(
-            f"{why}step {step.number}, {step.recipe.name}, stopped at step {status.get('step', 0)} of its run. {again}"
-        )
+        at = f"stopped at step {status.get('step', 0)} of its run"
+        raise Interrupted(f"{why}step {step.number}, {step.recipe.name}, {at}. {again}")
     reason = str(status.get("message") or "see its output above").splitlines()[0]
     tell(f"step {step.number}, {step.recipe.name}, ended with exit code {code}: {reason}")
     tell(f"Later steps were not started. Fix the cause. {again}")
@@ -205,8 +204,7 @@ def conflicts(pipeline: Pipeline) -> Iterator[str]:
                 yield f"steps {other.number} and {step.number} are one run, {folder}. Give one of them a `name`."
         for other in pipeline.made_by_others(step):
             if other.number >= step.number:
-                text = f"step {step.number} continues from {other.run.folder}, which step {other.number} makes."
-                yield f"{text} Put that one before it."
+                yield f"step {step.number} continues from {other.run.folder}. Put step {other.number} before it."
         saved = folder / RECIPE
         if saved.exists() and (differences := differing_keys(load_recipe(saved), step.recipe)):
             listing = "\n".join(f"  {line}" for line in differences)

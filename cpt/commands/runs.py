@@ -19,7 +19,7 @@ TEXTS = ("run", "stage", "state", "tags")
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="Where the runs lie: `output_dir` of their recipes.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="Where the runs are: `output_dir` of their recipes.")] = Path("runs"),
     where: Annotated[list[str] | None, typer.Option(help="Only state=finished, tag=x, loss<2.5. Repeat it.")] = None,
     sort: Annotated[str | None, typer.Option(help="Column, -loss for descending; else newest first.")] = None,
     as_json: AsJson = False,
@@ -68,9 +68,7 @@ def run_cells(values: Values) -> dict[str, str]:
 def held_out(values: Values) -> str:
     """The figure of each held-out set, with its name if there are several."""
     sets = {set_name(key): decimal(value) for key, value in values.items() if is_bits_per_byte(key)}
-    if len(sets) == 1:
-        return next(iter(sets.values()))
-    return escape("  ".join(f"{name} {value}" for name, value in sets.items()))
+    return escape("  ".join(f"{name} {value}" if len(sets) > 1 else value for name, value in sets.items()))
 
 
 def decimal(number: float | None) -> str:

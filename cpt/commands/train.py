@@ -34,9 +34,9 @@ def command(
     supervise: Annotated[bool, typer.Option("--supervise", help="Restart a run that hangs or dies.")] = False,
     processes: Processes = 1,
     launcher: Launcher = None,
-    restarts: Annotated[int, typer.Option(min=0, help="Of --supervise: at most so many in an hour.")] = MOST_RESTARTS,
-    resume: Annotated[str, typer.Option(help="latest, none (begin anew), or a checkpoint's folder.")] = "latest",
-    allow_restart: Annotated[bool, typer.Option("--allow-restart", help="Start anew if checkpoints are bad.")] = False,
+    restarts: Annotated[int, typer.Option(min=0, help="With --supervise: the most in an hour.")] = MOST_RESTARTS,
+    resume: Annotated[str, typer.Option(help="latest, none (start over), or a checkpoint's folder.")] = "latest",
+    allow_restart: Annotated[bool, typer.Option("--allow-restart", help="Start over if checkpoints are bad.")] = False,
     trust_checkpoint: Annotated[bool, typer.Option("--trust-checkpoint", help="Trust the saved pickles.")] = False,
     local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True, help="Set by DeepSpeed.")] = None,
 ) -> None:
