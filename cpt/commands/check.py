@@ -30,7 +30,7 @@ def command(
     """
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
     if quick:
-        typer.echo(f"{recipe}: keys, values and rules are fine. Nothing else was checked (--quick).")
+        typer.echo(f"{recipe}: keys, values and rules are fine. Not checked: files, model, packages, options.")
         return
     status = open_console(stderr=True).status(f"{recipe}: keys, values and rules are fine. Checking all else ...")
     with while_working(status):
