@@ -5,7 +5,7 @@ window, in an order drawn from the seed: training begins when the first, small, 
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate, islice
@@ -18,7 +18,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128
 from cpt.cache import key_of, publish_once
 from cpt.data.readers.columns import score_column
 from cpt.data.readers.documents import Document, Listed, OnBadRow, Piece, apply_policy, count_reasons, write_bad_rows
-from cpt.data.readers.filters import ComponentLists, build_filters, build_transforms, sift
+from cpt.data.readers.filters import Sieve, sift
 from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.data.store.token_files import (
     Int64,
@@ -128,8 +128,7 @@ class ShardWork:
 
     source: DocumentSource
     key: str  # of the source in the recipe, for messages: `data.sources[0]`
-    filters: ComponentLists
-    transforms: ComponentLists
+    sieve: Sieve
     encoder: DocumentEncoder
     on_bad_row: OnBadRow
     folder: Path
@@ -162,9 +161,7 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
     score = scorer(work.source)
     writer = TokenWriter(folder, encoder.dtype, scored=score is not None, segmented=encoder.form != "document")
     text_digest, longest = xxh3_128(), ("", 0)
-    rows = (item for piece in shard for item in read_piece(work.source, piece, work.key))
-    documents = islice(apply_policy(rows, work.on_bad_row, work.key, bad), work.source.max_documents)
-    for batch in batches(keep(documents, work, dropped, encoder)):
+    for batch in batches(texts_of(work, shard, bad, dropped, encoder)):
         texts = [text for text, _ in batch]
         if work.prove_on_the_way and not writer.num_documents:
             encoder = encoder.proven_for(texts[:SAMPLE_DOCUMENTS])
@@ -204,44 +201,26 @@ def scorer(source: DocumentSource) -> Callable[[str, Document], float] | None:
     return score
 
 
-def keep(
-    documents: Iterable[Document], work: ShardWork, dropped: Counter[str], encoder: DocumentEncoder | None = None
+def texts_of(
+    work: ShardWork,
+    pieces: Sequence[Piece],
+    bad: list[Listed] | None = None,
+    dropped: Counter[str] | None = None,
+    encoder: DocumentEncoder | None = None,
 ) -> Iterator[tuple[str, Document]]:
-    """The texts that transforms make, and that filters and the encoder's chat template accept, each with its document;
-    others are counted by reason."""
-    transforms, filters = build_transforms(work.transforms), build_filters(work.filters)
-    name = reported_name(work.source)
-    for document in documents:
-        if transforms or filters:
-            parts = sift(View(document, name), transforms, filters)
-        else:  # the fast path
-            parts = iter([(document.text, "empty" if not document.text or document.text.isspace() else None)])
-        for text, reason in parts:
+    """The texts that transforms make, and that filters and the encoder's chat template accept, each with its document.
+    Bad rows are added to `bad`, and other texts counted in `dropped` by reason."""
+    functions, name = work.sieve.functions(), reported_name(work.source)
+    rows = (item for piece in pieces for item in read_piece(work.source, piece, work.key))
+    documents = apply_policy(rows, work.on_bad_row, work.key, [] if bad is None else bad)
+    for document in islice(documents, work.source.max_documents):
+        for text, reason in sift(document, name, *functions):
             if reason is None and encoder is not None:
                 reason = encoder.reason_to_drop(text)
             if reason is None:
                 yield text, document
-            else:
+            elif dropped is not None:
                 dropped[reason] += 1
-
-
-@dataclass(frozen=True)
-class View(Mapping[str, str]):
-    """What filters see of a document; `where`, which counts lines, is computed only for those that ask."""
-
-    document: Document
-    source: str
-
-    def __getitem__(self, name: str) -> str:
-        if name == "where":
-            return self.document.where
-        return {"text": self.document.text, "source": self.source}[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(("text", "source", "where"))
-
-    def __len__(self) -> int:
-        return 3
 
 
 def batches(documents: Iterator[tuple[str, Document]]) -> Iterator[list[tuple[str, Document]]]:

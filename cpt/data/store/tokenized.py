@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from cpt.cache import hold, key_of, write_once
 from cpt.data.readers.documents import FILE_NAME, Listed, refuse_too_many, write_bad_rows
-from cpt.data.readers.filters import ComponentLists, code_of, module_text
+from cpt.data.readers.filters import Sieve, module_text
 from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import hash_file, kind_of, states_of
 from cpt.data.store.parallel import map_in_order, num_workers
@@ -224,17 +224,16 @@ def changed(work: ShardWork) -> DataError:
     )
 
 
-def reading_content(source: DocumentSource, filters: ComponentLists, transforms: ComponentLists) -> dict[str, Any]:
+def reading_content(source: DocumentSource, sieve: Sieve) -> dict[str, Any]:
     """All that decides the tokens, except the files and the tokenizer; workers and gigatoken do not."""
     order, kind = source.order_by if isinstance(source, Source) else None, kind_of(source.path)
     return {
         "format": FORMAT,
         "path": absolute(source.path) if kind == "local" else source.path,
-        "code": module_text("source", source.path, {}) if kind == "function" else None,
+        "code": module_text("source", source.path) if kind == "function" else None,
         "source": source.model_dump(exclude=NEUTRAL),
-        "order": module_text("score", order, {}) if order is not None and ":" in order else None,
-        "filters": code_of("filter", filters),
-        "transforms": code_of("transform", transforms),
+        "order": module_text("score", order) if order is not None and ":" in order else None,
+        **sieve.code(),
     }
 
 
