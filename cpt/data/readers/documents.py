@@ -143,7 +143,7 @@ REMEDIES = {
     **dict.fromkeys(("texts and messages", "no value", "wrong value", "not a chat"), ROW_OR_CHAT),
     "invalid UTF-8": f"Convert it (iconv -f latin1 -t utf-8). {REMEDY}",
     "UTF-16": f"Convert it (iconv -f utf-16 -t utf-8). {REMEDY}",
-    **dict.fromkeys(("empty file", "no rows"), "Fill it, or leave it out of `{key}.path`."),
+    "no rows": "Fill it, or leave it out of `{key}.path`.",
     "damaged file": "Write the file again, or leave it out of `{key}.path`.",
 }
 

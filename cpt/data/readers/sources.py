@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, count, islice, zip_longest
+from os.path import basename
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ import fsspec
 import pyarrow as pa
 from xxhash import xxh3_128
 
-from cpt.data.readers.columns import refuse_texts
+from cpt.data.readers.columns import columns_of, refuse_texts
 from cpt.data.readers.documents import (
     BadRow,
     BadValue,
@@ -31,7 +32,15 @@ from cpt.data.readers.documents import (
     kind_of_value,
 )
 from cpt.data.readers.example import document_of
-from cpt.data.readers.formats import read_arrow, read_delimited, read_json, read_json_lines, read_parquet, read_text
+from cpt.data.readers.formats import (
+    is_damage,
+    read_arrow,
+    read_delimited,
+    read_json,
+    read_json_lines,
+    read_parquet,
+    read_text,
+)
 from cpt.data.readers.hub import cannot_fetch, fetch, hub_files, is_hub_file, read_hub
 from cpt.data.readers.opening import KNOWN, compression_of, format_of, is_http, is_url, open_plain, persistently
 from cpt.distributed import is_main_process
@@ -122,25 +131,18 @@ def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[
         refuse_texts(source, format_of(piece.path), key)
     whole = Origin(piece.path, "document")
     try:
-        is_one_of_many = format_of(piece.path) in TEXT_FILES and Path(piece.path) != Path(source.path).expanduser()
-        if piece.is_whole and not is_one_of_many and size_of(piece.path) == 0:
-            yield BadRow("empty file", "the file is empty, expected documents", whole, 1)
-            return
-        yield from READERS[format_of(piece.path)](piece, source)
+        items = READERS[format_of(piece.path)](piece, source)
+        if (first := next(items, None)) is not None:
+            yield first
+            yield from items
+        elif piece.is_whole and format_of(piece.path) not in TEXT_FILES:
+            yield BadRow("no rows", f"no rows, expected documents in the column `{columns_of(source)[0]}`", whole, 1)
     except (OSError, pa.ArrowException) as problem:
-        is_of_arrow = isinstance(problem, pa.ArrowException)
-        if isinstance(problem, OSError) and (problem.errno or is_url(piece.path) and not is_of_arrow):
+        if not is_damage(problem, piece.path):
             raise cannot_read(piece.path, problem, key) from problem
         # A compressed file that is cut off or damaged.
         lost = f"cannot be read to its end ({first_line(problem)}); the rest of it is lost"
         yield BadRow("damaged file", lost, whole, 1)
-
-
-def size_of(path: str) -> int:
-    if not is_url(path):
-        return Path(path).stat().st_size
-    system, name = fsspec.core.url_to_fs(path)
-    return int(system.size(name) or 0)
 
 
 def find_function(source: DocumentSource, key: str) -> Callable[..., Any]:
@@ -221,20 +223,19 @@ def find_local(source: DocumentSource, key: str) -> list[File]:
 
 
 def walk(folder: Path, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Path below the folder and status of every file in it; links to folders are not followed."""
+    """Path below the folder and status of every file in it that is not hidden; links to folders are not followed."""
     with os.scandir(folder) as entries:
         for entry in entries:
+            if entry.name.startswith("."):
+                continue
             if entry.is_dir(follow_symlinks=False):
                 yield from walk(Path(entry.path), f"{below}{entry.name}/")
             elif entry.is_file():
                 yield below + entry.name, entry.stat()
 
 
-def is_document(name: str) -> bool:
-    """True for a file of a known kind that is not hidden; the name is its path below the source's folder."""
-    parts = name.split("/")
-    is_hidden = any(part.startswith(".") for part in parts)
-    return format_of(parts[-1]) in DOCUMENT_FILES and parts[-1] not in DATASETS_OWN and not is_hidden
+def is_document(path: str) -> bool:
+    return format_of(path) in DOCUMENT_FILES and basename(path) not in DATASETS_OWN
 
 
 def find_remote(source: DocumentSource, key: str) -> list[File]:
@@ -284,10 +285,9 @@ def log_formats(source: DocumentSource) -> None:
     folder = Path(source.path).expanduser()
     if kind_of(source.path) != "local" or not is_main_process() or not folder.is_dir():
         return
-    paths = sorted(Path(name) for name, _ in walk(folder))
-    paths = [path for path in paths if not any(part.startswith(".") for part in path.parts[:-1])]
-    read = Counter(format_of(path.name).removeprefix(".") for path in paths if is_document(str(path)))
-    skipped = Counter(path.suffix or path.name for path in paths if not is_document(str(path)))
+    names = sorted(name for name, _ in walk(folder))
+    read = Counter(format_of(name).removeprefix(".") for name in names if is_document(name))
+    skipped = Counter(Path(name).suffix or basename(name) for name in names if not is_document(name))
     parts = [f"{count:,} {name}" for name, count in read.most_common()]
     if links := sorted(path.name for path in folder.iterdir() if path.is_symlink() and not path.is_file()):
         parts.append(f"not followed: the link(s) {', '.join(links)}")
