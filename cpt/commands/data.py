@@ -238,8 +238,6 @@ def show_ingested(console: Console, done: "Ingested") -> None:
     if done.num_changed:
         changed = f"{done.num_changed:,} file(s) have changed since; their old text stays."
         console.print(f"{changed} To convert them again, use a new --output.", style="yellow")
-    if done.misnamed:
-        console.print(f"{done.misnamed:,} file(s) are not what their suffix says, and were read as what they are.")
     if done.passed_over:
         skipped = ", ".join(f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common(KINDS_SHOWN))
         console.print(f"{done.passed_over.total():,} other file(s) were skipped ({skipped}).", markup=False)

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -53,7 +54,6 @@ class Ingested:
     num_changed: int = 0  # of these, files that have changed since
     # Kind -> files, documents, pages, characters, duplicates, failed.
     new: dict[str, Counter[str]] = field(default_factory=dict)
-    misnamed: int = 0  # new documents of another kind than their suffix says
     failed: list[JournalEntry] = field(default_factory=list)  # of the inputs, those without a document, now or before
 
 
@@ -121,7 +121,6 @@ def record(
         counts["failed"] += 1
         return entry
     counts.update(documents=1, pages=row.get("pages", 0), characters=len(row["text"]))
-    done.misnamed += SUFFIXES.get(format_of(entry.path)) != entry.kind
     holders[sha256] = entry.path
     return replace(entry, shard=shard)
 
@@ -201,20 +200,19 @@ def run_isolated(
     child = FORK.Process(target=answer, args=(function, argument, sending, seconds, memory_bytes))
     child.start()
     sending.close()
-    try:
-        is_result, given = receiving.recv()
-    except EOFError:
-        is_result, given = False, None
+    given: Result | NotConverted | None = None
+    with suppress(EOFError):
+        given = receiving.recv()
     child.join()
-    if given is None and child.exitcode == -signal.SIGALRM:
+    if isinstance(given, NotConverted):
+        raise given
+    if given is not None:
+        return given
+    if child.exitcode == -signal.SIGALRM:
         raise NotConverted("took too long", f"more than {seconds:g} seconds")
-    if given is None:
-        code = child.exitcode or 0
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        raise NotConverted("the converter crashed", how)
-    if not is_result:
-        raise NotConverted(*given)
-    return given
+    code = child.exitcode or 0
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    raise NotConverted("the converter crashed", how)
 
 
 def answer(
@@ -228,13 +226,14 @@ def answer(
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     logging.disable()
     try:
-        sending.send((True, function(argument)))
+        sending.send(function(argument))
     except NotConverted as problem:
-        sending.send((False, (problem.reason, problem.detail)))
+        sending.send(problem)
     except MemoryError:
-        sending.send((False, ("too much memory", f"more than {memory_bytes / 2**30:.1f} GiB")))
+        sending.send(NotConverted("too much memory", f"more than {memory_bytes / 2**30:.1f} GiB"))
     except Exception as problem:  # libraries raise anything at what they were not made for; the file is listed with it
-        sending.send((False, ("the converter failed", " ".join(f"{type(problem).__name__}: {problem}".split())[:500])))
+        what = " ".join(f"{type(problem).__name__}: {problem}".split())[:500]
+        sending.send(NotConverted("the converter failed", what))
 
 
 DUPLICATE = "duplicate"

@@ -134,17 +134,14 @@ FILE_NAME = "bad_rows.jsonl"
 SHOWN = 5
 ABSURD_SHARE = 0.2  # of a source's tokens in one document
 REMEDY = "Fix or remove it, or let `data.on_bad_row` skip such rows ({key}.path)."
-ROW_OR_TEXT = "Fix or remove the row, or set another `{key}.text_column`."
-ROW_OR_CHAT = "Fix or remove the row, or set other columns: `{key}.chat`."
+OTHER_COLUMNS = "Fix or remove the row, or set other columns: `{key}.text_column`, `{key}.chat`."
+CONVERT = f"Convert it (iconv -f ENCODING -t utf-8). {REMEDY}"
 REMEDIES = {
     "missing column": "Set `{key}.text_column`.",
     "missing columns": "Write it in `{key}`.",
-    **dict.fromkeys(("null", "wrong type"), ROW_OR_TEXT),
-    **dict.fromkeys(("texts and messages", "no value", "wrong value", "not a chat"), ROW_OR_CHAT),
-    "invalid UTF-8": f"Convert it (iconv -f latin1 -t utf-8). {REMEDY}",
-    "UTF-16": f"Convert it (iconv -f utf-16 -t utf-8). {REMEDY}",
-    "no rows": "Fill it, or leave it out of `{key}.path`.",
-    "damaged file": "Write the file again, or leave it out of `{key}.path`.",
+    **dict.fromkeys(("null", "wrong type", "texts and messages"), OTHER_COLUMNS),
+    **dict.fromkeys(("no value", "wrong value", "not a chat"), OTHER_COLUMNS),
+    **dict.fromkeys(("invalid UTF-8", "UTF-16"), CONVERT),
 }
 
 

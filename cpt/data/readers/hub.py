@@ -94,17 +94,15 @@ def what_it_means(
             return None
         if not isinstance(problem, errors.HfHubHTTPError):
             return Unreachable(first_line(problem).rstrip("."))
-    status, page = problem.response.status_code, f"https://huggingface.co/datasets/{dataset}"
-    token = "Run: hf auth login, or set HF_TOKEN"
-    if isinstance(problem, errors.GatedRepoError):
-        return ResourceError(f"{dataset} (`{key}.path`) is gated. Accept its terms at {page}. {token}.")
+    status = problem.response.status_code
     if isinstance(problem, errors.RevisionNotFoundError):
         return DataError(f"{dataset}: no revision `{revision}` on the Hub. Set `{key}.revision`.")
     if isinstance(problem, errors.RemoteEntryNotFoundError):
         return DataError(f"{dataset}: {' '.join(str(problem).split())} Set `{key}.data_files` or `.revision`.")
     if status in (401, 403):
-        what = f"no such local path, and on the Hub no such dataset, or a private one ({status})"
-        return ResourceError(f"{dataset}: {what}. {token}, with a token that may read it; or set `{key}.path`.")
+        what = f"no such local path, and on the Hub no such dataset, or a private or gated one ({status})"
+        token = f"Run: hf auth login, or set HF_TOKEN; accept its terms at https://huggingface.co/datasets/{dataset}"
+        return ResourceError(f"{dataset}: {what}. {token}; or set `{key}.path`.")
     if status == 404:
         return DataError(f"{dataset}: neither a local path nor a dataset on the Hub. Set `{key}.path`.")
     return Unreachable(f"it answers {status}")

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import fsspec
 import pyarrow as pa
-from xxhash import xxh3_128
 
 from cpt.data.readers.columns import columns_of, refuse_texts
 from cpt.data.readers.documents import (
@@ -42,7 +41,7 @@ from cpt.data.readers.formats import (
     read_text,
 )
 from cpt.data.readers.hub import cannot_fetch, fetch, hub_files, is_hub_file, read_hub
-from cpt.data.readers.opening import KNOWN, compression_of, format_of, is_http, is_url, open_plain, persistently
+from cpt.data.readers.opening import KNOWN, compression_of, format_of, is_http, is_url, persistently
 from cpt.distributed import is_main_process
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.plugins import check_options, find, user_code_error
@@ -302,17 +301,6 @@ def states_of(source: DocumentSource, key: str) -> list[tuple[str, int, str]]:
     if kind_of(source.path) == "local":
         files = [file._replace(name=str(Path(file.name).absolute())) for file in files]
     return [(file.name, file.size, file.version) for file in files]
-
-
-def hash_file(file: Path | str, key: str) -> str:
-    digest = xxh3_128()
-    try:
-        with open_plain(str(file)) as stream:
-            while block := stream.read(1 << 22):
-                digest.update(block)
-    except OSError as problem:
-        raise cannot_read(str(file), problem, key) from problem
-    return digest.hexdigest()
 
 
 def cannot_read(file: str, problem: Exception, key: str) -> CptError:

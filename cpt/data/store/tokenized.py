@@ -1,6 +1,5 @@
 """A source's tokens: a folder of shards. The process that needs a shard first makes it; all others find it."""
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -17,7 +16,7 @@ from cpt.cache import hold, key_of, write_once
 from cpt.data.readers.documents import FILE_NAME, Listed, refuse_too_many, write_bad_rows
 from cpt.data.readers.filters import Sieve, module_text
 from cpt.data.readers.opening import is_url
-from cpt.data.readers.sources import hash_file, kind_of, states_of
+from cpt.data.readers.sources import kind_of, states_of
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.data.store.shards import FileState, Plan, Shard, ShardWork, sample
 from cpt.data.store.token_files import (
@@ -31,7 +30,7 @@ from cpt.data.store.token_files import (
 )
 from cpt.distributed import is_main_process
 from cpt.errors import DataError
-from cpt.files import report_damage
+from cpt.files import read_json_lines, report_damage, size_and_hash
 from cpt.formatting import open_console
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Source
@@ -174,7 +173,7 @@ class TokenizedSource:
         description = self.description or self.describe()
         bad = sum(description.bad_rows.values())
         good, path = description.documents + sum(description.dropped.values()), self.work.source.path
-        refuse_too_many(bad, good, self.max_bad_share, path, self.work.key, read_bad_rows(self.folder))
+        refuse_too_many(bad, good, self.max_bad_share, path, self.work.key, read_json_lines(self.folder / FILE_NAME))
         return description
 
     def describe(self) -> SourceDescription:
@@ -188,7 +187,7 @@ class TokenizedSource:
             dropped.update(part.dropped)
             bad_rows.update(part.bad_rows)
             longest = max(longest, part.longest, key=lambda place: place[1])
-            bad += read_bad_rows(self.shard_folder(number))
+            bad += read_json_lines(self.shard_folder(number) / FILE_NAME)
             engines[part.engine] = None
             shards[self.shard_folder(number).name] = part.digest
         if not documents:
@@ -203,7 +202,7 @@ class TokenizedSource:
         if states_of(source, key) != self.states:
             raise changed(self.work)
         write_bad_rows(bad, self.folder)
-        files = {name: version if is_url(name) else hash_file(name, key) for name, _, version in self.states}
+        files = {name: version if is_url(name) else size_and_hash(Path(name))[1] for name, _, version in self.states}
         files = files or {f"{source.path}@{source.revision or 'main'}": texts}
         engine = ", ".join(filter(None, engines))
         made_from = {"source": source.path, "tokenizer": self.work.encoder.name, "engine": engine}
@@ -240,14 +239,6 @@ def reading_content(source: DocumentSource, sieve: Sieve) -> dict[str, Any]:
 def absolute(path: str) -> str:
     """A local path as the states of files name it; a URL as it is."""
     return path if is_url(path) else str(Path(path).expanduser().absolute())
-
-
-def read_bad_rows(folder: Path) -> Iterator[Listed]:
-    """Of a shard; a damaged line is skipped, since the rows are counted in its description."""
-    file = folder / FILE_NAME
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
-        with suppress(ValueError):
-            yield json.loads(line)
 
 
 POOL_BYTES = 32 * 2**20  # of files; below, starting processes takes longer than the work
