@@ -24,7 +24,6 @@ from cpt.data.documents.convert import require_libraries
 from cpt.data.examples.encoder import CONTEXT, LEARNED, ROW, UNWANTED, ExampleEncoder, encoder_of
 from cpt.data.readers.documents import BadRow
 from cpt.data.readers.filters import sieve_of, sift
-from cpt.data.readers.opening import format_of
 from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.data.rows.packing import pack
 from cpt.data.store.tokenization import DocumentEncoder
@@ -241,7 +240,7 @@ def show_ingested(console: Console, done: "Ingested") -> None:
     if done.passed_over:
         skipped = ", ".join(f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common(KINDS_SHOWN))
         console.print(f"{done.passed_over.total():,} other file(s) were skipped ({skipped}).", markup=False)
-        readable = sorted(suffix for suffix in done.passed_over if format_of(f"file{suffix}") in DOCUMENT_FILES)
+        readable = sorted(suffix for suffix in done.passed_over if suffix in DOCUMENT_FILES)
         if readable:
             known = ", ".join(readable)
             console.print(f"A recipe reads {known} as they are: data.sources: [{{path: THEIR FOLDER}}]", markup=False)

@@ -10,7 +10,7 @@ import typer
 from jinja2 import Environment
 
 from cpt.command_line import refuse_ignored
-from cpt.data.readers.sources import files_with_sizes, kind_of
+from cpt.data.readers.sources import files_of, kind_of
 from cpt.data.rows.held_out import size_warnings
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.distributed import tell
@@ -77,7 +77,7 @@ def command(
     refuse_ignored({"--gpus": gpus > 1 and target.on_cpu}, "with --gpu cpu")
     if general not in (None, NO_REPLAY) and kind_of(str(general)) == "local":
         try:
-            files_with_sizes(DocumentSource(path=str(general)), "GENERAL")
+            files_of(DocumentSource(path=str(general)), "GENERAL")
         except DataError as problem:
             text = str(problem).split(" Set `GENERAL.path`")[0].rstrip(".")
             raise DataError(f"--general: {text}. Without it, the public {PUBLIC_GENERAL} is taken.") from problem

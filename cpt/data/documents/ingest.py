@@ -141,9 +141,7 @@ def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Co
             if format_of(file.name) in SUFFIXES:
                 files.append(file)
             else:
-                is_compressed = format_of(file.name) != file.suffix.lower()
-                suffix = "".join(file.suffixes[-2:]) if is_compressed else file.suffix
-                others[suffix.lower() or "no suffix"] += 1
+                others[format_of(file.name) or "no suffix"] += 1
     return list(dict.fromkeys(files)), others
 
 

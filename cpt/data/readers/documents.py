@@ -49,33 +49,29 @@ class Origin:
     unit: Literal["line", "row", "item", "document"]
     start: int = 0  # first byte of the file whose lines are counted; the rest of a line there counts as one
 
-    def where(self, number: int) -> str:
-        """`corpus/a.jsonl:17`, `a.parquet: row 17` or `a.txt`, counted from 1 over the whole file. The beginning of a
-        remote file is not fetched to count its lines: `s3://bucket/a.jsonl: line 17 after byte 1,048,576`."""
+    def where(self, number: int, *, exact: bool = True) -> str:
+        """`corpus/a.jsonl:17`, `a.parquet: row 17` or `a.txt`, counted from 1 over the whole file. If not `exact`, and
+        of remote and huge files, nothing is read to count lines: `a.jsonl: line 17 after byte 1,048,576`."""
         address = hub_address(self.path)
         if self.unit == "document":
             return address
         if self.unit != "line":
             return f"{address}: {self.unit} {number}"
-        if "://" in self.path or self.start > COUNTABLE_BYTES:
-            return self.near(number)
+        if not self.start:
+            return f"{address}:{number}"
+        if not exact or "://" in self.path or self.start > COUNTABLE_BYTES:
+            return f"{address}: line {number - 1} after byte {self.start + 1:,}"
         at, lines = COUNTED.get(self.path, (0, 0))
         if at > self.start:
             at, lines = 0, 0
         if at < self.start:
             with open(self.path, "rb") as file:
                 file.seek(at)
-                while at < self.start and (block := file.read(min(1 << 22, self.start - at))):
+                while block := file.read(min(1 << 22, self.start - at)):
                     lines += block.count(b"\n")
                     at += len(block)
             COUNTED[self.path] = at, lines
         return f"{address}:{lines + number}"
-
-    def near(self, number: int) -> str:
-        """The same, without reading anything: lines are counted from where the piece begins."""
-        if self.start and self.unit == "line":
-            return f"{hub_address(self.path)}: line {number - 1} after byte {self.start + 1:,}"
-        return f"{hub_address(self.path)}:{number}" if self.unit == "line" else self.where(number)
 
 
 class Document(NamedTuple):
@@ -93,7 +89,7 @@ class Document(NamedTuple):
 
     @property
     def near(self) -> str:
-        return self.origin.near(self.number)
+        return self.origin.where(self.number, exact=False)
 
 
 @dataclass(frozen=True)

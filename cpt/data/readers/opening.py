@@ -33,7 +33,7 @@ class RemoteFile(io.RawIOBase):
     def __init__(self, path: str, begin: int = 0, stop: int | None = None) -> None:
         self._at, self._stop = begin, sys.maxsize if stop is None else stop
         self._system, self._name = fsspec.core.url_to_fs(path)
-        self._file: Any = self.ask(lambda: self._system.open(self._name, "rb", cache_type="none"))
+        self._file: Any = None
 
     def readable(self) -> bool:
         return True
@@ -63,26 +63,26 @@ class RemoteFile(io.RawIOBase):
         return len(data)
 
     def close(self) -> None:
-        if not self.closed:
+        if self._file is not None:
             self._file.close()
         super().close()
 
     def use(self, function: Callable[[Any], Result]) -> Result:
+        """Retry on HTTP servers; fsspec's other file systems retry by themselves."""
+
         def call() -> Result:
+            if self._file is None:
+                self._file = self._system.open(self._name, "rb", cache_type="none")
             try:
                 return function(self._file)
             except ValueError:  # fsspec's error for a stream, and for a server without ranges
                 self._file = io.BytesIO(self._system.cat_file(self._name))
                 return function(self._file)
 
-        return self.ask(call)
-
-    def ask(self, function: Callable[[], Result]) -> Result:
-        """Retry on HTTP servers; fsspec's other file systems retry by themselves."""
         if is_http(self._system):
-            return persistently(function)
+            return persistently(call)
         try:
-            return function()
+            return call()
         except Exception as problem:
             if type(problem).__module__.startswith("httpx"):  # the Hub's, which is no OSError
                 raise OSError(str(problem) or type(problem).__name__) from problem

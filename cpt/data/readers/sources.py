@@ -78,15 +78,16 @@ def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
 def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
     """The pieces of a source, in the order of its documents. They follow from the names and sizes of the files; none
     is opened. A user's function, and a dataset on the Hub that only `datasets` can read, are one piece."""
-    files = files_with_sizes(source, key)
+    files = files_of(source, key)
     if not files:
         return [Piece(source.path, 0, None, 0)]
     log_formats(source)
     pieces: list[Piece] = []
-    for file, size in files:
-        starts = range(0, size, piece_bytes) if size > piece_bytes and can_be_cut(file, source) else range(1)
+    for file in files:
+        is_cut = file.size > piece_bytes and can_be_cut(file.name, source)
+        starts = range(0, file.size, piece_bytes) if is_cut else range(1)
         for start, stop in zip_longest(starts, starts[1:]):
-            pieces.append(Piece(file, start, stop, len(pieces)))
+            pieces.append(Piece(file.name, start, stop, len(pieces)))
     return pieces
 
 
@@ -97,10 +98,6 @@ def can_be_cut(path: str, source: DocumentSource) -> bool:
     if format_of(path) in TEXT_FILES:
         return source.text_documents == "line"
     return format_of(path) in (".jsonl", ".parquet")
-
-
-def files_with_sizes(source: DocumentSource, key: str) -> list[tuple[str, int]]:
-    return [(file.name, file.size) for file in files_of(source, key)]
 
 
 def read_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
@@ -295,12 +292,13 @@ def log_formats(source: DocumentSource) -> None:
     log.info(f"{source.path}: {', '.join(parts)}")
 
 
-def states_of(source: DocumentSource, key: str) -> list[tuple[str, int, str]]:
-    """Name, size and version of each file: equal states, equal content."""
-    files = files_of(source, key)
-    if kind_of(source.path) == "local":
-        files = [file._replace(name=str(Path(file.name).absolute())) for file in files]
-    return [(file.name, file.size, file.version) for file in files]
+def states_of(source: DocumentSource, key: str) -> list[File]:
+    """Equal states, equal content; local files by their absolute paths."""
+    return [file._replace(name=absolute(file.name)) for file in files_of(source, key)]
+
+
+def absolute(path: str) -> str:
+    return path if is_url(path) else str(Path(path).expanduser().absolute())
 
 
 def cannot_read(file: str, problem: Exception, key: str) -> CptError:

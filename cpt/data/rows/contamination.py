@@ -16,7 +16,7 @@ from cpt.data.readers.columns import form_of_source
 from cpt.data.readers.decontamination import FORMAT, NAME, WORDS, EvaluationDocument, load_runs, read_runs
 from cpt.data.readers.documents import Piece
 from cpt.data.readers.filters import sieve_of
-from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of, states_of
+from cpt.data.readers.sources import files_of, kind_of, pieces_of, states_of
 from cpt.data.rows.open_sources import keyed_sources
 from cpt.data.rows.selection import longest_held_out
 from cpt.data.store.parallel import map_in_order, num_workers
@@ -263,7 +263,7 @@ def search_source(work: ShardWork, index: str) -> Found:
     pieces = pieces_of(work.source, work.key, PIECE_BYTES)
     # A limit counts over all pieces in order, which only one process can do.
     jobs = [[piece] for piece in pieces] if work.source.max_documents is None else [pieces]
-    is_small = len(jobs) == 1 or sum(size for _, size in files_with_sizes(work.source, work.key)) < POOL_BYTES
+    is_small = len(jobs) == 1 or sum(file.size for file in files_of(work.source, work.key)) < POOL_BYTES
     whole, workers = Found(), 0 if is_small else num_workers()
     for found in map_in_order(lambda: partial(search, work, index), jobs, workers, WORKERS_IMPORT):
         whole.documents += found.documents

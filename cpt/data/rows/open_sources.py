@@ -10,7 +10,7 @@ from cpt.data.readers.columns import columns_named, columns_of
 from cpt.data.readers.documents import BadRow, Document, Piece, complaint
 from cpt.data.readers.filters import sieve_of, sift
 from cpt.data.readers.opening import format_of
-from cpt.data.readers.sources import files_with_sizes, find_function, kind_of, read_piece, states_of
+from cpt.data.readers.sources import files_of, find_function, kind_of, read_piece, states_of
 from cpt.data.store.shards import ShardWork, plan_of
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, reading_content
@@ -53,10 +53,10 @@ def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) ->
         columns_of(source)
         if kind == "function":
             find_function(source, key)
-        files = files_with_sizes(source, key) if kind == "local" or kind == "hub" and ask_hub else []
+        files = files_of(source, key) if kind == "local" or kind == "hub" and ask_hub else []
     except CptError as problem:
         return [str(problem)]
-    formats = {format_of(file) for file, _ in files}
+    formats = {format_of(file.name) for file in files}
     written = source.model_copy(update={"chat": columns_named(source) or None})
     complaints = [
         f"`{key}.{option}` has no effect: {source.path} holds {', '.join(sorted(formats))} files. Remove it."
@@ -64,11 +64,11 @@ def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) ->
     ]
     if kind == "hub":  # a file may be large, so only its first row is fetched
         files, source = files[:1], source.model_copy(update={"max_documents": 1})
-    for number, (file, size) in enumerate(files):
-        if number >= FILES_OPENED and size:
+    for number, file in enumerate(files):
+        if number >= FILES_OPENED and file.size:
             continue
         try:
-            first = next(read_piece(source, Piece(file, 0, None, 0), key), None)
+            first = next(read_piece(source, Piece(file.name, 0, None, 0), key), None)
             if isinstance(first, BadRow) and data.on_bad_row == "error":
                 complaints.append(complaint(first, key))
             elif isinstance(first, Document) and number == 0:  # also finds a filter or transform that fails

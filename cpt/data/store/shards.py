@@ -17,9 +17,18 @@ from xxhash import xxh3_64_intdigest, xxh3_128
 
 from cpt.cache import key_of, publish_once
 from cpt.data.readers.columns import score_column
-from cpt.data.readers.documents import Document, Listed, OnBadRow, Piece, apply_policy, count_reasons, write_bad_rows
+from cpt.data.readers.documents import (
+    Document,
+    File,
+    Listed,
+    OnBadRow,
+    Piece,
+    apply_policy,
+    count_reasons,
+    write_bad_rows,
+)
 from cpt.data.readers.filters import Sieve, sift
-from cpt.data.readers.sources import pieces_of, read_piece
+from cpt.data.readers.sources import absolute, pieces_of, read_piece
 from cpt.data.store.token_files import (
     Int64,
     ShardDescription,
@@ -36,7 +45,6 @@ from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Source
 
 Shard = list[Piece]
-FileState = tuple[str, int, str]  # name, size, version
 SHARD_BYTES = 16 * 2**20  # of files: a kill loses little, and the time to open a file does not matter
 ORDERED_PARTS = 64  # of a source that is read by a score
 HELD_OUT_SHARDS = 8  # of a source in windows: its held-out set must be there before the first step
@@ -77,9 +85,7 @@ class Plan:
         return key_of({"shards": cuts, "bytes": self.num_bytes, "windows": self.windows, "ordered": self.is_ordered})
 
 
-def plan_of(
-    source: DocumentSource, key: str, states: Sequence[FileState], *, window_bytes: int | None, seed: int
-) -> Plan:
+def plan_of(source: DocumentSource, key: str, states: Sequence[File], *, window_bytes: int | None, seed: int) -> Plan:
     """Cut a source up.
 
     Args:
@@ -90,7 +96,7 @@ def plan_of(
     size_of, shards, num_bytes = {name: size for name, size, _ in states}, list[Shard](), list[int]()
     is_one = not states or source.max_documents is not None  # documents are counted from the first on
     for piece in pieces_of(source, key, shard_bytes):
-        size = size_of.get(piece.path) or size_of.get(str(Path(piece.path).absolute())) or 0
+        size = size_of.get(absolute(piece.path), 0)
         size = max(0, (size if piece.stop is None else piece.stop) - piece.start)
         if not shards or not is_one and num_bytes[-1] + size > shard_bytes:  # small files share a shard
             shards.append([])

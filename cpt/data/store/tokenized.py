@@ -13,12 +13,12 @@ from typing import Any
 from rich.progress import Progress
 
 from cpt.cache import hold, key_of, write_once
-from cpt.data.readers.documents import FILE_NAME, Listed, refuse_too_many, write_bad_rows
+from cpt.data.readers.documents import FILE_NAME, File, Listed, refuse_too_many, write_bad_rows
 from cpt.data.readers.filters import Sieve, module_text
 from cpt.data.readers.opening import is_url
-from cpt.data.readers.sources import kind_of, states_of
+from cpt.data.readers.sources import absolute, kind_of, states_of
 from cpt.data.store.parallel import map_in_order, num_workers
-from cpt.data.store.shards import FileState, Plan, Shard, ShardWork, sample
+from cpt.data.store.shards import Plan, Shard, ShardWork, sample
 from cpt.data.store.token_files import (
     DESCRIPTION,
     FORMAT,
@@ -49,10 +49,10 @@ class TokenizedSource:
     `states`: the files as they were when the plan was made.
     """
 
-    def __init__(self, work: ShardWork, plan: Plan, states: Sequence[FileState], max_bad_share: float) -> None:
+    def __init__(self, work: ShardWork, plan: Plan, states: Sequence[File], max_bad_share: float) -> None:
         self.work, self.plan, self.states, self.max_bad_share = work, plan, list(states), max_bad_share
         self.folder = work.folder
-        self._state_of = {name: (size, version) for name, size, version in states}
+        self._state_of = {file.name: (file.size, file.version) for file in states}
         hold(self.folder, self)
         self._description: SourceDescription | None = None
         self._verified = set[tuple[int, int]]()  # shards that this process compared with their digests; their time
@@ -234,11 +234,6 @@ def reading_content(source: DocumentSource, sieve: Sieve) -> dict[str, Any]:
         "order": module_text("score", order) if order is not None and ":" in order else None,
         **sieve.code(),
     }
-
-
-def absolute(path: str) -> str:
-    """A local path as the states of files name it; a URL as it is."""
-    return path if is_url(path) else str(Path(path).expanduser().absolute())
 
 
 POOL_BYTES = 32 * 2**20  # of files; below, starting processes takes longer than the work
