@@ -37,12 +37,3 @@ def test_the_first_refusing_filter_gives_the_reason():
 def test_a_wrong_filter_is_refused_with_its_place(component, message):
     with pytest.raises(RecipeError, match=message):
         build_components("filter", {"data.filters": [component]})
-
-
-@pytest.fixture
-def my_filters(tmp_path, monkeypatch):
-    (tmp_path / "my_lab_filters.py").write_text(
-        "def no_tables(document, *, mark='|'):\n    return 'table' if mark in document['text'] else None\n"
-        "def truthy(document):\n    return True\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)

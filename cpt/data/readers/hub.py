@@ -142,8 +142,7 @@ def find(request: HubRequest, key: str) -> HubDataset:
     file = default_cache_dir() / "hub" / f"{xxh3_128_hexdigest(json.dumps(request).encode())}.json"
     known = None
     if (stored := read_sealed(file)) is not None:
-        files = None if stored["files"] is None else [File(*one) for one in stored["files"]]
-        known = HubDataset(stored["commit"], files)
+        known = HubDataset(stored["commit"], stored["files"] and [File(*one) for one in stored["files"]])
     is_pinned = request.revision is not None and COMMIT.fullmatch(request.revision) is not None
     # All processes of a run read what the main process has just found.
     if known and (is_pinned or not is_main_process() and file.stat().st_mtime >= STARTED):

@@ -7,7 +7,6 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, count, islice, zip_longest
 from os.path import basename
@@ -66,7 +65,6 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 DATASETS_OWN = {"dataset_info.json", "state.json", "dataset_dict.json"}  # `datasets` saves them with its arrow files
 # What servers call the version of a file's content.
 TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
-LISTING_THREADS = 16
 
 
 def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
@@ -208,12 +206,9 @@ def find_local(source: DocumentSource, key: str) -> list[File]:
                 refuse_unknown(name, key)
     except OSError as problem:
         raise cannot_read(problem.filename or source.path, problem, key) from problem
-    if not found and path.is_dir():
-        raise DataError(f"{path}: the folder holds no {KNOWN} file. Set `{key}.path`.")
     if not found:
-        what = "no file matches" if GLOB.search(source.path) else "no such file or folder"
-        where = f"(looked from {Path.cwd()}). Set `{key}.path`; a dataset on the Hub is written `owner/name`."
-        raise DataError(f"{source.path}: {what} {where}")
+        what = f"the folder holds no {KNOWN} file" if path.is_dir() else f"no such file or folder in {Path.cwd()}"
+        raise DataError(f"{source.path}: {what}. Set `{key}.path`; a dataset on the Hub is written `owner/name`.")
     files = [File(name, status.st_size, str(status.st_mtime_ns)) for name, status in found]
     return sorted(files, key=lambda file: file.name.split(os.sep))
 
@@ -247,8 +242,7 @@ def find_remote(source: DocumentSource, key: str) -> list[File]:
             found = {file: info for file, info in below if format_of(file) in DOCUMENT_FILES}
         # The listing of an HTTP server has only names.
         unsized = [file for file, info in found.items() if info.get("size") is None]
-        with ThreadPoolExecutor(LISTING_THREADS) as pool:
-            found |= zip(unsized, pool.map(lambda file: info_of(system, file), unsized), strict=True)
+        found |= {file: info_of(system, file) for file in unsized}
     except ImportError as problem:
         raise ResourceError(f"{source.path}: {first_line(problem)}. Install it, or set `{key}.path`.") from problem
     except FileNotFoundError:
