@@ -154,7 +154,7 @@ def find_source(path: str, text_column: str | None) -> DocumentSource:
     missing: list[BadRow] = []
     for column in [text_column] if text_column else TEXT_COLUMNS:
         source = DocumentSource(path=path, text_column=column)
-        item = next(read_piece(source, Piece(first, 0, None, 0), "DOCUMENTS"), None)
+        item = next(read_piece(source, Piece(first), "DOCUMENTS"), None)
         if not isinstance(item, BadRow) or item.reason != "missing column":
             return source
         missing.append(item)

@@ -24,9 +24,8 @@ class Piece:
     its first byte, so a file is cut by its size alone, and a piece may be empty."""
 
     path: str
-    start: int
-    stop: int | None
-    number: int  # among the pieces of the source, in the order of the documents
+    start: int = 0
+    stop: int | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -86,10 +85,6 @@ class Document(NamedTuple):
     @property
     def where(self) -> str:
         return self.origin.where(self.number)
-
-    @property
-    def near(self) -> str:
-        return self.origin.where(self.number, exact=False)
 
 
 @dataclass(frozen=True)

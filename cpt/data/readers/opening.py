@@ -46,9 +46,6 @@ class RemoteFile(io.RawIOBase):
         self._at = base + offset
         return self._at
 
-    def tell(self) -> int:
-        return self._at
-
     def readinto(self, buffer: Any) -> int:
         limit = self._stop - self._at if self._at < self._stop else PAST_STOP
         num_bytes = max(0, min(len(buffer), limit, self.use(end_of) - self._at))

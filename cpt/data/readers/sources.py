@@ -78,14 +78,13 @@ def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) 
     is opened. A user's function, and a dataset on the Hub that only `datasets` can read, are one piece."""
     files = files_of(source, key)
     if not files:
-        return [Piece(source.path, 0, None, 0)]
+        return [Piece(source.path)]
     log_formats(source)
     pieces: list[Piece] = []
     for file in files:
         is_cut = file.size > piece_bytes and can_be_cut(file.name, source)
         starts = range(0, file.size, piece_bytes) if is_cut else range(1)
-        for start, stop in zip_longest(starts, starts[1:]):
-            pieces.append(Piece(file.name, start, stop, len(pieces)))
+        pieces += [Piece(file.name, start, stop) for start, stop in zip_longest(starts, starts[1:])]
     return pieces
 
 

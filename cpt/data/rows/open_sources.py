@@ -68,7 +68,7 @@ def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) ->
         if number >= FILES_OPENED and file.size:
             continue
         try:
-            first = next(read_piece(source, Piece(file.name, 0, None, 0), key), None)
+            first = next(read_piece(source, Piece(file.name), key), None)
             if isinstance(first, BadRow) and data.on_bad_row == "error":
                 complaints.append(complaint(first, key))
             elif isinstance(first, Document) and number == 0:  # also finds a filter or transform that fails

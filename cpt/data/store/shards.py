@@ -180,7 +180,8 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         writer.append(ids, lengths, hashes, encoder.bytes_learned(texts, raw), scores, segments)
         at = int(lengths.argmax())
         if lengths[at] > longest[1]:
-            longest = batch[at][1].near, int(lengths[at])
+            document = batch[at][1]
+            longest = document.origin.where(document.number, exact=False), int(lengths[at])
         if work.enough_tokens is not None and writer.num_tokens >= work.enough_tokens:
             break
     if bad:
