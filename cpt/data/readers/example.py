@@ -281,15 +281,12 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
     }
     parts: dict[str, str] = {}
     if tools := values.pop("tools", None):
-        column, problem = columns["tools"], ""
+        column = columns["tools"]
         if isinstance(tools, str):
-            try:
+            with suppress(ValueError):
                 tools = json.loads(tools)
-            except ValueError as error:
-                problem = f": {error}"
         if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-            what = f"`{column}` is {shown(tools)}, expected a list of tools, each an object{problem}"
-            raise BadValue("wrong value", what)
+            raise BadValue("wrong value", f"`{column}` is {shown(tools)}, expected a list of tools, each an object")
         parts["tools"] = as_json(tools, f"`{column}`")
     values, columns = with_turns(values, columns, whole=form_of_source(source) in ("document", "conversation"))
     if "messages" in values:
