@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
+from itertools import chain
 from typing import Any, TypeVar
 
 from cpt.errors import ResourceError
@@ -39,6 +40,10 @@ def map_in_order(
     Raises:
         ResourceError: a worker died, most likely out of memory.
     """
+    arguments = iter(arguments)
+    if (first := next(arguments, None)) is None:
+        return
+    arguments = chain([first], arguments)
     if num_workers == 0:
         yield from map(prepare(), arguments)
         return
