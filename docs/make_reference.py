@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from cpt.checkpoints.retention import RULES
 from cpt.cli import GROUPS, application
-from cpt.data.readers.filters import FILTERS, TRANSFORMS
+from cpt.data.readers.filters import BUILT_IN
 from cpt.evaluation.tasks import DOMAIN_TEST, domain_test_of_recipe, task_of_recipe
 from cpt.optim.build import OPTIMIZERS
 from cpt.optim.schedules import SCHEDULES
@@ -27,8 +27,8 @@ from cpt.training.loss_guard import LOSS_GUARDS
 
 FOLDER = Path(__file__).parent / "reference"
 BUILT_INS: dict[str, Mapping[str, Callable[..., Any]]] = {
-    "data.transforms": TRANSFORMS,
-    "data.filters": FILTERS,
+    "data.transforms": BUILT_IN["transform"],
+    "data.filters": BUILT_IN["filter"],
     "optimizer.name": OPTIMIZERS,
     "schedule.name": SCHEDULES,
     "checkpoints.keep": RULES,

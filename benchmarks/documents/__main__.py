@@ -24,7 +24,7 @@ from typing import Any
 
 import lxml.html
 
-from cpt.data.documents.convert import CONVERTERS, LIBRARIES, decode, with_clean_text
+from cpt.data.documents.convert import CONVERTERS, decode, with_clean_text
 
 RESULTS = Path(__file__).parents[1] / "results" / "documents.json"
 CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -109,7 +109,8 @@ def main() -> None:
             content_of(sorted((folder / GUIDE / language).glob("*.html"))),
         )
     device = f"{platform.machine()}, one of {os.cpu_count()} cores, load at the end {os.getloadavg()[0]:.1f}"
-    libraries = {name: metadata.version(name) for name in LIBRARIES.values()}
+    names = {module.replace("_", "-") for _, modules in CONVERTERS.values() for module in modules}
+    libraries = {name: metadata.version(name) for name in sorted(names)}
     RESULTS.write_text(
         json.dumps(
             {"device": device, "python": platform.python_version(), "libraries": libraries, "measurements": rows},

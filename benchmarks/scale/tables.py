@@ -21,7 +21,14 @@ from cpt.data.rows.open_sources import open_source
 from cpt.data.rows.packing import Layout, open_packing
 from cpt.data.rows.selection import Selection
 from cpt.data.rows.windows import START, WindowedRows, WindowEntry, by_power_of_two, write_total
-from cpt.data.store.token_files import DESCRIPTION, SourceDescription, TokenFiles, TokenWriter, as_text, open_documents
+from cpt.data.store.token_files import (
+    DESCRIPTION,
+    SourceDescription,
+    StoredDocuments,
+    TokenFiles,
+    TokenWriter,
+    as_text,
+)
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import DataError
@@ -160,7 +167,7 @@ class Templates:
 
     def _window(self, template: int, size: int) -> tuple[Path, WindowEntry]:
         """A window of so many shards, packed, and what is known of it but for its place."""
-        documents = open_documents([self.shard(template, place) for place in range(size)])
+        documents = StoredDocuments([TokenFiles(self.shard(template, place)) for place in range(size)])
         starts, lengths = documents.offsets[:-1], np.diff(documents.offsets)
         folder = self.folder / f"window-{template}-{size}"
         folder.mkdir()

@@ -22,11 +22,9 @@ from cpt.commands.rewriting import PROMPTS, WRAP_TOKENS, Rewritten, Task, find_p
 from cpt.commands.rewriting_model import Sampling
 from cpt.data.documents.convert import require_libraries
 from cpt.data.examples.encoder import CONTEXT, LEARNED, ROW, UNWANTED, ExampleEncoder, encoder_of
-from cpt.data.readers.documents import BadRow, DocumentView
-from cpt.data.readers.filters import build_filters, build_transforms, sift
-from cpt.data.readers.opening import format_of
+from cpt.data.readers.documents import BadRow
+from cpt.data.readers.filters import sieve_of, sift
 from cpt.data.readers.sources import pieces_of, read_piece
-from cpt.data.rows.open_sources import filters_of, transforms_of
 from cpt.data.rows.packing import pack
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.formatting import open_console
@@ -85,16 +83,13 @@ def see_source(
     Args:
         encoder: the source's; what it cannot encode is dropped too.
     """
-    seen = Seen(reported_name(source))
-    transforms = build_transforms(transforms_of(data, source, key))
-    filters = build_filters(filters_of(data, source, key))
+    seen, functions = Seen(reported_name(source)), sieve_of(data, source, key).functions()
     items = (item for piece in pieces_of(source, key) for item in read_piece(source, piece, key))
     for item in islice(items, min(num_documents, source.max_documents or num_documents)):
         if isinstance(item, BadRow):
             seen.lose(f"bad row: {item.reason}", item.where, item.detail)
             continue
-        view: DocumentView = {"text": item.text, "source": seen.name, "where": item.where}
-        for text, dropped in sift(view, transforms, filters):
+        for text, dropped in sift(item, seen.name, *functions):
             reason = dropped if dropped is not None or encoder is None else encoder.reason_to_drop(text)
             if reason is None:
                 seen.kept.append(PreviewedExample(item.where, text))
@@ -242,12 +237,10 @@ def show_ingested(console: Console, done: "Ingested") -> None:
     if done.num_changed:
         changed = f"{done.num_changed:,} file(s) have changed since; their old text stays."
         console.print(f"{changed} To convert them again, use a new --output.", style="yellow")
-    if done.misnamed:
-        console.print(f"{done.misnamed:,} file(s) are not what their suffix says, and were read as what they are.")
     if done.passed_over:
         skipped = ", ".join(f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common(KINDS_SHOWN))
         console.print(f"{done.passed_over.total():,} other file(s) were skipped ({skipped}).", markup=False)
-        readable = sorted(suffix for suffix in done.passed_over if format_of(f"file{suffix}") in DOCUMENT_FILES)
+        readable = sorted(suffix for suffix in done.passed_over if suffix in DOCUMENT_FILES)
         if readable:
             known = ", ".join(readable)
             console.print(f"A recipe reads {known} as they are: data.sources: [{{path: THEIR FOLDER}}]", markup=False)

@@ -10,7 +10,7 @@ import typer
 from jinja2 import Environment
 
 from cpt.command_line import Force, Gpu, refuse_ignored
-from cpt.data.readers.sources import files_with_sizes, kind_of
+from cpt.data.readers.sources import files_of, kind_of
 from cpt.data.rows.held_out import size_warnings
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.distributed import tell
@@ -67,7 +67,7 @@ def command(
     target = find_target(gpu or next((found.name for found in find_gpus()), "cpu"), gpus, host_memory)
     refuse_ignored({"--gpus": gpus > 1 and target.on_cpu}, "with --gpu cpu")
     if general not in (None, NO_REPLAY) and kind_of(str(general)) == "local":
-        files_with_sizes(DocumentSource(path=str(general)), "--general")  # DataError if there are none
+        files_of(DocumentSource(path=str(general)), "--general")  # DataError if there are none
     base = read_base(model)
     facts = read_documents(documents, text_column, DocumentEncoder(base.tokenizer))
     choices = choose(facts, base, target, with_replay=general != NO_REPLAY, tokens=tokens, full=full, shift=shift)

@@ -25,7 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.analysis.compare import surroundings
 from cpt.commands.train import check_and_train
 from cpt.data.readers.opening import is_url
-from cpt.data.readers.sources import hash_file, states_of
+from cpt.data.readers.sources import states_of
 from cpt.distributed import environment_alone, leave_processes, tell
 from cpt.errors import CheckpointError, CptError, DataError, Interrupted, LaunchError, ResourceError, TrainingError
 from cpt.files import size_and_hash
@@ -201,7 +201,7 @@ def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str])
     pairs = {name: name for name in recorded if name in versions}
     others = {Path(name).name: name for name in versions if name not in pairs}
     pairs |= {name: others[Path(name).name] for name in recorded if name not in pairs and Path(name).name in others}
-    found = {name: versions[name] if is_url(name) else hash_file(name, key) for name in pairs.values()}
+    found = {name: versions[name] if is_url(name) else size_and_hash(Path(name))[1] for name in pairs.values()}
     changed = [f"{key}: {now} changed" for then, now in pairs.items() if recorded[then] != found[now]]
     missing = [f"{key}: {name} is missing" for name in recorded if name not in pairs]
     return [*changed, *missing, *(f"{key}: {name} is new" for name in versions if name not in pairs.values())]

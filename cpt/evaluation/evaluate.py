@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from cpt.data.readers.columns import ONE_A_ROW, form_of_stage, sections_of
 from cpt.data.readers.decontamination import EvaluationDocument
-from cpt.data.readers.sources import files_with_sizes
+from cpt.data.readers.sources import files_of
 from cpt.data.rows.contamination import Contamination, find_contamination
 from cpt.data.rows.open_sources import unchecked_sources
 from cpt.distributed import world_size
@@ -274,8 +274,8 @@ def search_after_training(recipe: Recipe) -> Contamination | None:
         return None
     if elsewhere := unchecked_sources(data, evaluation):
         raise DataError(f"not all sources are files on this machine ({elsewhere[0]})")
-    files = (files_with_sizes(source, f"data.sources[{number}]") for number, source in enumerate(data.sources))
-    size = sum(file_size for of_source in files for _, file_size in of_source)
+    files = (files_of(source, f"data.sources[{number}]") for number, source in enumerate(data.sources))
+    size = sum(file.size for of_source in files for file in of_source)
     if size > MOST_BYTES_SEARCHED:
         raise DataError(f"the sources have {size / 2**30:.1f} GiB, which takes a while to search")
     questions = (

@@ -12,10 +12,10 @@ from xxhash import xxh3_64_intdigest
 from cpt.cache import default_cache_dir
 from cpt.data.readers.columns import form_of_source, form_of_stage, with_form
 from cpt.data.rows.build import build_data
-from cpt.data.rows.contamination import texts_of
 from cpt.data.rows.held_out import HeldOutSet, held_out_set
 from cpt.data.rows.open_sources import open_source
 from cpt.data.rows.packing import Layout, PackedRows
+from cpt.data.store.shards import texts_of
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, make_shards
 from cpt.distributed import main_process_first

@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 from cpt.data.readers.documents import BadRow, Piece
 from cpt.data.readers.filters import language_identifier
 from cpt.data.readers.opening import format_of
-from cpt.data.readers.sources import CONVERTED, files_with_sizes, kind_of, pieces_of, read_piece
+from cpt.data.readers.sources import CONVERTED, files_of, kind_of, pieces_of, read_piece
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, RecipeError, ResourceError
 from cpt.hardware import GIB
@@ -104,8 +104,8 @@ def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder)
         DataError: there are none, too few to evaluate on, or too many bad rows.
     """
     source, encode = find_source(path, text_column), encoder.encode
-    files = files_with_sizes(source, "DOCUMENTS")
-    facts = DocumentStatistics(source, Counter(format_of(name).removeprefix(".") for name, _ in files))
+    files = files_of(source, "DOCUMENTS")
+    facts = DocumentStatistics(source, Counter(format_of(file.name).removeprefix(".") for file in files))
     draw, seen, done_bytes = random.Random(0), set[int](), 0
     pieces = list(pieces_of(source, "DOCUMENTS", PIECE_BYTES))
     for piece in draw.sample(pieces, len(pieces)):
@@ -129,7 +129,7 @@ def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder)
             elif (place := draw.randrange(facts.documents_read)) < TOKENISED:
                 facts.sample[place] = item.text
         done_bytes += (piece.stop or Path(piece.path).stat().st_size) - piece.start
-    scale = 1.0 if facts.is_whole else sum(size for _, size in files) / done_bytes
+    scale = 1.0 if facts.is_whole else sum(file.size for file in files) / done_bytes
     facts.documents, facts.text_bytes = round(facts.documents_read * scale), round(facts.text_bytes * scale)
     refuse_unusable(facts)
     if importlib.util.find_spec("py3langid") is not None:
@@ -146,7 +146,7 @@ def find_source(path: str, text_column: str | None) -> DocumentSource:
     if kind_of(path) != "local":
         raise DataError(f"{path}: DOCUMENTS is a file, folder or glob of this machine.")
     try:
-        files = [name for name, _ in files_with_sizes(DocumentSource(path=path), "DOCUMENTS")]
+        files = [file.name for file in files_of(DocumentSource(path=path), "DOCUMENTS")]
     except DataError as problem:
         text = str(problem).split(" Set `DOCUMENTS.path`")[0]
         raise DataError(f"{text} {to_convert(path) or 'Give another DOCUMENTS.'}") from problem
@@ -154,7 +154,7 @@ def find_source(path: str, text_column: str | None) -> DocumentSource:
     missing: list[BadRow] = []
     for column in [text_column] if text_column else TEXT_COLUMNS:
         source = DocumentSource(path=path, text_column=column)
-        item = next(read_piece(source, Piece(first, 0, None, 0), "DOCUMENTS"), None)
+        item = next(read_piece(source, Piece(first), "DOCUMENTS"), None)
         if not isinstance(item, BadRow) or item.reason != "missing column":
             return source
         missing.append(item)

@@ -21,8 +21,8 @@ from cpt.commands.reproduce import (
     repetition_of,
     report,
 )
-from cpt.data.readers.sources import hash_file
 from cpt.errors import DataError, ResourceError
+from cpt.files import size_and_hash
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.runs.folder import Metrics, RunRecord
 
@@ -109,8 +109,8 @@ def recipe(tiny_recipe, corpus, tmp_path):
 @pytest.fixture
 def inputs(tmp_path):
     domain, judge = (str(tmp_path / "corpus" / name) for name in ("domain.jsonl", "held_out.jsonl"))
-    sources = {"domain": {"files": {domain: hash_file(domain, "key")}}}
-    return {"data": {"sources": sources, "held_out": {"judge": {judge: hash_file(judge, "key")}}}}
+    sources = {"domain": {"files": {domain: size_and_hash(Path(domain))[1]}}}
+    return {"data": {"sources": sources, "held_out": {"judge": {judge: size_and_hash(Path(judge))[1]}}}}
 
 
 @pytest.mark.parametrize("name", ["domain.jsonl", "held_out.jsonl"])

@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.data.readers.filters import build_filters, reason_to_drop
+from cpt.data.readers.filters import build_components, reason_to_drop
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Component
 
@@ -10,7 +10,8 @@ def view(text):
 
 
 def test_the_first_refusing_filter_gives_the_reason():
-    filters = build_filters(
+    filters = build_components(
+        "filter",
         {"data.filters": [Component(name="length", max_characters=2)], "k": [Component(name="pattern", drop="a")]},
     )
     assert [reason_to_drop(view(text), filters) for text in ("abc", "ab", "b")] == [
@@ -35,13 +36,4 @@ def test_the_first_refusing_filter_gives_the_reason():
 )
 def test_a_wrong_filter_is_refused_with_its_place(component, message):
     with pytest.raises(RecipeError, match=message):
-        build_filters({"data.filters": [component]})
-
-
-@pytest.fixture
-def my_filters(tmp_path, monkeypatch):
-    (tmp_path / "my_lab_filters.py").write_text(
-        "def no_tables(document, *, mark='|'):\n    return 'table' if mark in document['text'] else None\n"
-        "def truthy(document):\n    return True\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
+        build_components("filter", {"data.filters": [component]})

@@ -38,7 +38,7 @@ def folder(tmp_path):
         ("missing.jsonl", "no such file or folder"),
         ("./missing", "no such file or folder"),
         ("corpus", "no such file or folder.*a dataset on the Hub is written `owner/name`"),
-        ("nothing/*.jsonl", "no file matches"),
+        ("nothing/*.jsonl", "no such file or folder"),
         ("sub/*.py", r"x.py: cannot read a `.py` file"),
     ],
 )

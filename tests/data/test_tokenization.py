@@ -1,5 +1,6 @@
 import copy
 import logging
+from importlib import metadata
 
 import numpy as np
 import pytest
@@ -8,7 +9,6 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
-from cpt.data.store import tokenization
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import RecipeError
 
@@ -127,6 +127,10 @@ def test_a_difference_in_the_runs_own_documents_is_enough(tokenizer, monkeypatch
 
 def test_without_gigatoken_the_work_is_done_all_the_same(tokenizer, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "cpt")
-    monkeypatch.setattr(tokenization, "gigatoken_version", lambda: None)
+
+    def version(package):
+        raise metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(metadata, "version", version)
     assert DocumentEncoder(tokenizer).proven_for(["a"]).engine.startswith("tokenizers")
     assert "pip install gigatoken" in caplog.text

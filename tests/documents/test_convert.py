@@ -6,13 +6,11 @@ import pytest
 from tiny_documents import PAGE, chapter, write_docx, write_epub, write_pdf
 
 from cpt.data.documents.convert import Converted, NotConverted, convert_plain, with_clean_text
-from cpt.data.documents.ingest import FileConverter
-
-LIMITS = {"seconds": 20.0, "memory_bytes": 4 * 2**30}
+from cpt.data.documents.ingest import convert_file
 
 
 def convert(path, known=frozenset()):
-    return FileConverter(**LIMITS, known=known)(path)
+    return convert_file(20.0, known, path)
 
 
 @pytest.fixture

@@ -340,7 +340,6 @@ def joined(text: str, line: str, words: Counter[str]) -> str:
     return text[:-1] + ("" if line[:1].islower() or known else "-") + line
 
 
-LIBRARIES = {"html_to_markdown": "html-to-markdown", "mammoth": "mammoth", "pypdfium2": "pypdfium2"}  # -> package
 NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\xad\ufeff\ufffe\uffff\ud800-\udfff]")
 
 
@@ -376,5 +375,6 @@ def with_clean_text(document: Converted, *, tidy: bool = True) -> Converted:
 
 
 def require_libraries() -> None:
-    if missing := [name for module, name in LIBRARIES.items() if find_spec(module) is None]:
+    modules = {module for _, needed in CONVERTERS.values() for module in needed}
+    if missing := sorted(module for module in modules if find_spec(module) is None):
         raise ResourceError(f"not installed: {', '.join(missing)}. Run: pip install 'cpt[documents]'")

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -28,7 +29,7 @@ from cpt.errors import DataError
 from cpt.files import output_locked, read_json_lines, write_atomic
 
 BATCH_FILES = 256  # whose texts are in memory together, and make one file of the output
-MEMORY_BYTES = 4 * 2**30
+MEMORY_BYTES = 4 * 2**30  # of a converter
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,6 @@ class Ingested:
     num_changed: int = 0  # of these, files that have changed since
     # Kind -> files, documents, pages, characters, duplicates, failed.
     new: dict[str, Counter[str]] = field(default_factory=dict)
-    misnamed: int = 0  # new documents of another kind than their suffix says
     failed: list[JournalEntry] = field(default_factory=list)  # of the inputs, those without a document, now or before
 
 
@@ -91,7 +91,7 @@ def ingest(
         for start in range(0, len(todo), BATCH_FILES):
             entries, rows = [], []
             batch = todo[start : start + BATCH_FILES]
-            prepare = partial(FileConverter, max_seconds, MEMORY_BYTES, frozenset(holders))
+            prepare = partial(partial, convert_file, max_seconds, frozenset(holders))
             # There is always a worker process: only a process without threads may fork.
             converted = map_in_order(prepare, batch, min(len(batch), max(1, num_workers())))
             for number, (entry, row) in enumerate(converted, start + 1):
@@ -121,7 +121,6 @@ def record(
         counts["failed"] += 1
         return entry
     counts.update(documents=1, pages=row.get("pages", 0), characters=len(row["text"]))
-    done.misnamed += SUFFIXES.get(format_of(entry.path)) != entry.kind
     holders[sha256] = entry.path
     return replace(entry, shard=shard)
 
@@ -142,49 +141,40 @@ def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Co
             if format_of(file.name) in SUFFIXES:
                 files.append(file)
             else:
-                is_compressed = format_of(file.name) != file.suffix.lower()
-                suffix = "".join(file.suffixes[-2:]) if is_compressed else file.suffix
-                others[suffix.lower() or "no suffix"] += 1
+                others[format_of(file.name) or "no suffix"] += 1
     return list(dict.fromkeys(files)), others
 
 
-@dataclass(frozen=True)
-class FileConverter:
-    """Converts files in a worker process, each in a child of it, except for files whose sha256 is known."""
-
-    seconds: float
-    memory_bytes: int
-    known: frozenset[str]
-
-    def __call__(self, path: Path) -> tuple[JournalEntry, dict[str, Any] | None]:
-        entry = JournalEntry(str(path).encode("utf-8", "backslashreplace").decode())
-        try:
-            found = path.stat()
-            entry = replace(entry, size=found.st_size, mtime_ns=found.st_mtime_ns)
-            is_compressed = compression_of(str(path)) is not None
-            with open_file(str(path)) as stream:
-                raw = stream.read(MAX_UNPACKED_BYTES + 1 if is_compressed else -1)
-            if is_compressed and len(raw) > MAX_UNPACKED_BYTES:
-                detail = f"the limit is {MAX_UNPACKED_BYTES // 2**20} MiB"
-                raise NotConverted("too large when unpacked", detail)
-            entry = replace(entry, sha256=hashlib.sha256(raw).hexdigest())
-            entry = replace(entry, kind=(kind := kind_of(raw, path.name)))
-            if entry.sha256 in self.known:
-                return entry, None
-            convert, modules = CONVERTERS[kind]
-            for module in modules:
-                import_module(module)  # once, before the fork
-            converted = run_isolated(convert, raw, self.seconds, self.memory_bytes)
-            document = with_clean_text(converted, tidy=kind not in ("md", "txt"))
-        except NotConverted as problem:
-            return replace(entry, reason=problem.reason, detail=problem.detail), None
-        except OSError as problem:
-            return replace(entry, reason="cannot be read", detail=problem.strerror or str(problem)), None
-        packages = ["cpt", *(module.replace("_", "-") for module in modules)]
-        converter = ", ".join(f"{package} {version(package)}" for package in packages)
-        row = {"text": document.text, "path": entry.path, "sha256": entry.sha256, "format": kind}
-        pages = {} if document.pages is None else {"pages": document.pages}
-        return entry, {**row, "title": document.title, **pages, "converter": converter}
+def convert_file(max_seconds: float, known: frozenset[str], path: Path) -> tuple[JournalEntry, dict[str, Any] | None]:
+    """Convert a file in a child of this worker process, unless its sha256 is known."""
+    entry = JournalEntry(str(path).encode("utf-8", "backslashreplace").decode())
+    try:
+        found = path.stat()
+        entry = replace(entry, size=found.st_size, mtime_ns=found.st_mtime_ns)
+        is_compressed = compression_of(str(path)) is not None
+        with open_file(str(path)) as stream:
+            raw = stream.read(MAX_UNPACKED_BYTES + 1 if is_compressed else -1)
+        if is_compressed and len(raw) > MAX_UNPACKED_BYTES:
+            detail = f"the limit is {MAX_UNPACKED_BYTES // 2**20} MiB"
+            raise NotConverted("too large when unpacked", detail)
+        entry = replace(entry, sha256=hashlib.sha256(raw).hexdigest())
+        entry = replace(entry, kind=(kind := kind_of(raw, path.name)))
+        if entry.sha256 in known:
+            return entry, None
+        convert, modules = CONVERTERS[kind]
+        for module in modules:
+            import_module(module)  # once, before the fork
+        converted = run_isolated(convert, raw, max_seconds)
+        document = with_clean_text(converted, tidy=kind not in ("md", "txt"))
+    except NotConverted as problem:
+        return replace(entry, reason=problem.reason, detail=problem.detail), None
+    except OSError as problem:
+        return replace(entry, reason="cannot be read", detail=problem.strerror or str(problem)), None
+    packages = ["cpt", *(module.replace("_", "-") for module in modules)]
+    converter = ", ".join(f"{package} {version(package)}" for package in packages)
+    row = {"text": document.text, "path": entry.path, "sha256": entry.sha256, "format": kind}
+    pages = {} if document.pages is None else {"pages": document.pages}
+    return entry, {**row, "title": document.title, **pages, "converter": converter}
 
 
 Argument = TypeVar("Argument")
@@ -192,49 +182,45 @@ Result = TypeVar("Result")
 FORK = multiprocessing.get_context("fork")
 
 
-def run_isolated(
-    function: Callable[[Argument], Result], argument: Argument, seconds: float, memory_bytes: int
-) -> Result:
+def run_isolated(function: Callable[[Argument], Result], argument: Argument, max_seconds: float) -> Result:
     """Call the function in a child, forked so that libraries are imported once: only in a process without threads.
     NotConverted if it raises that or anything else, crashes, or takes too long or too much memory."""
     receiving, sending = FORK.Pipe(duplex=False)
-    child = FORK.Process(target=answer, args=(function, argument, sending, seconds, memory_bytes))
+    child = FORK.Process(target=answer, args=(function, argument, sending, max_seconds))
     child.start()
     sending.close()
-    try:
-        is_result, given = receiving.recv()
-    except EOFError:
-        is_result, given = False, None
+    given: Result | NotConverted | None = None
+    with suppress(EOFError):
+        given = receiving.recv()
     child.join()
-    if given is None and child.exitcode == -signal.SIGALRM:
-        raise NotConverted("took too long", f"more than {seconds:g} seconds")
-    if given is None:
-        code = child.exitcode or 0
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        raise NotConverted("the converter crashed", how)
-    if not is_result:
-        raise NotConverted(*given)
-    return given
+    if isinstance(given, NotConverted):
+        raise given
+    if given is not None:
+        return given
+    if child.exitcode == -signal.SIGALRM:
+        raise NotConverted("took too long", f"more than {max_seconds:g} seconds")
+    code = child.exitcode or 0
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    raise NotConverted("the converter crashed", how)
 
 
-def answer(
-    function: Callable[[Argument], Any], argument: Argument, sending: Connection, seconds: float, memory_bytes: int
-) -> None:
+def answer(function: Callable[[Argument], Any], argument: Argument, sending: Connection, max_seconds: float) -> None:
     """In the child: the kernel ends it after its time, whatever code it is in, and refuses it more memory."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, max_seconds)
     if sys.platform == "linux":  # elsewhere the limit has no effect
-        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     logging.disable()
     try:
-        sending.send((True, function(argument)))
+        sending.send(function(argument))
     except NotConverted as problem:
-        sending.send((False, (problem.reason, problem.detail)))
+        sending.send(problem)
     except MemoryError:
-        sending.send((False, ("too much memory", f"more than {memory_bytes / 2**30:.1f} GiB")))
+        sending.send(NotConverted("too much memory", f"more than {MEMORY_BYTES / 2**30:.1f} GiB"))
     except Exception as problem:  # libraries raise anything at what they were not made for; the file is listed with it
-        sending.send((False, ("the converter failed", " ".join(f"{type(problem).__name__}: {problem}".split())[:500])))
+        what = " ".join(f"{type(problem).__name__}: {problem}".split())[:500]
+        sending.send(NotConverted("the converter failed", what))
 
 
 DUPLICATE = "duplicate"

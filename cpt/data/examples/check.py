@@ -20,7 +20,7 @@ from cpt.data.examples.encoder import (
 )
 from cpt.data.readers.documents import Document, Origin
 from cpt.data.readers.example import Example, Message, example_of
-from cpt.data.readers.filters import ComponentLists, build_filters, build_transforms, sift
+from cpt.data.readers.filters import Sieve, sift
 from cpt.data.store.shards import batches
 from cpt.data.store.token_files import Int64, Mask
 
@@ -77,8 +77,7 @@ class Inspector:
     """Checks a source's examples; travels to worker processes."""
 
     source_name: str
-    filters: ComponentLists
-    transforms: ComponentLists
+    sieve: Sieve
     encoder: ExampleEncoder
     sequence_length: int
     are_repeats_wrong: bool = True
@@ -106,10 +105,9 @@ class Inspector:
 
     def examples(self, documents: Iterator[Document], found: ExampleReport) -> Iterator[tuple[str, Document]]:
         """The texts that the run would train on; examples that the template refuses are counted."""
-        transforms, filters = build_transforms(self.transforms), build_filters(self.filters)
+        functions = self.sieve.functions()
         for document in documents:
-            view = {"text": document.text, "source": self.source_name, "where": document.near}
-            for text, dropped in sift(view, transforms, filters):
+            for text, dropped in sift(document, self.source_name, *functions):
                 if dropped is not None:
                     continue
                 if (refusal := self.encoder.reason_to_drop(text)) is not None:

@@ -101,12 +101,9 @@ def refuse_texts(source: DocumentSource, suffix: str, key: str) -> None:
     form = form_of_source(source)
     if form not in ONE_A_ROW:
         return
-    needs = f"this stage learns from rows with the columns {wanted(form)} (jsonl, json, parquet, csv)"
-    if isinstance(source, Source):
-        remedy = f"Name such files, for example {source.path}/*.jsonl. Stages cpt and sft train on plain text"
-    else:
-        remedy = f"To measure the bits per byte of plain text, write {source.path}/*{suffix}"
-    raise DataError(f"`{key}.path`: {source.path} holds {suffix} files, which are plain text, and {needs}. {remedy}.")
+    needs = f"this stage learns from rows with the columns {wanted(form)}"
+    remedy = f"Name such files, for example {source.path}/*.jsonl. Stages cpt and sft train on plain text."
+    raise DataError(f"`{key}.path`: {source.path} holds {suffix} files, which are plain text, and {needs}. {remedy}")
 
 
 def refuse_layout(data: Data, form: str) -> None:
@@ -186,13 +183,8 @@ def usual_columns(form: str, found: Sequence[str], source: DocumentSource) -> di
     nearest = min(NAMED[form], key=lambda names: len({*names} - {*found}))
     missing = " and ".join(f"`{name}`" for name in nearest if name not in found)
     columns_of_form = ", ".join(f"{name}: COLUMN" for name in NAMED[form][0])
-    has, hint, column = ", ".join(map(str, found)) or "none", "", source.text_column
-    if isinstance(source, Source) and (column in found or source.template is not None):
-        hint = f"Stages cpt and sft train on plain text (`text_column: {column}`), this one does not. "
-    elif column in found or source.template is not None:
-        hint = f"To measure the bits per byte of plain text, write `template: '{{{column}}}'`. "
-    detail = f"no column {missing}, which stages that learn from a {form} read. It has: {has}."
-    raise BadValue("missing columns", f"{detail} {hint}Name them: `chat: {{{columns_of_form}}}`")
+    detail = f"no column {missing}, which stages that learn from a {form} read. It has: {', '.join(found) or 'none'}."
+    raise BadValue("missing columns", f"{detail} Name them: `chat: {{{columns_of_form}}}`")
 
 
 def score_column(source: DocumentSource) -> str | None:

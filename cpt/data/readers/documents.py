@@ -24,9 +24,8 @@ class Piece:
     its first byte, so a file is cut by its size alone, and a piece may be empty."""
 
     path: str
-    start: int
-    stop: int | None
-    number: int  # among the pieces of the source, in the order of the documents
+    start: int = 0
+    stop: int | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -49,33 +48,29 @@ class Origin:
     unit: Literal["line", "row", "item", "document"]
     start: int = 0  # first byte of the file whose lines are counted; the rest of a line there counts as one
 
-    def where(self, number: int) -> str:
-        """`corpus/a.jsonl:17`, `a.parquet: row 17` or `a.txt`, counted from 1 over the whole file. The beginning of a
-        remote file is not fetched to count its lines: `s3://bucket/a.jsonl: line 17 after byte 1,048,576`."""
+    def where(self, number: int, *, exact: bool = True) -> str:
+        """`corpus/a.jsonl:17`, `a.parquet: row 17` or `a.txt`, counted from 1 over the whole file. If not `exact`, and
+        of remote and huge files, nothing is read to count lines: `a.jsonl: line 17 after byte 1,048,576`."""
         address = hub_address(self.path)
         if self.unit == "document":
             return address
         if self.unit != "line":
             return f"{address}: {self.unit} {number}"
-        if "://" in self.path or self.start > COUNTABLE_BYTES:
-            return self.near(number)
+        if not self.start:
+            return f"{address}:{number}"
+        if not exact or "://" in self.path or self.start > COUNTABLE_BYTES:
+            return f"{address}: line {number - 1} after byte {self.start + 1:,}"
         at, lines = COUNTED.get(self.path, (0, 0))
         if at > self.start:
             at, lines = 0, 0
         if at < self.start:
             with open(self.path, "rb") as file:
                 file.seek(at)
-                while at < self.start and (block := file.read(min(1 << 22, self.start - at))):
+                while block := file.read(min(1 << 22, self.start - at)):
                     lines += block.count(b"\n")
                     at += len(block)
             COUNTED[self.path] = at, lines
         return f"{address}:{lines + number}"
-
-    def near(self, number: int) -> str:
-        """The same, without reading anything: lines are counted from where the piece begins."""
-        if self.start and self.unit == "line":
-            return f"{hub_address(self.path)}: line {number - 1} after byte {self.start + 1:,}"
-        return f"{hub_address(self.path)}:{number}" if self.unit == "line" else self.where(number)
 
 
 class Document(NamedTuple):
@@ -90,10 +85,6 @@ class Document(NamedTuple):
     @property
     def where(self) -> str:
         return self.origin.where(self.number)
-
-    @property
-    def near(self) -> str:
-        return self.origin.near(self.number)
 
 
 @dataclass(frozen=True)
@@ -134,17 +125,14 @@ FILE_NAME = "bad_rows.jsonl"
 SHOWN = 5
 ABSURD_SHARE = 0.2  # of a source's tokens in one document
 REMEDY = "Fix or remove it, or let `data.on_bad_row` skip such rows ({key}.path)."
-ROW_OR_TEXT = "Fix or remove the row, or set another `{key}.text_column`."
-ROW_OR_CHAT = "Fix or remove the row, or set other columns: `{key}.chat`."
+OTHER_COLUMNS = "Fix or remove the row, or set other columns: `{key}.text_column`, `{key}.chat`."
+CONVERT = f"Convert it (iconv -f ENCODING -t utf-8). {REMEDY}"
 REMEDIES = {
     "missing column": "Set `{key}.text_column`.",
     "missing columns": "Write it in `{key}`.",
-    **dict.fromkeys(("null", "wrong type"), ROW_OR_TEXT),
-    **dict.fromkeys(("texts and messages", "no value", "wrong value", "not a chat"), ROW_OR_CHAT),
-    "invalid UTF-8": f"Convert it (iconv -f latin1 -t utf-8). {REMEDY}",
-    "UTF-16": f"Convert it (iconv -f utf-16 -t utf-8). {REMEDY}",
-    **dict.fromkeys(("empty file", "no rows"), "Fill it, or leave it out of `{key}.path`."),
-    "damaged file": "Write the file again, or leave it out of `{key}.path`.",
+    **dict.fromkeys(("null", "wrong type", "texts and messages"), OTHER_COLUMNS),
+    **dict.fromkeys(("no value", "wrong value", "not a chat"), OTHER_COLUMNS),
+    **dict.fromkeys(("invalid UTF-8", "UTF-16"), CONVERT),
 }
 
 

@@ -12,8 +12,9 @@ import datetime
 import decimal
 import json
 import math
+import re
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -73,6 +74,7 @@ PART = "\x1d"
 MARK = "\x1e"
 NOT_TOKEN = "\x1f"  # breaks up what looks like a special token in a message, until it is encoded (`chat_encoder.py`)
 CONTROL = (PART, MARK, NOT_TOKEN)
+CONTROL_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u(001[def])")  # escaped; after an even number of other backslashes
 Message = dict[str, Any]
 
 
@@ -150,12 +152,13 @@ def messages_of(text: str) -> list[Message]:
 
 
 def as_json(value: object, where: str) -> str:
-    for text in texts_in(value):
-        refuse_control(text, where)
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=as_text)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=as_text)
     except (TypeError, ValueError) as problem:
         raise BadValue("wrong value", f"{where} cannot be written as JSON: {problem}") from problem
+    if found := CONTROL_IN_JSON.search(text):
+        refuse_control(chr(int(found[1], 16)), where)
+    return text
 
 
 def as_text(value: object) -> str:
@@ -163,18 +166,6 @@ def as_text(value: object) -> str:
     if isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal):
         return str(value)
     raise TypeError(f"a value of type {type(value).__name__}")
-
-
-def texts_in(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from texts_in(item)
-    elif isinstance(value, Mapping):
-        yield from map(str, value)
-        for item in value.values():
-            yield from texts_in(item)
 
 
 def refuse_control(text: str, where: str) -> None:
@@ -290,15 +281,12 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
     }
     parts: dict[str, str] = {}
     if tools := values.pop("tools", None):
-        column, problem = columns["tools"], ""
+        column = columns["tools"]
         if isinstance(tools, str):
-            try:
+            with suppress(ValueError):
                 tools = json.loads(tools)
-            except ValueError as error:
-                problem = f": {error}"
         if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-            what = f"`{column}` is {shown(tools)}, expected a list of tools, each an object{problem}"
-            raise BadValue("wrong value", what)
+            raise BadValue("wrong value", f"`{column}` is {shown(tools)}, expected a list of tools, each an object")
         parts["tools"] = as_json(tools, f"`{column}`")
     values, columns = with_turns(values, columns, whole=form_of_source(source) in ("document", "conversation"))
     if "messages" in values:

@@ -7,6 +7,7 @@ import inspect
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -14,10 +15,10 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from cpt.data.readers.decontamination import decontaminate, key_options
-from cpt.data.readers.documents import DocumentView
+from cpt.data.readers.documents import Document, DocumentView
 from cpt.errors import RecipeError, ResourceError, UserCodeError
 from cpt.plugins import check_options, did_you_mean, find
-from cpt.recipe.schema import Component
+from cpt.recipe.schema import Component, Data, DocumentSource, Source
 
 
 def length(
@@ -279,43 +280,6 @@ def language_identifier() -> Any:
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
-ComponentLists = Mapping[str, Sequence[Component]]  # location in the recipe -> the list
-BuiltIn = Mapping[str, Callable[..., Any]]
-
-
-def build_components(kind: str, lists: ComponentLists, built_in: BuiltIn) -> list[Callable[..., Any]]:
-    functions: list[Callable[..., Any]] = []
-    for key, components in lists.items():
-        for number, component in enumerate(components):
-            function = find(kind, component.name, built_in)
-            check_options(function, component.options, f"{key}[{number}]")
-            functions.append(partial(function, **component.options))
-    return functions
-
-
-def called_on(function: Callable[..., Any], document: Mapping[str, str]) -> Any:
-    try:
-        return function(document)
-    except UserCodeError as problem:
-        raise UserCodeError(f"{document['where']}: {problem}") from problem.__cause__
-
-
-def module_text(kind: str, name: str, built_in: BuiltIn) -> str:
-    """The text of a function's module, so that stored tokens are made again when it changes."""
-    function = find(kind, name, built_in)
-    module = inspect.getmodule(function)
-    try:
-        return inspect.getsource(module if module is not None and module.__name__ != "__main__" else function)
-    except (OSError, TypeError) as problem:
-        why = "so that we notice when it changes"
-        raise RecipeError(f"the {kind} `{name}` must be a function in a Python file, {why}.") from problem
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    return function.func.__name__ if isinstance(function, partial) else str(function)
-
-
-Transform = Callable[[DocumentView], DocumentView | list[DocumentView]]
 CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 
@@ -359,18 +323,75 @@ def c4_lines(
     return {**document, "text": "\n".join(kept)}
 
 
-TRANSFORMS: dict[str, Callable[..., DocumentView]] = {"normalise": normalise, "c4_lines": c4_lines}
+FILTERS = (length, pattern, keep_share, language, c4, gopher_quality, gopher_repetition, fineweb, decontaminate)
+BUILT_IN: dict[str, dict[str, Callable[..., Any]]] = {
+    "transform": {"normalise": normalise, "c4_lines": c4_lines},
+    "filter": {function.__name__: function for function in FILTERS},
+}
+Transform = Callable[[DocumentView], DocumentView | list[DocumentView]]
+Filter = Callable[[DocumentView], str | None]
+ComponentLists = Mapping[str, Sequence[Component]]  # location in the recipe -> the list
 
 
-def build_transforms(lists: ComponentLists) -> list[Transform]:
-    return build_components("transform", lists, TRANSFORMS)
+@dataclass(frozen=True)
+class Sieve:
+    """The transforms and filters of a source."""
+
+    transforms: ComponentLists
+    filters: ComponentLists
+
+    def functions(self) -> tuple[list[Transform], list[Filter]]:
+        return build_components("transform", self.transforms), build_components("filter", self.filters)
+
+    def code(self) -> dict[str, list[list[object]]]:
+        """Names, options and code, for the key of stored tokens."""
+        return {
+            f"{kind}s": [
+                [one.name, key_options(one.name, one.options), module_text(kind, one.name)]
+                for components in lists.values()
+                for one in components
+            ]
+            for kind, lists in (("transform", self.transforms), ("filter", self.filters))
+        }
+
+
+def sieve_of(data: Data, source: DocumentSource, key: str) -> Sieve:
+    """Held-out sets are not filtered. The transforms of `data` apply to them too: equal texts stay equal."""
+    if not isinstance(source, Source):
+        return Sieve({"data.transforms": data.transforms}, {})
+    transforms = {"data.transforms": data.transforms, f"{key}.transforms": source.transforms}
+    return Sieve(transforms, {"data.filters": data.filters, f"{key}.filters": source.filters})
+
+
+def build_components(kind: str, lists: ComponentLists) -> list[Callable[..., Any]]:
+    functions: list[Callable[..., Any]] = []
+    for key, components in lists.items():
+        for number, component in enumerate(components):
+            function = find(kind, component.name, BUILT_IN[kind])
+            check_options(function, component.options, f"{key}[{number}]")
+            functions.append(partial(function, **component.options))
+    return functions
+
+
+def module_text(kind: str, name: str) -> str:
+    """The text of a function's module, so that stored tokens are made again when it changes."""
+    function = find(kind, name, BUILT_IN.get(kind, {}))
+    module = inspect.getmodule(function)
+    try:
+        return inspect.getsource(module if module is not None and module.__name__ != "__main__" else function)
+    except (OSError, TypeError) as problem:
+        why = "so that we notice when it changes"
+        raise RecipeError(f"the {kind} `{name}` must be a function in a Python file, {why}.") from problem
 
 
 def sift(
-    document: DocumentView, transforms: Sequence[Transform], filters: Sequence["Filter"]
+    document: Document, source_name: str, transforms: Sequence[Transform], filters: Sequence[Filter]
 ) -> Iterator[tuple[str, str | None]]:
     """The texts that transforms, one after the other, make of a document, each with the reason to drop it or None."""
-    documents = [document]
+    if not transforms and not filters:  # the fast path
+        yield document.text, "empty" if not document.text or document.text.isspace() else None
+        return
+    documents: list[DocumentView] = [View(document, source_name)]
     for transform in transforms:
         results = [called_on(transform, one) for one in documents]
         documents = [made for result in results for made in (result if isinstance(result, list) else [result])]
@@ -381,19 +402,29 @@ def sift(
                 given = f"the transform {name_of(transform)} returned {str(made)[:80]!r}"
                 raise RecipeError(f"{given}. It must return {expected}.")
         if not documents:
-            yield document["text"], f"the transform {name_of(transform)} left nothing"
+            yield document.text, f"the transform {name_of(transform)} left nothing"
             return
     for one in documents:
         yield one["text"], reason_to_drop(one, filters)
 
 
-Filter = Callable[[DocumentView], str | None]
-BUILT_IN = (length, pattern, keep_share, language, c4, gopher_quality, gopher_repetition, fineweb, decontaminate)
-FILTERS: dict[str, Callable[..., str | None]] = {function.__name__: function for function in BUILT_IN}
+@dataclass(frozen=True)
+class View(Mapping[str, str]):
+    """What filters see of a document; `where`, which counts lines, is computed only for those that ask."""
 
+    document: Document
+    source: str
 
-def build_filters(lists: ComponentLists) -> list[Filter]:
-    return build_components("filter", lists, FILTERS)
+    def __getitem__(self, name: str) -> str:
+        if name == "where":
+            return self.document.where
+        return {"text": self.document.text, "source": self.source}[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("text", "source", "where"))
+
+    def __len__(self) -> int:
+        return 3
 
 
 def reason_to_drop(document: DocumentView, filters: Sequence[Filter]) -> str | None:
@@ -410,11 +441,12 @@ def reason_to_drop(document: DocumentView, filters: Sequence[Filter]) -> str | N
     return None
 
 
-def code_of(kind: Literal["filter", "transform"], lists: ComponentLists) -> list[list[object]]:
-    """Names, options and code, for the key of stored tokens."""
-    built_in: BuiltIn = FILTERS if kind == "filter" else TRANSFORMS
-    return [
-        [one.name, key_options(one.name, one.options), module_text(kind, one.name, built_in)]
-        for components in lists.values()
-        for one in components
-    ]
+def called_on(function: Callable[..., Any], document: Mapping[str, str]) -> Any:
+    try:
+        return function(document)
+    except UserCodeError as problem:
+        raise UserCodeError(f"{document['where']}: {problem}") from problem.__cause__
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    return function.func.__name__ if isinstance(function, partial) else str(function)

@@ -91,21 +91,17 @@ def raw_texts(piece: Piece, unit: str) -> Iterator[tuple[Origin, int, int, bytes
 
 def split(file: BinaryIO, separator: bytes) -> Iterator[tuple[int, bytes]]:
     """The first byte and the content of each part, without a byte order mark; no more than one part is in memory."""
-    held, at, dropped = bytearray(), 0, 0  # the part so far; where it begins; bytes of it that are held no more
-    searched = 0  # bytes of `held` in which no separator begins
+    held, at, dropped = b"", 0, 0  # the part so far; where it begins; bytes of it that are held no more
     while block := file.read(BUFFER):
-        held += block
-        while (end := held.find(separator, searched)) >= 0:
-            yield at, shortened(bytes(held[:end]).removeprefix(b"" if at else BOM), dropped + end)
-            at += dropped + end + len(separator)
-            del held[: end + len(separator)]
-            dropped = searched = 0
-        searched = max(0, len(held) - len(separator) + 1)
+        *parts, held = (held + block).split(separator)
+        for part in parts:
+            yield at, shortened(part.removeprefix(b"" if at else BOM), dropped + len(part))
+            at += dropped + len(part) + len(separator)
+            dropped = 0
+        searched = max(0, len(held) - len(separator) + 1)  # no separator begins in so many bytes
         if dropped + searched > LONGEST_LINE:
-            dropped += searched
-            del held[:searched]
-            searched = 0
-    yield at, shortened(bytes(held).removeprefix(b"" if at else BOM), dropped + len(held))
+            dropped, held = dropped + searched, held[searched:]
+    yield at, shortened(held.removeprefix(b"" if at else BOM), dropped + len(held))
 
 
 def shortened(raw: bytes, num_bytes: int) -> bytes:
@@ -116,7 +112,6 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
     origin, lines = lines_of(piece)
     is_plain = columns_of(source) == (source.text_column,) and source.template is None and source.chat is None
     column = source.text_column if is_plain else None
-    is_empty = True
     for number, byte, line in lines:
         try:  # most rows are good, and there are billions of them
             text = None if column is None else orjson.loads(line)[column]
@@ -135,12 +130,6 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
                 yield why_not_json(line, problem).at(origin, number, byte)
             except BadValue as bad:
                 yield bad.at(origin, number, byte)
-        else:
-            continue
-        is_empty = False
-    if is_empty and piece.is_whole:
-        detail = f"no rows, only blank lines. Expected one JSON object a line with the key `{columns_of(source)[0]}`"
-        yield BadRow("no rows", detail, origin, 1)
 
 
 def not_an_object(row: object, column: str) -> BadValue:
@@ -171,8 +160,6 @@ def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRo
         return
     if not isinstance(rows, list):
         rows, origin = [rows], whole
-    if not rows:
-        yield BadRow("no rows", "an empty list, expected objects", whole, 1)
     for number, row in enumerate(rows, start=1):
         if isinstance(row, dict):
             yield item_of(row, source, origin, number)
@@ -245,26 +232,20 @@ def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | 
         yield replace(records.bad(bad), num_rows=max(1, sum(1 for _ in records.lines)))  # all lines after it are lost
         return
     places = [columns.index(column) for column in columns_of(source, columns)]
-    is_empty = True
     while True:
         try:
             record = records.next()
             if record is None:
-                break
+                return
             if not record:  # a blank line
                 continue
-            is_empty = False
             if len(record) != len(columns):
                 what = f"{len(record)} fields, expected {len(columns)}: {', '.join(columns)}"
                 raise BadValue("wrong number of fields", what)
             row = {columns[place]: record[place] for place in places}
             yield document_of(row, source, records.origin, records.number)
         except BadValue as bad:
-            is_empty = False
             yield records.bad(bad)
-    if is_empty:
-        detail = f"a header and no rows. Expected documents in the column `{columns_of(source)[0]}`"
-        yield BadRow("no rows", detail, Origin(piece.path, "document"), 1)
 
 
 def read_batch(
@@ -309,9 +290,6 @@ def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | Ba
             groups = groups_of(piece, file.metadata)
             sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
             first, num_rows = sum(sizes[: groups.start]), sum(sizes[group] for group in groups)
-            if not sum(sizes) and piece.start == 0:
-                detail = f"a parquet file without rows. Expected documents in the column `{columns_of(source)[0]}`"
-                yield BadRow("no rows", detail, whole, 1)
             if not num_rows:
                 return
             check_columns(file.schema_arrow.names, source)
@@ -322,11 +300,17 @@ def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | Ba
     except BadValue as bad:
         yield replace(bad.at(whole, 1), num_rows=max(1, num_rows))
     except (pa.ArrowException, OSError) as problem:
-        if isinstance(problem, OSError) and problem.errno:
+        if not is_damage(problem, piece.path):
             raise
-        lost = f" {num_rows - number:,} rows are lost." if num_rows else ""
-        detail = f"cannot be read as parquet ({first_line(problem)}){lost.rstrip('.')}"
+        detail = f"cannot be read as parquet ({first_line(problem)}); {num_rows - number:,} rows are lost"
         yield BadRow("damaged file", detail, whole, 1, num_rows=max(1, num_rows - number))
+
+
+def is_damage(problem: Exception, path: str) -> bool:
+    """False where the file cannot be reached, True where its content is damaged."""
+    return (
+        isinstance(problem, pa.ArrowException) or isinstance(problem, OSError) and not (problem.errno or is_url(path))
+    )
 
 
 def groups_of(piece: Piece, metadata: pq.FileMetaData) -> range:
@@ -343,8 +327,7 @@ def groups_of(piece: Piece, metadata: pq.FileMetaData) -> range:
 
 
 def read_arrow(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
-    origin, whole = Origin(piece.path, "row"), Origin(piece.path, "document")
-    num_rows = 0  # so far
+    origin, num_rows = Origin(piece.path, "row"), 0  # so far
     try:
         for batch in batches_of(piece.path):
             check_columns(batch.schema.names, source)
@@ -352,16 +335,7 @@ def read_arrow(piece: Piece, source: DocumentSource) -> Iterator[Document | BadR
             num_rows += batch.num_rows
     except BadValue as bad:
         num_lost = sum(batch.num_rows for batch in batches_of(piece.path))
-        yield replace(bad.at(whole, 1), num_rows=max(1, num_lost))
-    except (pa.ArrowException, OSError) as problem:
-        if isinstance(problem, OSError) and problem.errno:
-            raise
-        detail = f"cannot be read as arrow ({first_line(problem)}); what follows row {num_rows} is lost"
-        yield BadRow("damaged file", detail, whole, 1)
-    else:
-        if not num_rows:
-            detail = f"an arrow file without rows. Expected documents in the column `{columns_of(source)[0]}`"
-            yield BadRow("no rows", detail, whole, 1)
+        yield replace(bad.at(Origin(piece.path, "document"), 1), num_rows=max(1, num_lost))
 
 
 def batches_of(path: str) -> Iterator[pa.RecordBatch]:

@@ -94,17 +94,15 @@ def what_it_means(
             return None
         if not isinstance(problem, errors.HfHubHTTPError):
             return Unreachable(first_line(problem).rstrip("."))
-    status, page = problem.response.status_code, f"https://huggingface.co/datasets/{dataset}"
-    token = "Run: hf auth login, or set HF_TOKEN"
-    if isinstance(problem, errors.GatedRepoError):
-        return ResourceError(f"{dataset} (`{key}.path`) is gated. Accept its terms at {page}. {token}.")
+    status = problem.response.status_code
     if isinstance(problem, errors.RevisionNotFoundError):
         return DataError(f"{dataset}: no revision `{revision}` on the Hub. Set `{key}.revision`.")
     if isinstance(problem, errors.RemoteEntryNotFoundError):
         return DataError(f"{dataset}: {' '.join(str(problem).split())} Set `{key}.data_files` or `.revision`.")
     if status in (401, 403):
-        what = f"no such local path, and on the Hub no such dataset, or a private one ({status})"
-        return ResourceError(f"{dataset}: {what}. {token}, with a token that may read it; or set `{key}.path`.")
+        what = f"no such local path, and on the Hub no such dataset, or a private or gated one ({status})"
+        token = f"Run: hf auth login, or set HF_TOKEN; accept its terms at https://huggingface.co/datasets/{dataset}"
+        return ResourceError(f"{dataset}: {what}. {token}; or set `{key}.path`.")
     if status == 404:
         return DataError(f"{dataset}: neither a local path nor a dataset on the Hub. Set `{key}.path`.")
     return Unreachable(f"it answers {status}")
@@ -144,8 +142,7 @@ def find(request: HubRequest, key: str) -> HubDataset:
     file = default_cache_dir() / "hub" / f"{xxh3_128_hexdigest(json.dumps(request).encode())}.json"
     known = None
     if (stored := read_sealed(file)) is not None:
-        files = None if stored["files"] is None else [File(*one) for one in stored["files"]]
-        known = HubDataset(stored["commit"], files)
+        known = HubDataset(stored["commit"], stored["files"] and [File(*one) for one in stored["files"]])
     is_pinned = request.revision is not None and COMMIT.fullmatch(request.revision) is not None
     # All processes of a run read what the main process has just found.
     if known and (is_pinned or not is_main_process() and file.stat().st_mtime >= STARTED):

@@ -33,7 +33,7 @@ class RemoteFile(io.RawIOBase):
     def __init__(self, path: str, begin: int = 0, stop: int | None = None) -> None:
         self._at, self._stop = begin, sys.maxsize if stop is None else stop
         self._system, self._name = fsspec.core.url_to_fs(path)
-        self._file: Any = self.ask(lambda: self._system.open(self._name, "rb", cache_type="none"))
+        self._file: Any = None
 
     def readable(self) -> bool:
         return True
@@ -44,9 +44,6 @@ class RemoteFile(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = self.use(end_of) if whence == io.SEEK_END else self._at if whence == io.SEEK_CUR else 0
         self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
         return self._at
 
     def readinto(self, buffer: Any) -> int:
@@ -63,26 +60,26 @@ class RemoteFile(io.RawIOBase):
         return len(data)
 
     def close(self) -> None:
-        if not self.closed:
+        if self._file is not None:
             self._file.close()
         super().close()
 
     def use(self, function: Callable[[Any], Result]) -> Result:
+        """Retry on HTTP servers; fsspec's other file systems retry by themselves."""
+
         def call() -> Result:
+            if self._file is None:
+                self._file = self._system.open(self._name, "rb", cache_type="none")
             try:
                 return function(self._file)
             except ValueError:  # fsspec's error for a stream, and for a server without ranges
                 self._file = io.BytesIO(self._system.cat_file(self._name))
                 return function(self._file)
 
-        return self.ask(call)
-
-    def ask(self, function: Callable[[], Result]) -> Result:
-        """Retry on HTTP servers; fsspec's other file systems retry by themselves."""
         if is_http(self._system):
-            return persistently(function)
+            return persistently(call)
         try:
-            return function()
+            return call()
         except Exception as problem:
             if type(problem).__module__.startswith("httpx"):  # the Hub's, which is no OSError
                 raise OSError(str(problem) or type(problem).__name__) from problem

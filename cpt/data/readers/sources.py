@@ -7,17 +7,16 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, count, islice, zip_longest
+from os.path import basename
 from pathlib import Path
 from typing import Any, Literal
 
 import fsspec
 import pyarrow as pa
-from xxhash import xxh3_128
 
-from cpt.data.readers.columns import refuse_texts
+from cpt.data.readers.columns import columns_of, refuse_texts
 from cpt.data.readers.documents import (
     BadRow,
     BadValue,
@@ -31,9 +30,17 @@ from cpt.data.readers.documents import (
     kind_of_value,
 )
 from cpt.data.readers.example import document_of
-from cpt.data.readers.formats import read_arrow, read_delimited, read_json, read_json_lines, read_parquet, read_text
+from cpt.data.readers.formats import (
+    is_damage,
+    read_arrow,
+    read_delimited,
+    read_json,
+    read_json_lines,
+    read_parquet,
+    read_text,
+)
 from cpt.data.readers.hub import cannot_fetch, fetch, hub_files, is_hub_file, read_hub
-from cpt.data.readers.opening import KNOWN, compression_of, format_of, is_http, is_url, open_plain, persistently
+from cpt.data.readers.opening import KNOWN, compression_of, format_of, is_http, is_url, persistently
 from cpt.distributed import is_main_process
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.plugins import check_options, find, user_code_error
@@ -58,7 +65,6 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 DATASETS_OWN = {"dataset_info.json", "state.json", "dataset_dict.json"}  # `datasets` saves them with its arrow files
 # What servers call the version of a file's content.
 TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
-LISTING_THREADS = 16
 
 
 def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
@@ -70,15 +76,15 @@ def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
 def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
     """The pieces of a source, in the order of its documents. They follow from the names and sizes of the files; none
     is opened. A user's function, and a dataset on the Hub that only `datasets` can read, are one piece."""
-    files = files_with_sizes(source, key)
+    files = files_of(source, key)
     if not files:
-        return [Piece(source.path, 0, None, 0)]
+        return [Piece(source.path)]
     log_formats(source)
     pieces: list[Piece] = []
-    for file, size in files:
-        starts = range(0, size, piece_bytes) if size > piece_bytes and can_be_cut(file, source) else range(1)
-        for start, stop in zip_longest(starts, starts[1:]):
-            pieces.append(Piece(file, start, stop, len(pieces)))
+    for file in files:
+        is_cut = file.size > piece_bytes and can_be_cut(file.name, source)
+        starts = range(0, file.size, piece_bytes) if is_cut else range(1)
+        pieces += [Piece(file.name, start, stop) for start, stop in zip_longest(starts, starts[1:])]
     return pieces
 
 
@@ -89,10 +95,6 @@ def can_be_cut(path: str, source: DocumentSource) -> bool:
     if format_of(path) in TEXT_FILES:
         return source.text_documents == "line"
     return format_of(path) in (".jsonl", ".parquet")
-
-
-def files_with_sizes(source: DocumentSource, key: str) -> list[tuple[str, int]]:
-    return [(file.name, file.size) for file in files_of(source, key)]
 
 
 def read_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
@@ -122,25 +124,18 @@ def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[
         refuse_texts(source, format_of(piece.path), key)
     whole = Origin(piece.path, "document")
     try:
-        is_one_of_many = format_of(piece.path) in TEXT_FILES and Path(piece.path) != Path(source.path).expanduser()
-        if piece.is_whole and not is_one_of_many and size_of(piece.path) == 0:
-            yield BadRow("empty file", "the file is empty, expected documents", whole, 1)
-            return
-        yield from READERS[format_of(piece.path)](piece, source)
+        items = READERS[format_of(piece.path)](piece, source)
+        if (first := next(items, None)) is not None:
+            yield first
+            yield from items
+        elif piece.is_whole and format_of(piece.path) not in TEXT_FILES:
+            yield BadRow("no rows", f"no rows, expected documents in the column `{columns_of(source)[0]}`", whole, 1)
     except (OSError, pa.ArrowException) as problem:
-        is_of_arrow = isinstance(problem, pa.ArrowException)
-        if isinstance(problem, OSError) and (problem.errno or is_url(piece.path) and not is_of_arrow):
+        if not is_damage(problem, piece.path):
             raise cannot_read(piece.path, problem, key) from problem
         # A compressed file that is cut off or damaged.
         lost = f"cannot be read to its end ({first_line(problem)}); the rest of it is lost"
         yield BadRow("damaged file", lost, whole, 1)
-
-
-def size_of(path: str) -> int:
-    if not is_url(path):
-        return Path(path).stat().st_size
-    system, name = fsspec.core.url_to_fs(path)
-    return int(system.size(name) or 0)
 
 
 def find_function(source: DocumentSource, key: str) -> Callable[..., Any]:
@@ -210,31 +205,27 @@ def find_local(source: DocumentSource, key: str) -> list[File]:
                 refuse_unknown(name, key)
     except OSError as problem:
         raise cannot_read(problem.filename or source.path, problem, key) from problem
-    if not found and path.is_dir():
-        raise DataError(f"{path}: the folder holds no {KNOWN} file. Set `{key}.path`.")
     if not found:
-        what = "no file matches" if GLOB.search(source.path) else "no such file or folder"
-        where = f"(looked from {Path.cwd()}). Set `{key}.path`; a dataset on the Hub is written `owner/name`."
-        raise DataError(f"{source.path}: {what} {where}")
+        what = f"the folder holds no {KNOWN} file" if path.is_dir() else f"no such file or folder in {Path.cwd()}"
+        raise DataError(f"{source.path}: {what}. Set `{key}.path`; a dataset on the Hub is written `owner/name`.")
     files = [File(name, status.st_size, str(status.st_mtime_ns)) for name, status in found]
     return sorted(files, key=lambda file: file.name.split(os.sep))
 
 
 def walk(folder: Path, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Path below the folder and status of every file in it; links to folders are not followed."""
+    """Path below the folder and status of every file in it that is not hidden; links to folders are not followed."""
     with os.scandir(folder) as entries:
         for entry in entries:
+            if entry.name.startswith("."):
+                continue
             if entry.is_dir(follow_symlinks=False):
                 yield from walk(Path(entry.path), f"{below}{entry.name}/")
             elif entry.is_file():
                 yield below + entry.name, entry.stat()
 
 
-def is_document(name: str) -> bool:
-    """True for a file of a known kind that is not hidden; the name is its path below the source's folder."""
-    parts = name.split("/")
-    is_hidden = any(part.startswith(".") for part in parts)
-    return format_of(parts[-1]) in DOCUMENT_FILES and parts[-1] not in DATASETS_OWN and not is_hidden
+def is_document(path: str) -> bool:
+    return format_of(path) in DOCUMENT_FILES and basename(path) not in DATASETS_OWN
 
 
 def find_remote(source: DocumentSource, key: str) -> list[File]:
@@ -250,8 +241,7 @@ def find_remote(source: DocumentSource, key: str) -> list[File]:
             found = {file: info for file, info in below if format_of(file) in DOCUMENT_FILES}
         # The listing of an HTTP server has only names.
         unsized = [file for file, info in found.items() if info.get("size") is None]
-        with ThreadPoolExecutor(LISTING_THREADS) as pool:
-            found |= zip(unsized, pool.map(lambda file: info_of(system, file), unsized), strict=True)
+        found |= {file: info_of(system, file) for file in unsized}
     except ImportError as problem:
         raise ResourceError(f"{source.path}: {first_line(problem)}. Install it, or set `{key}.path`.") from problem
     except FileNotFoundError:
@@ -284,10 +274,9 @@ def log_formats(source: DocumentSource) -> None:
     folder = Path(source.path).expanduser()
     if kind_of(source.path) != "local" or not is_main_process() or not folder.is_dir():
         return
-    paths = sorted(Path(name) for name, _ in walk(folder))
-    paths = [path for path in paths if not any(part.startswith(".") for part in path.parts[:-1])]
-    read = Counter(format_of(path.name).removeprefix(".") for path in paths if is_document(str(path)))
-    skipped = Counter(path.suffix or path.name for path in paths if not is_document(str(path)))
+    names = sorted(name for name, _ in walk(folder))
+    read = Counter(format_of(name).removeprefix(".") for name in names if is_document(name))
+    skipped = Counter(Path(name).suffix or basename(name) for name in names if not is_document(name))
     parts = [f"{count:,} {name}" for name, count in read.most_common()]
     if links := sorted(path.name for path in folder.iterdir() if path.is_symlink() and not path.is_file()):
         parts.append(f"not followed: the link(s) {', '.join(links)}")
@@ -296,23 +285,13 @@ def log_formats(source: DocumentSource) -> None:
     log.info(f"{source.path}: {', '.join(parts)}")
 
 
-def states_of(source: DocumentSource, key: str) -> list[tuple[str, int, str]]:
-    """Name, size and version of each file: equal states, equal content."""
-    files = files_of(source, key)
-    if kind_of(source.path) == "local":
-        files = [file._replace(name=str(Path(file.name).absolute())) for file in files]
-    return [(file.name, file.size, file.version) for file in files]
+def states_of(source: DocumentSource, key: str) -> list[File]:
+    """Equal states, equal content; local files by their absolute paths."""
+    return [file._replace(name=absolute(file.name)) for file in files_of(source, key)]
 
 
-def hash_file(file: Path | str, key: str) -> str:
-    digest = xxh3_128()
-    try:
-        with open_plain(str(file)) as stream:
-            while block := stream.read(1 << 22):
-                digest.update(block)
-    except OSError as problem:
-        raise cannot_read(str(file), problem, key) from problem
-    return digest.hexdigest()
+def absolute(path: str) -> str:
+    return path if is_url(path) else str(Path(path).expanduser().absolute())
 
 
 def cannot_read(file: str, problem: Exception, key: str) -> CptError:

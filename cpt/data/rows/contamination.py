@@ -14,12 +14,13 @@ from xxhash import xxh3_64_intdigest
 from cpt.cache import default_cache_dir, key_of, write_once
 from cpt.data.readers.columns import form_of_source
 from cpt.data.readers.decontamination import FORMAT, NAME, WORDS, EvaluationDocument, load_runs, read_runs
-from cpt.data.readers.documents import Document, Piece, apply_policy
-from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of, read_piece, states_of
-from cpt.data.rows.open_sources import filters_of, keyed_sources, transforms_of
+from cpt.data.readers.documents import Piece
+from cpt.data.readers.filters import sieve_of
+from cpt.data.readers.sources import files_of, kind_of, pieces_of, states_of
+from cpt.data.rows.open_sources import keyed_sources
 from cpt.data.rows.selection import longest_held_out
 from cpt.data.store.parallel import map_in_order, num_workers
-from cpt.data.store.shards import ShardWork, keep, plan_of
+from cpt.data.store.shards import ShardWork, plan_of, texts_of
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import POOL_BYTES, reading_content
 from cpt.errors import DataError, RecipeError
@@ -205,8 +206,7 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
     for key, source in keyed_sources(data, evaluation):
         if "perplexity" in key or has_share and kind_of(source.path) == "local":
             states[key] = states_of(source, key)
-            filters, transforms = filters_of(data, source, key), transforms_of(data, source, key)
-            content[key] = reading_content(source, filters, transforms)
+            content[key] = reading_content(source, sieve_of(data, source, key))
             read.append(source)
     names, most = [reported_name(source) for source in read], [source.max_documents for source in read]
     limits = [evaluation.held_out_share, data.window_bytes, data.on_bad_row, most]
@@ -226,13 +226,8 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
 
 def work_of(data: Data, source: DocumentSource, key: str) -> ShardWork:
     """What makes training documents of a source's rows; they are not encoded."""
-    filters, transforms, nothing = filters_of(data, source, key), transforms_of(data, source, key), None
-    return ShardWork(source, key, filters, transforms, cast(DocumentEncoder, nothing), data.on_bad_row, Path())
-
-
-def texts_of(work: ShardWork, pieces: Sequence[Piece]) -> Iterator[tuple[str, Document]]:
-    rows = (item for piece in pieces for item in read_piece(work.source, piece, work.key))
-    return keep(islice(apply_policy(rows, work.on_bad_row, work.key, []), work.source.max_documents), work, Counter())
+    nothing = None
+    return ShardWork(source, key, sieve_of(data, source, key), cast(DocumentEncoder, nothing), data.on_bad_row, Path())
 
 
 def search(work: ShardWork, index: str, pieces: Sequence[Piece]) -> "Found":
@@ -268,7 +263,7 @@ def search_source(work: ShardWork, index: str) -> Found:
     pieces = pieces_of(work.source, work.key, PIECE_BYTES)
     # A limit counts over all pieces in order, which only one process can do.
     jobs = [[piece] for piece in pieces] if work.source.max_documents is None else [pieces]
-    is_small = len(jobs) == 1 or sum(size for _, size in files_with_sizes(work.source, work.key)) < POOL_BYTES
+    is_small = len(jobs) == 1 or sum(file.size for file in files_of(work.source, work.key)) < POOL_BYTES
     whole, workers = Found(), 0 if is_small else num_workers()
     for found in map_in_order(lambda: partial(search, work, index), jobs, workers, WORKERS_IMPORT):
         whole.documents += found.documents

@@ -11,10 +11,11 @@ from cpt.cache import hold, key_of, publish_derived
 from cpt.data.examples.encoder import fitting
 from cpt.data.readers.columns import form_of_source
 from cpt.data.readers.documents import absurd_share
-from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of
-from cpt.data.rows.contamination import texts_of, work_of
+from cpt.data.readers.sources import files_of, kind_of, pieces_of
+from cpt.data.rows.contamination import work_of
 from cpt.data.rows.packing import FORMAT, Layout, Row
 from cpt.data.rows.selection import is_held_out, longest_held_out
+from cpt.data.store.shards import texts_of
 from cpt.data.store.token_files import Hashes, Int64, StoredDocuments
 from cpt.errors import DataError
 from cpt.recipe.rules import reported_name
@@ -96,7 +97,7 @@ def size_warnings(data: Data, evaluation: Evaluation, *, few: int) -> list[str]:
 def sizes_of(data: Data, source: Source, key: str) -> tuple[Hashes, Int64, str] | None:
     """Of a small local source of documents: the hashes of the texts, their bytes, and where the largest one is."""
     is_read = kind_of(source.path) == "local" and form_of_source(source) == "document"
-    if not is_read or sum(size for _, size in files_with_sizes(source, key)) > MOST_BYTES_READ:
+    if not is_read or sum(file.size for file in files_of(source, key)) > MOST_BYTES_READ:
         return None
     hashes, sizes, largest = list[int](), list[int](), ("", -1)
     for text, document in texts_of(work_of(data, source, key), pieces_of(source, key)):

@@ -8,9 +8,9 @@ from cpt.cache import key_of
 from cpt.data.examples.encoder import encoder_of
 from cpt.data.readers.columns import columns_named, columns_of
 from cpt.data.readers.documents import BadRow, Document, Piece, complaint
-from cpt.data.readers.filters import ComponentLists, build_filters, build_transforms, sift
+from cpt.data.readers.filters import sieve_of, sift
 from cpt.data.readers.opening import format_of
-from cpt.data.readers.sources import files_with_sizes, find_function, kind_of, read_piece, states_of
+from cpt.data.readers.sources import files_of, find_function, kind_of, read_piece, states_of
 from cpt.data.store.shards import ShardWork, plan_of
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, reading_content
@@ -46,29 +46,17 @@ def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, Doc
         yield from ((f"{key}[{number}]", source) for number, source in enumerate(sources))
 
 
-def filters_of(data: Data, source: DocumentSource, key: str) -> ComponentLists:
-    """A source's filters with their keys in the recipe; held-out sets are not filtered."""
-    return {"data.filters": data.filters, f"{key}.filters": source.filters} if isinstance(source, Source) else {}
-
-
-def transforms_of(data: Data, source: DocumentSource, key: str) -> ComponentLists:
-    """A source's transforms with their keys. Those of `data` apply to held-out sets too: equal texts stay equal."""
-    own = {f"{key}.transforms": source.transforms} if isinstance(source, Source) else {}
-    return {"data.transforms": data.transforms, **own}
-
-
 def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) -> list[str]:
     kind = kind_of(source.path)
     try:
-        checks = build_filters(filters_of(data, source, key))
-        changes = build_transforms(transforms_of(data, source, key))
+        functions = sieve_of(data, source, key).functions()
         columns_of(source)
         if kind == "function":
             find_function(source, key)
-        files = files_with_sizes(source, key) if kind == "local" or kind == "hub" and ask_hub else []
+        files = files_of(source, key) if kind == "local" or kind == "hub" and ask_hub else []
     except CptError as problem:
         return [str(problem)]
-    formats = {format_of(file) for file, _ in files}
+    formats = {format_of(file.name) for file in files}
     written = source.model_copy(update={"chat": columns_named(source) or None})
     complaints = [
         f"`{key}.{option}` has no effect: {source.path} holds {', '.join(sorted(formats))} files. Remove it."
@@ -76,16 +64,15 @@ def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) ->
     ]
     if kind == "hub":  # a file may be large, so only its first row is fetched
         files, source = files[:1], source.model_copy(update={"max_documents": 1})
-    for number, (file, size) in enumerate(files):
-        if number >= FILES_OPENED and size:
+    for number, file in enumerate(files):
+        if number >= FILES_OPENED and file.size:
             continue
         try:
-            first = next(read_piece(source, Piece(file, 0, None, 0), key), None)
+            first = next(read_piece(source, Piece(file.name), key), None)
             if isinstance(first, BadRow) and data.on_bad_row == "error":
                 complaints.append(complaint(first, key))
             elif isinstance(first, Document) and number == 0:  # also finds a filter or transform that fails
-                view = {"text": first.text, "source": reported_name(source), "where": first.where}
-                list(sift(view, changes, checks))
+                list(sift(first, reported_name(source), *functions))
         except CptError as problem:
             complaints.append(str(problem))
     return complaints
@@ -97,8 +84,7 @@ def open_sources(
     """Every source and held-out set by its place in the recipe; nothing is read yet."""
     keyed = list(keyed_sources(data, evaluation))
     for key, source in keyed:  # report wrong ones before reading anything
-        build_filters(filters_of(data, source, key))
-        build_transforms(transforms_of(data, source, key))
+        sieve_of(data, source, key).functions()
     return {key: open_source(data, source, key, encoder, cache_dir, seed) for key, source in keyed}
 
 
@@ -107,15 +93,14 @@ def open_source(
 ) -> TokenizedSource:
     """One of them; a held-out set is always one window."""
     encoder = encoder_of(source, encoder, key)
-    filters, transforms = filters_of(data, source, key), transforms_of(data, source, key)
-    states = states_of(source, key)
+    sieve, states = sieve_of(data, source, key), states_of(source, key)
     if kind_of(source.path) == "hub" and source.revision is None and is_main_process():
         then = "a run cannot resume" if states else "its stored tokens are used unchanged"
         log.warning(f"{source.path}: if it changes on the Hub, {then}. Pin it: `{key}.revision`.")
     enough = source.max_tokens if isinstance(source, Source) and not states else None
-    reading = reading_content(source, filters, transforms)
+    reading = reading_content(source, sieve)
     folder = cache_dir / "tokens" / key_of({**reading, "tokenizer": encoder.fingerprint, "enough": enough})
-    work = ShardWork(source, key, filters, transforms, encoder, data.on_bad_row, folder, enough)
+    work = ShardWork(source, key, sieve, encoder, data.on_bad_row, folder, enough)
     window_bytes = data.window_bytes if isinstance(source, Source) else None
     plan = plan_of(source, key, states, window_bytes=window_bytes, seed=seed)
     return TokenizedSource(work, plan, states, data.max_bad_share)

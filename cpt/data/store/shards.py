@@ -5,7 +5,7 @@ window, in an order drawn from the seed: training begins when the first, small, 
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate, islice
@@ -17,9 +17,18 @@ from xxhash import xxh3_64_intdigest, xxh3_128
 
 from cpt.cache import key_of, publish_once
 from cpt.data.readers.columns import score_column
-from cpt.data.readers.documents import Document, Listed, OnBadRow, Piece, apply_policy, count_reasons, write_bad_rows
-from cpt.data.readers.filters import ComponentLists, build_filters, build_transforms, sift
-from cpt.data.readers.sources import pieces_of, read_piece
+from cpt.data.readers.documents import (
+    Document,
+    File,
+    Listed,
+    OnBadRow,
+    Piece,
+    apply_policy,
+    count_reasons,
+    write_bad_rows,
+)
+from cpt.data.readers.filters import Sieve, sift
+from cpt.data.readers.sources import absolute, pieces_of, read_piece
 from cpt.data.store.token_files import (
     Int64,
     ShardDescription,
@@ -36,7 +45,6 @@ from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Source
 
 Shard = list[Piece]
-FileState = tuple[str, int, str]  # name, size, version
 SHARD_BYTES = 16 * 2**20  # of files: a kill loses little, and the time to open a file does not matter
 ORDERED_PARTS = 64  # of a source that is read by a score
 HELD_OUT_SHARDS = 8  # of a source in windows: its held-out set must be there before the first step
@@ -77,9 +85,7 @@ class Plan:
         return key_of({"shards": cuts, "bytes": self.num_bytes, "windows": self.windows, "ordered": self.is_ordered})
 
 
-def plan_of(
-    source: DocumentSource, key: str, states: Sequence[FileState], *, window_bytes: int | None, seed: int
-) -> Plan:
+def plan_of(source: DocumentSource, key: str, states: Sequence[File], *, window_bytes: int | None, seed: int) -> Plan:
     """Cut a source up.
 
     Args:
@@ -90,7 +96,7 @@ def plan_of(
     size_of, shards, num_bytes = {name: size for name, size, _ in states}, list[Shard](), list[int]()
     is_one = not states or source.max_documents is not None  # documents are counted from the first on
     for piece in pieces_of(source, key, shard_bytes):
-        size = size_of.get(piece.path) or size_of.get(str(Path(piece.path).absolute())) or 0
+        size = size_of.get(absolute(piece.path), 0)
         size = max(0, (size if piece.stop is None else piece.stop) - piece.start)
         if not shards or not is_one and num_bytes[-1] + size > shard_bytes:  # small files share a shard
             shards.append([])
@@ -128,8 +134,7 @@ class ShardWork:
 
     source: DocumentSource
     key: str  # of the source in the recipe, for messages: `data.sources[0]`
-    filters: ComponentLists
-    transforms: ComponentLists
+    sieve: Sieve
     encoder: DocumentEncoder
     on_bad_row: OnBadRow
     folder: Path
@@ -162,9 +167,7 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
     score = scorer(work.source)
     writer = TokenWriter(folder, encoder.dtype, scored=score is not None, segmented=encoder.form != "document")
     text_digest, longest = xxh3_128(), ("", 0)
-    rows = (item for piece in shard for item in read_piece(work.source, piece, work.key))
-    documents = islice(apply_policy(rows, work.on_bad_row, work.key, bad), work.source.max_documents)
-    for batch in batches(keep(documents, work, dropped, encoder)):
+    for batch in batches(texts_of(work, shard, bad, dropped, encoder)):
         texts = [text for text, _ in batch]
         if work.prove_on_the_way and not writer.num_documents:
             encoder = encoder.proven_for(texts[:SAMPLE_DOCUMENTS])
@@ -177,7 +180,8 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         writer.append(ids, lengths, hashes, encoder.bytes_learned(texts, raw), scores, segments)
         at = int(lengths.argmax())
         if lengths[at] > longest[1]:
-            longest = batch[at][1].near, int(lengths[at])
+            document = batch[at][1]
+            longest = document.origin.where(document.number, exact=False), int(lengths[at])
         if work.enough_tokens is not None and writer.num_tokens >= work.enough_tokens:
             break
     if bad:
@@ -204,44 +208,26 @@ def scorer(source: DocumentSource) -> Callable[[str, Document], float] | None:
     return score
 
 
-def keep(
-    documents: Iterable[Document], work: ShardWork, dropped: Counter[str], encoder: DocumentEncoder | None = None
+def texts_of(
+    work: ShardWork,
+    pieces: Sequence[Piece],
+    bad: list[Listed] | None = None,
+    dropped: Counter[str] | None = None,
+    encoder: DocumentEncoder | None = None,
 ) -> Iterator[tuple[str, Document]]:
-    """The texts that transforms make, and that filters and the encoder's chat template accept, each with its document;
-    others are counted by reason."""
-    transforms, filters = build_transforms(work.transforms), build_filters(work.filters)
-    name = reported_name(work.source)
-    for document in documents:
-        if transforms or filters:
-            parts = sift(View(document, name), transforms, filters)
-        else:  # the fast path
-            parts = iter([(document.text, "empty" if not document.text or document.text.isspace() else None)])
-        for text, reason in parts:
+    """The texts that transforms make, and that filters and the encoder's chat template accept, each with its document.
+    Bad rows are added to `bad`, and other texts counted in `dropped` by reason."""
+    functions, name = work.sieve.functions(), reported_name(work.source)
+    rows = (item for piece in pieces for item in read_piece(work.source, piece, work.key))
+    documents = apply_policy(rows, work.on_bad_row, work.key, [] if bad is None else bad)
+    for document in islice(documents, work.source.max_documents):
+        for text, reason in sift(document, name, *functions):
             if reason is None and encoder is not None:
                 reason = encoder.reason_to_drop(text)
             if reason is None:
                 yield text, document
-            else:
+            elif dropped is not None:
                 dropped[reason] += 1
-
-
-@dataclass(frozen=True)
-class View(Mapping[str, str]):
-    """What filters see of a document; `where`, which counts lines, is computed only for those that ask."""
-
-    document: Document
-    source: str
-
-    def __getitem__(self, name: str) -> str:
-        if name == "where":
-            return self.document.where
-        return {"text": self.document.text, "source": self.source}[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(("text", "source", "where"))
-
-    def __len__(self) -> int:
-        return 3
 
 
 def batches(documents: Iterator[tuple[str, Document]]) -> Iterator[list[tuple[str, Document]]]:

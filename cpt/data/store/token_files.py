@@ -8,7 +8,7 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,9 @@ class TokenFiles:
                 f"{folder}: the stored tokens are damaged ({problem}). Delete the folder; it is made again."
             ) from problem
 
+    def __reduce__(self) -> tuple[Any, tuple[Path]]:
+        return TokenFiles, (self.folder,)
+
     def is_sound(self) -> bool:
         """Whether the arrays are what was written; reads all of them past the mapping, which would stay in memory."""
         names = arrays(self.description.scored, self.description.segmented)
@@ -147,9 +150,6 @@ class StoredDocuments:
     def __init__(self, parts: Sequence[TokenFiles]) -> None:
         self.parts = list(parts)
         self._first_tokens = [0, *accumulate(part.description.tokens for part in self.parts)]
-
-    def __reduce__(self) -> tuple[Any, tuple[list[Path]]]:
-        return open_documents, ([part.folder for part in self.parts],)
 
     def __len__(self) -> int:
         return sum(part.description.documents for part in self.parts)
@@ -207,10 +207,6 @@ def arrays(scored: bool, segmented: bool) -> list[str]:
     return [name for name in ARRAYS if not absent.get(name)]
 
 
-def open_documents(folders: Sequence[Path]) -> StoredDocuments:
-    return StoredDocuments([TokenFiles(folder) for folder in folders])
-
-
 def is_sound_shard(folder: Path) -> bool:
     try:
         return TokenFiles(folder).is_sound()
@@ -260,12 +256,9 @@ def read_description(folder: Path) -> SourceDescription:
 
 
 def bucket() -> "Bucket | None":
-    url = os.environ.get(VARIABLE, "")
-    return opened(url.rstrip("/")) if url else None
-
-
-@lru_cache(maxsize=4)
-def opened(url: str) -> "Bucket":
+    url = os.environ.get(VARIABLE, "").rstrip("/")
+    if not url:
+        return None
     if "://" not in url:
         raise ResourceError(
             f"{VARIABLE} is `{url}`, expected a URL: s3://bucket/prefix. A folder that machines share is CPT_CACHE."

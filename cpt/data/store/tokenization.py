@@ -73,13 +73,6 @@ def gigatoken_of(model: str) -> Any:
     return gigatoken.Tokenizer.from_json(json.dumps(content))
 
 
-def gigatoken_version() -> str | None:
-    try:
-        return f"gigatoken {metadata.version('gigatoken')}"
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def why_not(model: str, by_hugging_face: Encode, by_gigatoken: Encode, documents: Sequence[str]) -> str | None:
     """Why gigatoken may not be used for a tokenizer and documents like these; None where every id is the same."""
     content = json.loads(model)
@@ -168,7 +161,9 @@ class DocumentEncoder:
         """An encoder of the same ids: gigatoken's if it encodes these texts, and many hard strings, alike."""
         if self.slow_tokenizer is not None:
             return self
-        if (version := gigatoken_version()) is None:
+        try:
+            version = f"gigatoken {metadata.version('gigatoken')}"
+        except metadata.PackageNotFoundError:
             log.info(
                 "gigatoken is not installed; Hugging Face's tokenizer does the work, many times more slowly. pip"
                 " install gigatoken"

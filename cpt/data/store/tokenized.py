@@ -1,6 +1,5 @@
 """A source's tokens: a folder of shards. The process that needs a shard first makes it; all others find it."""
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -14,12 +13,12 @@ from typing import Any
 from rich.progress import Progress
 
 from cpt.cache import hold, key_of, write_once
-from cpt.data.readers.documents import FILE_NAME, Listed, refuse_too_many, write_bad_rows
-from cpt.data.readers.filters import ComponentLists, code_of, module_text
+from cpt.data.readers.documents import FILE_NAME, File, Listed, refuse_too_many, write_bad_rows
+from cpt.data.readers.filters import Sieve, module_text
 from cpt.data.readers.opening import is_url
-from cpt.data.readers.sources import hash_file, kind_of, states_of
+from cpt.data.readers.sources import absolute, kind_of, states_of
 from cpt.data.store.parallel import map_in_order, num_workers
-from cpt.data.store.shards import FileState, Plan, Shard, ShardWork, sample
+from cpt.data.store.shards import Plan, Shard, ShardWork, sample
 from cpt.data.store.token_files import (
     DESCRIPTION,
     FORMAT,
@@ -31,7 +30,7 @@ from cpt.data.store.token_files import (
 )
 from cpt.distributed import is_main_process
 from cpt.errors import DataError
-from cpt.files import report_damage
+from cpt.files import read_json_lines, report_damage, size_and_hash
 from cpt.formatting import open_console
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Source
@@ -50,10 +49,10 @@ class TokenizedSource:
     `states`: the files as they were when the plan was made.
     """
 
-    def __init__(self, work: ShardWork, plan: Plan, states: Sequence[FileState], max_bad_share: float) -> None:
+    def __init__(self, work: ShardWork, plan: Plan, states: Sequence[File], max_bad_share: float) -> None:
         self.work, self.plan, self.states, self.max_bad_share = work, plan, list(states), max_bad_share
         self.folder = work.folder
-        self._state_of = {name: (size, version) for name, size, version in states}
+        self._state_of = {file.name: (file.size, file.version) for file in states}
         hold(self.folder, self)
         self._description: SourceDescription | None = None
         self._verified = set[tuple[int, int]]()  # shards that this process compared with their digests; their time
@@ -174,7 +173,7 @@ class TokenizedSource:
         description = self.description or self.describe()
         bad = sum(description.bad_rows.values())
         good, path = description.documents + sum(description.dropped.values()), self.work.source.path
-        refuse_too_many(bad, good, self.max_bad_share, path, self.work.key, read_bad_rows(self.folder))
+        refuse_too_many(bad, good, self.max_bad_share, path, self.work.key, read_json_lines(self.folder / FILE_NAME))
         return description
 
     def describe(self) -> SourceDescription:
@@ -188,7 +187,7 @@ class TokenizedSource:
             dropped.update(part.dropped)
             bad_rows.update(part.bad_rows)
             longest = max(longest, part.longest, key=lambda place: place[1])
-            bad += read_bad_rows(self.shard_folder(number))
+            bad += read_json_lines(self.shard_folder(number) / FILE_NAME)
             engines[part.engine] = None
             shards[self.shard_folder(number).name] = part.digest
         if not documents:
@@ -203,7 +202,7 @@ class TokenizedSource:
         if states_of(source, key) != self.states:
             raise changed(self.work)
         write_bad_rows(bad, self.folder)
-        files = {name: version if is_url(name) else hash_file(name, key) for name, _, version in self.states}
+        files = {name: version if is_url(name) else size_and_hash(Path(name))[1] for name, _, version in self.states}
         files = files or {f"{source.path}@{source.revision or 'main'}": texts}
         engine = ", ".join(filter(None, engines))
         made_from = {"source": source.path, "tokenizer": self.work.encoder.name, "engine": engine}
@@ -224,31 +223,17 @@ def changed(work: ShardWork) -> DataError:
     )
 
 
-def reading_content(source: DocumentSource, filters: ComponentLists, transforms: ComponentLists) -> dict[str, Any]:
+def reading_content(source: DocumentSource, sieve: Sieve) -> dict[str, Any]:
     """All that decides the tokens, except the files and the tokenizer; workers and gigatoken do not."""
     order, kind = source.order_by if isinstance(source, Source) else None, kind_of(source.path)
     return {
         "format": FORMAT,
         "path": absolute(source.path) if kind == "local" else source.path,
-        "code": module_text("source", source.path, {}) if kind == "function" else None,
+        "code": module_text("source", source.path) if kind == "function" else None,
         "source": source.model_dump(exclude=NEUTRAL),
-        "order": module_text("score", order, {}) if order is not None and ":" in order else None,
-        "filters": code_of("filter", filters),
-        "transforms": code_of("transform", transforms),
+        "order": module_text("score", order) if order is not None and ":" in order else None,
+        **sieve.code(),
     }
-
-
-def absolute(path: str) -> str:
-    """A local path as the states of files name it; a URL as it is."""
-    return path if is_url(path) else str(Path(path).expanduser().absolute())
-
-
-def read_bad_rows(folder: Path) -> Iterator[Listed]:
-    """Of a shard; a damaged line is skipped, since the rows are counted in its description."""
-    file = folder / FILE_NAME
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
-        with suppress(ValueError):
-            yield json.loads(line)
 
 
 POOL_BYTES = 32 * 2**20  # of files; below, starting processes takes longer than the work

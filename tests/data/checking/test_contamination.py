@@ -4,7 +4,7 @@ import random
 import pytest
 
 from cpt.data.readers.decontamination import EvaluationDocument
-from cpt.data.readers.filters import build_filters, reason_to_drop
+from cpt.data.readers.filters import build_components, reason_to_drop
 from cpt.data.rows.build import build_data
 from cpt.data.rows.contamination import find_contamination, with_decontamination
 from cpt.recipe.schema import Component, Data, Evaluation, HeldOut, Source
@@ -102,21 +102,26 @@ def exam_text(tmp_path):
 def test_the_recipes_own_evaluation_is_looked_for(exam_text, tmp_path, own):
     filters = with_decontamination(data_of(*own), exam_text, tmp_path / "cache").filters
     assert [component.name for component in filters] == ["length", "decontaminate"]
-    built = build_filters({"data.filters": filters})
+    built = build_components("filter", {"data.filters": filters})
     assert reason_to_drop(view(f"{text(900)} {text(5)}"), built) == "contaminated: exam"
 
 
 def test_it_can_be_refused_and_is_not_there_without_evaluation(exam_text, tmp_path):
     refused = data_of(Component(name="decontaminate", own_evaluation=False))
     assert with_decontamination(refused, exam_text, tmp_path) == refused
-    assert reason_to_drop(view(text(5) + " copied"), build_filters({"data.filters": refused.filters})) is None
+    assert (
+        reason_to_drop(view(text(5) + " copied"), build_components("filter", {"data.filters": refused.filters}))
+        is None
+    )
     assert with_decontamination(data_of(), Evaluation(), tmp_path) == data_of()
 
 
 def test_files_of_the_users_own_stay_beside_it(exam_text, tmp_path):
     (tmp_path / "quiz.txt").write_text(text(7))
     data = data_of(Component(name="decontaminate", against=[str(tmp_path / "quiz.txt")]))
-    built = build_filters({"data.filters": with_decontamination(data, exam_text, tmp_path / "cache").filters})
+    built = build_components(
+        "filter", {"data.filters": with_decontamination(data, exam_text, tmp_path / "cache").filters}
+    )
     assert [reason_to_drop(view(text(n) + " copied"), built) for n in (5, 7, 8)] == [
         "contaminated: exam",
         "contaminated: quiz",

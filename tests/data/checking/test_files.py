@@ -19,7 +19,7 @@ def test_every_complaint_comes_at_once(source, tmp_path):
     )
     expected = [
         "missing.jsonl: no such file",
-        "empty.jsonl: the file is empty",
+        "empty.jsonl: no rows",
         "a.jsonl:1: no column `body`. It has: text. Byte 0 of the file. Set `data.sources[2].text_column`",
         "no filter called `lenght`",
     ]

@@ -57,7 +57,7 @@ def test_what_is_no_example_is_told(row, form, reason):
 
 def read(path, form, **options):
     source = source_with_form(Source(path=str(path), **options), form, "k")
-    return list(read_piece(source, Piece(str(path), 0, None, 0), "k"))
+    return list(read_piece(source, Piece(str(path)), "k"))
 
 
 CALLS = [{"function": {"name": "f", "arguments": {"a": 1}}}]

@@ -16,6 +16,7 @@ from cpt.data.examples.check import (
 )
 from cpt.data.examples.encoder import LONG_PROMPT, NOTHING_LEARNED, encoder_of
 from cpt.data.readers.columns import source_with_form
+from cpt.data.readers.filters import Sieve
 from cpt.data.store.tokenization import DocumentEncoder
 
 CHATML = (
@@ -43,7 +44,7 @@ def inspect(talking, rows_file):
     def run(form, rows, *, template=CHATML, filters=(), **options):
         source = source_with_form(rows_file("a", rows, **options), form, "k")
         encoder = encoder_of(source, DocumentEncoder(talking(template)), "k")
-        inspector = Inspector("a", {"k.filters": list(filters)}, {}, encoder, 100)
+        inspector = Inspector("a", Sieve({}, {"k.filters": list(filters)}), encoder, 100)
         found = read_source(source, "k", inspector).examples
         assert set(found.counts) == set(found.rows)
         return {kind: [int(where.rpartition(":")[2]) for where in found.where(kind, LISTED)] for kind in found.counts}

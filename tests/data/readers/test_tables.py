@@ -38,7 +38,7 @@ def test_parquet_of_any_string_type_is_read(tmp_path, texts):
         (["one", None], ": row 2", "`text` is null, expected a string"),
         ([1], ": row 1", "`text` is a number, expected a string"),
         ([b"one"], ": row 1", "`text` is of type bytes, expected a string"),
-        (pa.array([], pa.string()), "", "a parquet file without rows. Expected documents in the column `text`"),
+        (pa.array([], pa.string()), "", "no rows, expected documents in the column `text`"),
     ],
 )
 def test_a_bad_parquet_row_is_named(tmp_path, bad, column, where, detail):

@@ -15,7 +15,7 @@ def test_a_line_longer_than_pieces_is_one_line_of_the_first(tmp_path, monkeypatc
     content = b"first\n" + b"y" * 4000 + b"\nlast\n"
     (tmp_path / "a.txt").write_bytes(content)
     pieces = [
-        Piece(str(tmp_path / "a.txt"), start, start + piece_bytes, 0) for start in range(0, len(content), piece_bytes)
+        Piece(str(tmp_path / "a.txt"), start, start + piece_bytes) for start in range(0, len(content), piece_bytes)
     ]
     assert [at for piece in pieces for _, at, _ in lines_of(piece)[1]] == [0, 6, 4007]
 

@@ -7,7 +7,7 @@ from faulty_store import FaultyStore
 from cpt.commands.prepare import upload
 from cpt.data.rows.build import build_data
 from cpt.data.store import shards
-from cpt.data.store.token_files import bucket, opened
+from cpt.data.store.token_files import bucket
 from cpt.errors import DataError, ResourceError
 from cpt.recipe.schema import Data, Evaluation, Source
 
@@ -111,5 +111,6 @@ def test_a_place_that_is_not_a_bucket_is_refused(monkeypatch):
     monkeypatch.delenv("CPT_STORE", raising=False)
     assert bucket() is None
     for url in ("/shared/folder", "nosuch://bucket"):
+        monkeypatch.setenv("CPT_STORE", url)
         with pytest.raises(ResourceError, match=url):
-            opened(url)
+            bucket()
