@@ -13,7 +13,7 @@ import typer
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from cpt.analysis.page import Curve, Folded, Part, Plot, Table, curves, html_page, smoothed, write_page
+from cpt.analysis.page import Curve, Folded, Part, Plot, Table, curves, html_page, write_page
 from cpt.data.rows.mixture import asked_shares, shares_over
 from cpt.errors import CptError
 from cpt.formatting import format_count, format_duration, format_number, format_share
@@ -41,7 +41,6 @@ from cpt.runs.folder import (
 PAGE = "report.html"
 SHOWN_VERSIONS = ("cpt", "torch", "transformers", "trl", "deepspeed")
 STAGES_OF_TEXT = ("cpt", "pretrain", "sft")  # their loss is in nats per token
-FEWEST_TO_SMOOTH = 30
 MOST_EVENTS = 200
 LONGEST_TEXT = 200_000  # characters
 PLOTS: tuple[tuple[str, str, dict[str, str], float], ...] = (  # title, unit, figure -> its name, factor
@@ -209,11 +208,8 @@ def evaluations(record: RunRecord, title: str, unit: str, figures: dict[str, str
 def training(record: RunRecord) -> list[Part]:
     metrics = record.metrics
     unit = "nats per token" if record.stage in STAGES_OF_TEXT else "loss"
-    tokens, losses = metrics.curve("loss")
     smooth = metrics.curve("loss_smoothed")
-    if not len(smooth[0]) and len(tokens) >= FEWEST_TO_SMOOTH:
-        smooth = tokens, smoothed(losses)
-    lines = [Curve("loss", tokens, losses, faint=len(smooth[0]) > 0), Curve("smoothed", *smooth)]
+    lines = [Curve("loss", *metrics.curve("loss"), faint=len(smooth[0]) > 0), Curve("smoothed", *smooth)]
     sources = [name for name in metrics.names if name.startswith("loss_") and name != "loss_smoothed"]
     last_tokens, last_step = metrics.last("tokens"), metrics.last("step")
     steps = [event["step"] for event in record.events if event.get("step") is not None]
