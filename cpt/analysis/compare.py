@@ -122,22 +122,20 @@ class Comparison:
         return f"{len(self.runs)} runs, compared with {self.names[0]}: {total} difference{'s'[: total != 1]}{where}."
 
     def to_json(self) -> dict[str, Any]:
-        topics = {"differences": self.differences, "figures": self.figures}
-        rows = {
-            which: [
-                {"topic": topic.title, "name": row.name, "values": list(row.values), "numbers": list(row.numbers)}
-                for topic in some
-                for row in topic.rows
+        def rows(topics: Sequence[Topic]) -> list[dict[str, Any]]:
+            pairs = [(topic.title, row) for topic in topics for row in topic.rows]
+            return [
+                {"topic": title, "name": row.name, "values": list(row.values), "numbers": list(row.numbers)}
+                for title, row in pairs
             ]
-            for which, some in topics.items()
-        }
-        records = [(run.name, run.record) for run in self.runs]
+
         return {
             "runs": [
                 {"name": name, "folder": str(one.folder), "stage": one.stage, "state": one.state}
-                for name, one in records
+                for name, one in [(run.name, run.record) for run in self.runs]
             ],
-            **rows,
+            "differences": rows(self.differences),
+            "figures": rows(self.figures),
             "remarks": [remark for topic in (*self.differences, *self.figures) for remark in topic.remarks],
             "not_compared": self.not_compared,
         }
@@ -149,13 +147,13 @@ def compare(folders: Sequence[Path]) -> Comparison:
     for run in runs:
         record = run.record
         parts = {
-            f"recipe of {run.name}: no {RECIPE}": record.recipe,
-            f"versions, code and machine of {run.name}: no {ENVIRONMENT}": record.environment,
-            f"data, tokenizer and weights of {run.name}: no {INPUTS}": record.inputs,
-            f"losses, speed and memory of {run.name}: no {METRICS}": record.metrics.names,
+            f"recipe of {run.name}: no {RECIPE}.": record.recipe,
+            f"versions, code and machine of {run.name}: no {ENVIRONMENT}.": record.environment,
+            f"data, tokenizer and weights of {run.name}: no {INPUTS}.": record.inputs,
+            f"losses, speed and memory of {run.name}: no {METRICS}.": record.metrics.names,
         }
         not_compared += [f"{run.name}: {text}." for text in record.unreadable]
-        not_compared += [f"{sentence}." for sentence, content in parts.items() if not content]
+        not_compared += [sentence for sentence, content in parts.items() if not content]
         if record.state != "finished":
             step = format_count(record.metrics.last("step")) or "?"
             not_compared.append(f"the end of {run.name}: its state is {record.state} at step {step}.")
@@ -232,22 +230,17 @@ def short_hash(text: str) -> str:
 
 
 def keys_of_same_files(runs: Sequence[ComparedRun]) -> set[str]:
-
-    def is_same(contents: list[Any]) -> bool:
-        return bool(contents[0]) and all(content == contents[0] for content in contents)
-
-    def files(*keys: str) -> list[Any]:
-        return [sorted(run.file_hashes(*keys).values()) for run in runs]
-
-    contents = {"tokenizer.path": [get(run.record.inputs, "tokenizer", "xxh3") for run in runs]}
-    if is_same(contents["tokenizer.path"]):
-        contents["model.path"] = files("weights", "sha256")
+    """Keys of paths below which all runs had the same content."""
+    contents: dict[str, list[Any]] = {"tokenizer.path": [get(run.record.inputs, "tokenizer", "xxh3") for run in runs]}
+    hashes = {"model.path": ("weights", "sha256")}
     for source in get_dict(runs[0].record.inputs, "data", "sources"):
-        contents[f"data.sources[{source}].path"] = files("data", "sources", source, "files")
+        hashes[f"data.sources[{source}].path"] = ("data", "sources", source, "files")
+    contents |= {key: [sorted(run.file_hashes(*keys).values()) for run in runs] for key, keys in hashes.items()}
     for name in runs[0].losses:
-        hashes = [run.losses[name].hashes.tolist() if name in run.losses else None for run in runs]
-        contents[f"evaluation.perplexity[{name}].path"] = hashes
-    return {key for key, found in contents.items() if is_same(found)}
+        found = [run.losses[name].hashes.tolist() if name in run.losses else None for run in runs]
+        contents[f"evaluation.perplexity[{name}].path"] = found
+    same = {key for key, found in contents.items() if found[0] and found.count(found[0]) == len(runs)}
+    return same if "tokenizer.path" in same else same - {"model.path"}
 
 
 def environment_topics(runs: Sequence[ComparedRun]) -> list[Topic]:
@@ -348,16 +341,17 @@ def progress_topic(runs: Sequence[ComparedRun]) -> Topic:
     return Topic("Progress", [row for row in rows if row.is_known])
 
 
-def number_row(name: str, numbers: Sequence[float | None], text: Callable[[float], str]) -> Row:
-    return Row(name, tuple(None if number is None else text(number) for number in numbers), tuple(numbers))
-
-
-def compared_row(name: str, numbers: Sequence[float | None], form: str, change: Callable[[float, float], str]) -> Row:
-    first, texts = numbers[0], list[str | None]()
-    for place, number in enumerate(numbers):
-        text = None if number is None else form.format(number)
-        is_compared = place and number is not None and first
-        texts.append(f"{text} ({change(number, first)})" if is_compared else text)  # type: ignore[arg-type]
+def number_row(
+    name: str,
+    numbers: Sequence[float | None],
+    text: Callable[[float], str],
+    change: Callable[[float, float], str] | None = None,
+) -> Row:
+    """A row of numbers, each with its `change` from the first."""
+    first, texts = numbers[0], [None if number is None else text(number) for number in numbers]
+    if change is not None and first:
+        later = zip(texts[1:], numbers[1:], strict=True)
+        texts[1:] = [None if number is None else f"{cell} ({change(number, first)})" for cell, number in later]
     return Row(name, tuple(texts), tuple(numbers))
 
 
@@ -365,16 +359,15 @@ def comparable_losses(runs: Sequence[ComparedRun], not_compared: list[str]) -> l
     """Which runs' losses mean the same as the first's: the same task with the same tokenizer."""
     tasks = ["next token" if run.record.stage in NEXT_TOKEN else run.record.stage for run in runs]
     tokenizers = [get(run.record.inputs, "tokenizer", "xxh3") for run in runs]
-    fits = []
-    for run, task, tokenizer in zip(runs, tasks, tokenizers, strict=True):
-        other_task = None not in (task, tasks[0]) and task != tasks[0]
-        other_tokenizer = None not in (tokenizer, tokenizers[0]) and tokenizer != tokenizers[0]
-        if other_task:
+    fits = [True for _ in runs]
+    for place, run in enumerate(runs):
+        if len({tasks[0], tasks[place]} - {None}) > 1:
+            fits[place] = False
             stages = f"stage {run.record.stage}, not {runs[0].record.stage}"
             not_compared.append(f"training losses of {run.name}: {stages}.")
-        if other_tokenizer:
+        if len({tokenizers[0], tokenizers[place]} - {None}) > 1:
+            fits[place] = False
             not_compared.append(f"losses per token of {run.name}: another tokenizer. Bits per byte are compared.")
-        fits.append(not other_task and not other_tokenizer)
     return fits
 
 
@@ -386,10 +379,10 @@ def loss_topic(runs: Sequence[ComparedRun], fits: Sequence[bool]) -> Topic:
         return Topic("Training loss", [])
     span = SMOOTHED_OVER * min(ends)
     rows = [
-        compared_row(
+        number_row(
             f"after {tokens:,.0f} tokens",
             [None if one is None else loss_at(*one, tokens, span) for one in losses],
-            "{:.4f}",
+            "{:.4f}".format,
             lambda loss, first: f"{loss - first:+.4f}",
         )
         for tokens in [min(ends) * place for place in PLACES] + ([max(ends)] if max(ends) > min(ends) else [])
@@ -485,7 +478,7 @@ def speed_topic(runs: Sequence[ComparedRun]) -> Topic:
     def row(title: str, name: str, form: str, summary: Callable[[Floats], Any] = np.median, factor: float = 1) -> Row:
         values = [run.record.metrics.curve(name)[1] for run in runs]
         numbers = [float(summary(one)) * factor if len(one) else None for one in values]
-        return compared_row(title, numbers, form, lambda value, first: f"{value / first - 1:+.1%}")
+        return number_row(title, numbers, form.format, lambda value, first: f"{value / first - 1:+.1%}")
 
     rows = [
         row("tokens/s", "tokens_per_second", "{:,.0f}"),

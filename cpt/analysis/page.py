@@ -15,7 +15,7 @@ from cpt.files import write_atomic
 
 SMOOTHED_OVER = 0.02  # of the values of a curve
 STYLE: Any = {
-    "path.simplify_threshold": 0.5,  # pixels that leaving out points may move a curve: spikes stay, long runs get small
+    "path.simplify_threshold": 0.5,  # pixels: a long curve becomes small, and its spikes stay
     "svg.fonttype": "none",  # text stays text, a tenth of the size of outlines
     "text.parse_math": False,  # names may have dollar signs
     "font.family": "sans-serif",
