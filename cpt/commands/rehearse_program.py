@@ -3,6 +3,7 @@
 import json
 import resource
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,8 +35,8 @@ PROMPTS_READ = 4096
 ANSWERS = ("chosen_ids", "rejected_ids", "completion_ids")
 
 
-class EnoughStepsError(Interrupted):
-    """This part needs no further steps."""
+class EnoughSteps(Interrupted):
+    """This start needs no further steps."""
 
 
 class Rehearsed(TrainerCallback):
@@ -64,7 +65,7 @@ class Rehearsed(TrainerCallback):
         self.report.write_text(json.dumps(found))
         step = state.global_step
         if self.leaves_after is not None and step >= min(self.leaves_after, state.max_steps):
-            raise EnoughStepsError(f"{step} steps")
+            raise EnoughSteps(f"{step} steps")
         if step == min(SAVED_STEP, max(1, state.max_steps - 1)):
             control.should_save, control.should_evaluate = True, self.evaluates
         elif step >= LAST_STEP:
@@ -142,10 +143,15 @@ def command(
     ] = None,
 ) -> None:
     """Run one part."""
+    train_in_own_process(recipe, lambda trainer: prepare(trainer, part, reports))
+
+
+def train_in_own_process(recipe: Path, ready: Callable[[CPTTrainer], None]) -> None:
+    """Train, to the end or until `EnoughSteps`; this process does nothing else."""
     show_log()
     disable_progress_bar()
-    with suppress(EnoughStepsError):
-        check_and_train(load_recipe(recipe), ready=lambda trainer: prepare(trainer, part, reports))
+    with suppress(EnoughSteps):
+        check_and_train(load_recipe(recipe), ready=ready)
     leave_processes()
 
 

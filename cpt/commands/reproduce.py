@@ -6,28 +6,22 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from cpt.command_line import (  # first: it keeps libraries quiet that the others import
-    refuse_ignored,
-    run_command,
-    show_log,
-)
+from cpt.command_line import refuse_ignored, run_command  # first: it keeps libraries quiet that the others import
 
 # isort: split
 import typer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.utils.logging import disable_progress_bar
 
 from cpt.analysis.compare import surroundings
-from cpt.commands.train import check_and_train
+from cpt.commands.rehearse_program import EnoughSteps, train_in_own_process
 from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import hash_file, states_of
-from cpt.distributed import environment_alone, leave_processes, tell
-from cpt.errors import CheckpointError, CptError, DataError, Interrupted, LaunchError, ResourceError, TrainingError
+from cpt.distributed import environment_alone, tell
+from cpt.errors import CheckpointError, CptError, DataError, LaunchError, ResourceError, TrainingError
 from cpt.files import size_and_hash
 from cpt.hardware import count_cpu_cores, find_gpus
 from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
@@ -48,6 +42,7 @@ from cpt.runs.folder import (
     get_dict,
     read_object,
     read_objects,
+    read_recipe,
     read_run,
 )
 from cpt.runs.record import Run, deciding_variables, describe_environment
@@ -260,11 +255,7 @@ def empty_folder(recipe: Recipe) -> Path:
     """The repetition's folder, without an earlier repetition; ResourceError if it holds something else."""
     folder = recipe.output_dir / recipe.name
     if folder.exists():
-        try:
-            is_ours = recipe.tags[-1] in load_recipe(folder / RECIPE).tags
-        except CptError:
-            is_ours = False
-        if not is_ours:
+        if recipe.tags[-1] not in (read_recipe(folder / RECIPE).get("tags") or []):
             raise ResourceError(f"{folder} exists and is no repetition of this run. Move it away.")
         shutil.rmtree(folder)
     return folder
@@ -364,10 +355,6 @@ def report(result: Reproduction, differences: Sequence[str], run: Path, kept: Pa
     return [*lines, where]
 
 
-class EnoughSteps(Interrupted):
-    """The requested steps are done."""
-
-
 class EndAtLog(TrainerCallback):
     """Ends the run at the first log of a loss from a step on; it comes after the callbacks that write the log."""
 
@@ -386,16 +373,11 @@ def run_recipe(
         int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")
     ] = None,
 ) -> None:
-    show_log()
-    disable_progress_bar()
-
     def ready(trainer: CPTTrainer) -> None:
         if steps is not None:
             trainer.add_callback(EndAtLog(steps))
 
-    with suppress(EnoughSteps):
-        check_and_train(load_recipe(recipe), ready=ready)
-    leave_processes()
+    train_in_own_process(recipe, ready)
 
 
 if __name__ == "__main__":
