@@ -232,7 +232,7 @@ def short_hash(text: str) -> str:
 def keys_of_same_files(runs: Sequence[ComparedRun]) -> set[str]:
     """Keys of paths below which all runs had the same content."""
     contents: dict[str, list[Any]] = {"tokenizer.path": [get(run.record.inputs, "tokenizer", "xxh3") for run in runs]}
-    hashes = {"model.path": ("weights", "sha256")}
+    hashes: dict[str, tuple[str, ...]] = {"model.path": ("weights", "sha256")}
     for source in get_dict(runs[0].record.inputs, "data", "sources"):
         hashes[f"data.sources[{source}].path"] = ("data", "sources", source, "files")
     contents |= {key: [sorted(run.file_hashes(*keys).values()) for run in runs] for key, keys in hashes.items()}
