@@ -29,20 +29,7 @@ from cpt.formatting import format_count, format_duration
 from cpt.recipe.difference import UNSET, differing_values
 from cpt.recipe.schema import Recipe
 from cpt.recipe.values import in_yaml
-from cpt.runs.folder import (
-    BITS_PER_BYTE,
-    ENVIRONMENT,
-    EVALUATED,
-    INPUTS,
-    METRICS,
-    RECIPE,
-    Content,
-    Floats,
-    RunRecord,
-    get,
-    get_dict,
-    read_run,
-)
+from cpt.runs.folder import ENVIRONMENT, INPUTS, METRICS, RECIPE, Content, Floats, RunRecord, get, get_dict, read_run
 
 FIGURES = (
     *("loss", "tokens_per_second", "mfu", "data_wait", "step_seconds_p50", "step_seconds_p95"),
@@ -416,9 +403,9 @@ def bit_equality(first: ComparedRun, other: ComparedRun) -> str:
 
 
 def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
-    rows = []
-    for name in dict.fromkeys(name for run in runs for name in run.record.metrics.held_out_sets):
-        values = [run.record.metrics.last(f"{EVALUATED}{name}{BITS_PER_BYTE}") for run in runs]
+    rows, sets = [], {name: figure for run in runs for name, figure in run.record.metrics.held_out_sets.items()}
+    for name, figure in sets.items():
+        values = [run.record.metrics.last(figure) for run in runs]
         texts = [None if value is None else f"{value:.4f}" for value in values]
         for place, losses in enumerate(run.losses.get(name) for run in runs):
             if texts[place] is not None and losses is not None and len(losses.hashes) >= FEWEST:
@@ -427,21 +414,21 @@ def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topi
         rows.append(Row(name, tuple(texts), tuple(values)))
         if any(name in run.losses for run in runs):
             found = [paired(runs[0], run, name, not_compared) for run in runs[1:]]
-            cells: list[str | None] = ["-"]
-            for one in found:
-                if one is None:
-                    cells.append(None)
-                elif not one.difference and one.low == one.high:
-                    cells.append(f"none, on all {one.items:,} documents")
-                else:
-                    interval = f"95 % interval {one.low:+.4f} to {one.high:+.4f}"
-                    doubts = f"{', few' * one.is_on_few}{', not clear' * (not one.is_clear)}"
-                    cells.append(f"{one.difference:+.4f} ({interval}, {one.items:,} documents{doubts})")
             numbers = [None if one is None else one.difference for one in found]
-            rows.append(Row(f"{name}, difference", tuple(cells), (None, *numbers)))
+            rows.append(Row(f"{name}, difference", ("-", *map(shown_difference, found)), (None, *numbers)))
         else:
             not_compared.append(f"`{name}` document by document: no run has losses by document.")
     return Topic("Held-out text, bits per byte (lower is better)", rows)
+
+
+def shown_difference(found: Difference | None) -> str | None:
+    if found is None:
+        return None
+    if not found.difference and found.low == found.high:
+        return f"none, on all {found.items:,} documents"
+    doubts = f"{', few' * found.is_on_few}{', not clear' * (not found.is_clear)}"
+    interval = f"95 % interval {found.low:+.4f} to {found.high:+.4f}"
+    return f"{found.difference:+.4f} ({interval}, {found.items:,} documents{doubts})"
 
 
 def paired(first: ComparedRun, run: ComparedRun, name: str, not_compared: list[str]) -> Difference | None:

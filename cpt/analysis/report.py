@@ -20,7 +20,6 @@ from cpt.formatting import format_count, format_duration, format_number, format_
 from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import reported_name
 from cpt.runs.folder import (
-    BITS_PER_BYTE,
     DIED,
     ENVIRONMENT,
     EVALUATED,
@@ -167,8 +166,7 @@ def verdict(record: RunRecord) -> list[Part]:
 
 
 def held_out(record: RunRecord) -> list[Part]:
-    metrics = record.metrics
-    sets = {name: f"{EVALUATED}{name}{BITS_PER_BYTE}" for name in metrics.held_out_sets}
+    metrics, sets = record.metrics, record.metrics.held_out_sets
     evaluated = [name for name in metrics.names if name.startswith(EVALUATED)]
 
     def ending(*suffixes: str) -> dict[str, str]:
