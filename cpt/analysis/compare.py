@@ -272,14 +272,11 @@ def surroundings(start: Content) -> dict[str, dict[str, str]]:
 
 def data_topic(runs: Sequence[ComparedRun], is_explained: bool) -> Topic:
     """Files that differ, by source; else the fingerprint of the rows, unless the recipe explains another one."""
-    rows, sources = [], Counter(name for run in runs for name in get_dict(run.record.inputs, "data", "sources"))
-    for source in [name for name, count in sources.items() if count > 1]:
+    rows = []
+    for source in dict.fromkeys(name for run in runs for name in get_dict(run.record.inputs, "data", "sources")):
         files = [by_short_path(run.file_hashes("data", "sources", source, "files")) for run in runs]
-        if len({tuple(sorted(one.values())) for one in files if one}) < 2:
-            continue  # the same content; names of files do not matter
-        names = sorted({name for one in files for name in one})
-        differing = [name for name in names if len({one.get(name) for one in files if one}) > 1]
-        rows += [hash_row(f"{source}: {name}", name, files) for name in differing[:MOST_FILES]]
+        differing = rows_of_files(files, f"{source}: ")
+        rows += differing[:MOST_FILES]
         if len(differing) > MOST_FILES:
             cells = [f"{len(one):,} files, {short_hash(str(one))}" if one else None for one in files]
             rows.append(Row(f"{source}: {len(differing) - MOST_FILES:,} more files differ", tuple(cells)))
@@ -294,19 +291,24 @@ def by_short_path(files: Mapping[str, str]) -> dict[str, str]:
     return {PurePath(path).name if names[PurePath(path).name] == 1 else path: value for path, value in files.items()}
 
 
-def hash_row(title: str, name: str, files: Sequence[Mapping[str, str]]) -> Row:
-    return Row(title, tuple(one.get(name, "not there")[:HASH_SHOWN] if one else None for one in files))
+def rows_of_files(files: Sequence[Mapping[str, str]], title: str = "") -> list[Row]:
+    """Files whose hashes differ; none if the contents are the same under other names, or only one run has any."""
+    if len({tuple(sorted(one.values())) for one in files if one}) < 2:
+        return []
+    rows = []
+    for name in sorted({name for one in files for name in one}):
+        hashes = [one.get(name, "not there")[:HASH_SHOWN] if one else None for one in files]
+        rows.append(Row(f"{title}{name}", tuple(hashes)))
+    return [row for row in rows if row.differs]
 
 
 def model_topic(runs: Sequence[ComparedRun]) -> Topic:
-    weights = [run.file_hashes("weights", "sha256") for run in runs]
     tokenizers = [get(run.record.inputs, "tokenizer", "xxh3") or "" for run in runs]
     rows = [
         Row("tokenizer", tuple(one[:HASH_SHOWN] or None for one in tokenizers)),
         Row("dtype of the weights", tuple(get(run.record.inputs, "weights", "dtype") for run in runs)),
+        *rows_of_files([run.file_hashes("weights", "sha256") for run in runs]),
     ]
-    if len({tuple(sorted(one.values())) for one in weights if one}) > 1:
-        rows += [hash_row(name, name, weights) for name in dict.fromkeys(name for one in weights for name in one)]
     return Topic("Tokenizer and weights", [row for row in rows if row.differs])
 
 

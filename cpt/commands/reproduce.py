@@ -129,8 +129,9 @@ def command(
         found = {"bit_equal": result.is_bit_equal, **asdict(result), "differs": differences}
         typer.echo(json.dumps({**found, "folder": str(kept) if kept else None}, indent=2))
     else:
-        for line in report(result, differences, folder, kept):
-            tell(line)
+        tell("\n".join(report(result, differences)))
+        if kept:
+            tell(f"Compare them: cpt compare {folder} {kept}")
     if not result.is_bit_equal:
         raise typer.Exit(DIFFERS)
 
@@ -332,13 +333,12 @@ def late_changes(record: RunRecord, again: Path) -> Iterator[str]:
             yield f"{change}, from the run's own start at {start.get('started')} on"
 
 
-def report(result: Reproduction, differences: Sequence[str], run: Path, kept: Path | None) -> list[str]:
-    where = f"Compare them: cpt compare {run} {kept}" if kept else ""
+def report(result: Reproduction, differences: Sequence[str]) -> list[str]:
     if result.is_bit_equal:
         weights = "" if result.weights_differ is None else ", and the final weights"
         evaluations = f"{result.evaluations:,} evaluation{'s' * (result.evaluations != 1)}"
         counts = f"{result.logs:,} logged losses and {evaluations}"
-        return [f"Bit-equal: {counts} up to step {result.last_step}{weights}. {where}".strip()]
+        return [f"Bit-equal: {counts} up to step {result.last_step}{weights}."]
     if found := result.difference:
         lines = [f"NOT equal: {found['figure']} at step {found['step']} was {found['then']}, now {found['now']}."]
     elif result.weights_differ:
@@ -346,13 +346,13 @@ def report(result: Reproduction, differences: Sequence[str], run: Path, kept: Pa
     else:
         lines = ["NOT compared: the repetition logged no loss at a step where the run did."]
     if differences:
-        return [*lines, "What changed since:", *(f"  {difference}" for difference in differences), where]
-    lines.append(
+        return [*lines, "What changed since:", *(f"  {difference}" for difference in differences)]
+    reasons = (
         "Code, data, versions and hardware are the same. Possible reasons: GPU kernels that add in no fixed order"
         " (`training: {full_determinism: true}` fixes it, at a cost), another number of processes or a smaller"
         " micro-batch during the run (see starts.jsonl and events.jsonl), or random numbers in code of your own."
     )
-    return [*lines, where]
+    return [*lines, reasons]
 
 
 class EndAtLog(TrainerCallback):
