@@ -45,13 +45,7 @@ class Curve:
 
 
 def curves(
-    title: str,
-    y_title: str,
-    lines: Sequence[Curve],
-    *,
-    x_title: str = "tokens",
-    marks: Sequence[float] = (),
-    note: str = "",
+    title: str, unit: str, lines: Sequence[Curve], *, over: str = "tokens", marks: Sequence[float] = (), note: str = ""
 ) -> list[Plot]:
     """A plot with triangles at `marks` on the x axis; none without values. ResourceError if matplotlib is missing."""
     drawn = [line for line in lines if len(line.x)]
@@ -73,7 +67,7 @@ def curves(
             drawing.set_markersize(10 if is_point else 5)
             drawing.set(linewidth=0.8 if line.faint else 1.6, alpha=0.35 if line.faint else 1)
             color += not line.faint
-        axes.set(xlabel=x_title, ylabel=as_label(y_title))
+        axes.set(xlabel=over, ylabel=as_label(unit))
         if len(marks):
             top = axes.get_xaxis_transform()  # y from 0 to 1
             axes.plot(marks, [0.98] * len(marks), "v", color="C3", markersize=7, transform=top, label="events")

@@ -185,7 +185,7 @@ def held_out(record: RunRecord) -> list[Part]:
             "Domain against general text",
             "domain, bits per byte",
             [Curve("evaluations", x, y, points=True), *ends],
-            x_title="general text, bits per byte",
+            over="general text, bits per byte",
             note="Down: learned. To the right: forgotten.",
         )
     found += plots(record, "Bits per byte of held-out text", "bits per byte", sets, points=True)

@@ -115,10 +115,7 @@ def preview_command(
 
 
 def show_examples(
-    console: Console,
-    examples: Sequence[PreviewedExample],
-    encoder: ExampleEncoder,
-    tokenizer: PreTrainedTokenizerBase,
+    console: Console, examples: Sequence[PreviewedExample], encoder: ExampleEncoder, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """Print examples token by token: `[learned]` and `{rejected}`."""
     for example in examples:
