@@ -151,9 +151,8 @@ def compare(folders: Sequence[Path]) -> Comparison:
     figures += [held_out_topic(runs, not_compared), task_topic(runs), speed_topic(runs)]
     counts = [Counter(str(event.get("kind")) for event in run.record.events) for run in runs]
     kinds = sorted({kind for count in counts for kind in count})
-    figures.append(
-        Topic("Events", [number_row(kind, [count[kind] for count in counts], format_count) for kind in kinds])
-    )
+    events = [number_row(kind, [count[kind] for count in counts], format_count) for kind in kinds]
+    figures.append(Topic("Events", events))
     differences = [topic for topic in differences if topic.rows or topic.remarks]
     return Comparison(runs, differences, [topic for topic in figures if topic.rows], not_compared)
 
@@ -414,12 +413,10 @@ def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topi
                 documents = (losses.nats / math.log(2), losses.num_bytes.astype(np.float64))
                 texts[place] = f"{texts[place]} ± {ratio_and_error([documents])[1]:.4f}"
         rows.append(Row(name, tuple(texts), tuple(values)))
-        if any(name in run.losses for run in runs):
-            found = [paired(runs[0], run, name, not_compared) for run in runs[1:]]
+        found = [paired(runs[0], run, name, not_compared) for run in runs[1:]]
+        if any(found):
             numbers = [None if one is None else one.difference for one in found]
             rows.append(Row(f"{name}, difference", ("-", *map(shown_difference, found)), (None, *numbers)))
-        else:
-            not_compared.append(f"`{name}` document by document: no run has losses by document.")
     return Topic("Held-out text, bits per byte (lower is better)", rows)
 
 

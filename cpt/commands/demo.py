@@ -65,9 +65,8 @@ class SeedResult:
 
     @property
     def passed(self) -> bool:
-        return (
-            self.worked and self.domain_change <= -DOMAIN_FALL_PERCENT and self.general_change <= GENERAL_RISE_PERCENT
-        )
+        is_better = self.worked and self.domain_change <= -DOMAIN_FALL_PERCENT
+        return is_better and self.general_change <= GENERAL_RISE_PERCENT
 
 
 @dataclass(frozen=True)

@@ -47,14 +47,10 @@ class Rehearsed(TrainerCallback):
         self.evaluates, self.leaves_after = evaluates, leaves_after
         self.began = 0.0
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.began = time.perf_counter()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if args.device.type == "cuda":
             torch.cuda.synchronize()
         found = {"seconds": time.perf_counter() - self.began}

@@ -117,9 +117,6 @@ class TextPiece:
 def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda done: None) -> Rewritten:
     """Prompt the model with each document, and write its answers to `output` as jsonl that a recipe's source reads.
 
-    Args:
-        tell: called after each group with the progress.
-
     Raises:
         RecipeError: the model's window is too small, or `output` holds texts of another task.
         LaunchError: another process writes there.
@@ -148,7 +145,7 @@ def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda
     answerer, done = load_answerer(task, tokenizer, question), Rewritten()
     with output_locked(output, output / OWN_FOLDER / "lock", "cpt data rewrite"):
         refuse_another_task(output, {**provenance, **rules})
-        number, texts = 0, text_pieces(open_source(task.source, KEY), task.max_input_tokens, tokenizer)
+        number, texts = 0, cut_all(open_source(task.source, KEY), task.max_input_tokens, tokenizer)
         while pieces := list(islice(texts, GROUP)):
             files, asked = files_of_group(output, number), sha256("".join(piece.text_hash for piece in pieces))
             counts = read_counts(*files, asked)
@@ -190,9 +187,7 @@ def load_answerer(task: Task, tokenizer: PreTrainedTokenizerBase, question: Rewr
     return Answerer(model, tokenizer, task.sampling, task.batch_size)
 
 
-def text_pieces(
-    documents: Iterable[Document], max_tokens: int, tokenizer: PreTrainedTokenizerBase
-) -> Iterator[TextPiece]:
+def cut_all(documents: Iterable[Document], max_tokens: int, tokenizer: PreTrainedTokenizerBase) -> Iterator[TextPiece]:
     for document in documents:
         texts = [text for text in cut(document.text, max_tokens, tokenizer) if text.strip()]
         for number, text in enumerate(texts):

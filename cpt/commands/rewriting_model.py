@@ -91,9 +91,8 @@ class SeededDraws(LogitsProcessor):
 
     def __init__(self, seeds: Sequence[int], prompt_length: int, max_new_tokens: int) -> None:
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]  # on the CPU: the same on any device
-        self.numbers = torch.stack(
-            [torch.rand(max_new_tokens, generator=one, dtype=torch.float64) for one in generators]
-        )
+        numbers = [torch.rand(max_new_tokens, generator=one, dtype=torch.float64) for one in generators]
+        self.numbers = torch.stack(numbers)
         self.prompt_length = prompt_length
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
