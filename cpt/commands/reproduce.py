@@ -14,10 +14,9 @@ from cpt.command_line import refuse_ignored, run_command  # first: it keeps libr
 
 # isort: split
 import typer
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.analysis.compare import surroundings
-from cpt.commands.rehearse_program import EnoughSteps, train_in_own_process
+from cpt.commands.rehearse_program import EndAtLog, train_in_own_process
 from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import hash_file, states_of
 from cpt.distributed import environment_alone, tell
@@ -353,17 +352,6 @@ def report(result: Reproduction, differences: Sequence[str]) -> list[str]:
         " micro-batch during the run (see starts.jsonl and events.jsonl), or random numbers in code of your own."
     )
     return [*lines, reasons]
-
-
-class EndAtLog(TrainerCallback):
-    """Ends the run at the first log of a loss from a step on; it comes after the callbacks that write the log."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if "loss" in kwargs["logs"] and state.global_step >= self.step:
-            raise EnoughSteps(f"ended after {state.global_step} steps, as requested")
 
 
 def run_recipe(
