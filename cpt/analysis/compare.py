@@ -443,8 +443,7 @@ def paired(first: ComparedRun, run: ComparedRun, name: str, not_compared: list[s
 
 
 def task_topic(runs: Sequence[ComparedRun]) -> Topic:
-    texts: dict[str, list[str | None]] = defaultdict(lambda: [None] * len(runs))
-    numbers: dict[str, list[float | None]] = defaultdict(lambda: [None] * len(runs))
+    scores: dict[str, list[tuple[str | None, float | None]]] = defaultdict(lambda: [(None, None)] * len(runs))
     for place, verdict in enumerate(run.record.verdict for run in runs):
         for score in [*(verdict.get("domain_test") or []), *(verdict.get("tasks") or [])]:
             value, interval, count = (get(score, key) for key in ("value", "interval", "questions"))
@@ -452,9 +451,9 @@ def task_topic(runs: Sequence[ComparedRun]) -> Topic:
                 continue
             error = f" ± {(interval[1] - interval[0]) / 2 / NORMAL_QUANTILE:.3f}" if interval else ""
             name = f"{get(score, 'name')} ({get(score, 'metric')})"
-            texts[name][place] = f"{value:.3f}{error}{f' ({count:,} questions)' if count else ''}"
-            numbers[name][place] = float(value)
-    rows = [Row(name, tuple(cells), tuple(numbers[name])) for name, cells in texts.items()]
+            questions = f" ({count:,} questions)" if count else ""
+            scores[name][place] = f"{value:.3f}{error}{questions}", float(value)
+    rows = [Row(name, *zip(*cells, strict=True)) for name, cells in scores.items()]
     return Topic("Tasks, with standard errors", rows)
 
 
