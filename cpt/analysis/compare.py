@@ -29,20 +29,7 @@ from cpt.formatting import format_count, format_duration
 from cpt.recipe.difference import UNSET, differing_values
 from cpt.recipe.schema import Recipe
 from cpt.recipe.values import in_yaml
-from cpt.runs.folder import (
-    BITS_PER_BYTE,
-    ENVIRONMENT,
-    EVALUATED,
-    INPUTS,
-    METRICS,
-    RECIPE,
-    Content,
-    Floats,
-    RunRecord,
-    get,
-    get_dict,
-    read_run,
-)
+from cpt.runs.folder import ENVIRONMENT, INPUTS, METRICS, RECIPE, Content, Floats, RunRecord, get, get_dict, read_run
 
 FIGURES = (
     *("loss", "tokens_per_second", "mfu", "data_wait", "step_seconds_p50", "step_seconds_p95"),
@@ -122,22 +109,20 @@ class Comparison:
         return f"{len(self.runs)} runs, compared with {self.names[0]}: {total} difference{'s'[: total != 1]}{where}."
 
     def to_json(self) -> dict[str, Any]:
-        topics = {"differences": self.differences, "figures": self.figures}
-        rows = {
-            which: [
-                {"topic": topic.title, "name": row.name, "values": list(row.values), "numbers": list(row.numbers)}
-                for topic in some
-                for row in topic.rows
+        def rows(topics: Sequence[Topic]) -> list[dict[str, Any]]:
+            pairs = [(topic.title, row) for topic in topics for row in topic.rows]
+            return [
+                {"topic": title, "name": row.name, "values": list(row.values), "numbers": list(row.numbers)}
+                for title, row in pairs
             ]
-            for which, some in topics.items()
-        }
-        records = [(run.name, run.record) for run in self.runs]
+
         return {
             "runs": [
                 {"name": name, "folder": str(one.folder), "stage": one.stage, "state": one.state}
-                for name, one in records
+                for name, one in [(run.name, run.record) for run in self.runs]
             ],
-            **rows,
+            "differences": rows(self.differences),
+            "figures": rows(self.figures),
             "remarks": [remark for topic in (*self.differences, *self.figures) for remark in topic.remarks],
             "not_compared": self.not_compared,
         }
@@ -149,13 +134,13 @@ def compare(folders: Sequence[Path]) -> Comparison:
     for run in runs:
         record = run.record
         parts = {
-            f"recipe of {run.name}: no {RECIPE}": record.recipe,
-            f"versions, code and machine of {run.name}: no {ENVIRONMENT}": record.environment,
-            f"data, tokenizer and weights of {run.name}: no {INPUTS}": record.inputs,
-            f"losses, speed and memory of {run.name}: no {METRICS}": record.metrics.names,
+            f"recipe of {run.name}: no {RECIPE}.": record.recipe,
+            f"versions, code and machine of {run.name}: no {ENVIRONMENT}.": record.environment,
+            f"data, tokenizer and weights of {run.name}: no {INPUTS}.": record.inputs,
+            f"losses, speed and memory of {run.name}: no {METRICS}.": record.metrics.names,
         }
         not_compared += [f"{run.name}: {text}." for text in record.unreadable]
-        not_compared += [f"{sentence}." for sentence, content in parts.items() if not content]
+        not_compared += [sentence for sentence, content in parts.items() if not content]
         if record.state != "finished":
             step = format_count(record.metrics.last("step")) or "?"
             not_compared.append(f"the end of {run.name}: its state is {record.state} at step {step}.")
@@ -166,9 +151,8 @@ def compare(folders: Sequence[Path]) -> Comparison:
     figures += [held_out_topic(runs, not_compared), task_topic(runs), speed_topic(runs)]
     counts = [Counter(str(event.get("kind")) for event in run.record.events) for run in runs]
     kinds = sorted({kind for count in counts for kind in count})
-    figures.append(
-        Topic("Events", [number_row(kind, [count[kind] for count in counts], format_count) for kind in kinds])
-    )
+    events = [number_row(kind, [count[kind] for count in counts], format_count) for kind in kinds]
+    figures.append(Topic("Events", events))
     differences = [topic for topic in differences if topic.rows or topic.remarks]
     return Comparison(runs, differences, [topic for topic in figures if topic.rows], not_compared)
 
@@ -232,22 +216,17 @@ def short_hash(text: str) -> str:
 
 
 def keys_of_same_files(runs: Sequence[ComparedRun]) -> set[str]:
-
-    def is_same(contents: list[Any]) -> bool:
-        return bool(contents[0]) and all(content == contents[0] for content in contents)
-
-    def files(*keys: str) -> list[Any]:
-        return [sorted(run.file_hashes(*keys).values()) for run in runs]
-
-    contents = {"tokenizer.path": [get(run.record.inputs, "tokenizer", "xxh3") for run in runs]}
-    if is_same(contents["tokenizer.path"]):
-        contents["model.path"] = files("weights", "sha256")
+    """Keys of paths below which all runs had the same content."""
+    contents: dict[str, list[Any]] = {"tokenizer.path": [get(run.record.inputs, "tokenizer", "xxh3") for run in runs]}
+    hashes: dict[str, tuple[str, ...]] = {"model.path": ("weights", "sha256")}
     for source in get_dict(runs[0].record.inputs, "data", "sources"):
-        contents[f"data.sources[{source}].path"] = files("data", "sources", source, "files")
+        hashes[f"data.sources[{source}].path"] = ("data", "sources", source, "files")
+    contents |= {key: [sorted(run.file_hashes(*keys).values()) for run in runs] for key, keys in hashes.items()}
     for name in runs[0].losses:
-        hashes = [run.losses[name].hashes.tolist() if name in run.losses else None for run in runs]
-        contents[f"evaluation.perplexity[{name}].path"] = hashes
-    return {key for key, found in contents.items() if is_same(found)}
+        found = [run.losses[name].hashes.tolist() if name in run.losses else None for run in runs]
+        contents[f"evaluation.perplexity[{name}].path"] = found
+    same = {key for key, found in contents.items() if found[0] and found.count(found[0]) == len(runs)}
+    return same if "tokenizer.path" in same else same - {"model.path"}
 
 
 def environment_topics(runs: Sequence[ComparedRun]) -> list[Topic]:
@@ -292,14 +271,11 @@ def surroundings(start: Content) -> dict[str, dict[str, str]]:
 
 def data_topic(runs: Sequence[ComparedRun], is_explained: bool) -> Topic:
     """Files that differ, by source; else the fingerprint of the rows, unless the recipe explains another one."""
-    rows, sources = [], Counter(name for run in runs for name in get_dict(run.record.inputs, "data", "sources"))
-    for source in [name for name, count in sources.items() if count > 1]:
+    rows = []
+    for source in dict.fromkeys(name for run in runs for name in get_dict(run.record.inputs, "data", "sources")):
         files = [by_short_path(run.file_hashes("data", "sources", source, "files")) for run in runs]
-        if len({tuple(sorted(one.values())) for one in files if one}) < 2:
-            continue  # the same content; names of files do not matter
-        names = sorted({name for one in files for name in one})
-        differing = [name for name in names if len({one.get(name) for one in files if one}) > 1]
-        rows += [hash_row(f"{source}: {name}", name, files) for name in differing[:MOST_FILES]]
+        differing = rows_of_files(files, f"{source}: ")
+        rows += differing[:MOST_FILES]
         if len(differing) > MOST_FILES:
             cells = [f"{len(one):,} files, {short_hash(str(one))}" if one else None for one in files]
             rows.append(Row(f"{source}: {len(differing) - MOST_FILES:,} more files differ", tuple(cells)))
@@ -314,19 +290,24 @@ def by_short_path(files: Mapping[str, str]) -> dict[str, str]:
     return {PurePath(path).name if names[PurePath(path).name] == 1 else path: value for path, value in files.items()}
 
 
-def hash_row(title: str, name: str, files: Sequence[Mapping[str, str]]) -> Row:
-    return Row(title, tuple(one.get(name, "not there")[:HASH_SHOWN] if one else None for one in files))
+def rows_of_files(files: Sequence[Mapping[str, str]], title: str = "") -> list[Row]:
+    """Files whose hashes differ; none if the contents are the same under other names, or only one run has any."""
+    if len({tuple(sorted(one.values())) for one in files if one}) < 2:
+        return []
+    rows = []
+    for name in sorted({name for one in files for name in one}):
+        hashes = [one.get(name, "not there")[:HASH_SHOWN] if one else None for one in files]
+        rows.append(Row(f"{title}{name}", tuple(hashes)))
+    return [row for row in rows if row.differs]
 
 
 def model_topic(runs: Sequence[ComparedRun]) -> Topic:
-    weights = [run.file_hashes("weights", "sha256") for run in runs]
     tokenizers = [get(run.record.inputs, "tokenizer", "xxh3") or "" for run in runs]
     rows = [
         Row("tokenizer", tuple(one[:HASH_SHOWN] or None for one in tokenizers)),
         Row("dtype of the weights", tuple(get(run.record.inputs, "weights", "dtype") for run in runs)),
+        *rows_of_files([run.file_hashes("weights", "sha256") for run in runs]),
     ]
-    if len({tuple(sorted(one.values())) for one in weights if one}) > 1:
-        rows += [hash_row(name, name, weights) for name in dict.fromkeys(name for one in weights for name in one)]
     return Topic("Tokenizer and weights", [row for row in rows if row.differs])
 
 
@@ -348,16 +329,17 @@ def progress_topic(runs: Sequence[ComparedRun]) -> Topic:
     return Topic("Progress", [row for row in rows if row.is_known])
 
 
-def number_row(name: str, numbers: Sequence[float | None], text: Callable[[float], str]) -> Row:
-    return Row(name, tuple(None if number is None else text(number) for number in numbers), tuple(numbers))
-
-
-def compared_row(name: str, numbers: Sequence[float | None], form: str, change: Callable[[float, float], str]) -> Row:
-    first, texts = numbers[0], list[str | None]()
-    for place, number in enumerate(numbers):
-        text = None if number is None else form.format(number)
-        is_compared = place and number is not None and first
-        texts.append(f"{text} ({change(number, first)})" if is_compared else text)  # type: ignore[arg-type]
+def number_row(
+    name: str,
+    numbers: Sequence[float | None],
+    text: Callable[[float], str],
+    change: Callable[[float, float], str] | None = None,
+) -> Row:
+    """A row of numbers, each with its `change` from the first."""
+    first, texts = numbers[0], [None if number is None else text(number) for number in numbers]
+    if change is not None and first:
+        later = zip(texts[1:], numbers[1:], strict=True)
+        texts[1:] = [None if number is None else f"{cell} ({change(number, first)})" for cell, number in later]
     return Row(name, tuple(texts), tuple(numbers))
 
 
@@ -365,16 +347,15 @@ def comparable_losses(runs: Sequence[ComparedRun], not_compared: list[str]) -> l
     """Which runs' losses mean the same as the first's: the same task with the same tokenizer."""
     tasks = ["next token" if run.record.stage in NEXT_TOKEN else run.record.stage for run in runs]
     tokenizers = [get(run.record.inputs, "tokenizer", "xxh3") for run in runs]
-    fits = []
-    for run, task, tokenizer in zip(runs, tasks, tokenizers, strict=True):
-        other_task = None not in (task, tasks[0]) and task != tasks[0]
-        other_tokenizer = None not in (tokenizer, tokenizers[0]) and tokenizer != tokenizers[0]
-        if other_task:
+    fits = [True for _ in runs]
+    for place, run in enumerate(runs):
+        if len({tasks[0], tasks[place]} - {None}) > 1:
+            fits[place] = False
             stages = f"stage {run.record.stage}, not {runs[0].record.stage}"
             not_compared.append(f"training losses of {run.name}: {stages}.")
-        if other_tokenizer:
+        if len({tokenizers[0], tokenizers[place]} - {None}) > 1:
+            fits[place] = False
             not_compared.append(f"losses per token of {run.name}: another tokenizer. Bits per byte are compared.")
-        fits.append(not other_task and not other_tokenizer)
     return fits
 
 
@@ -386,10 +367,10 @@ def loss_topic(runs: Sequence[ComparedRun], fits: Sequence[bool]) -> Topic:
         return Topic("Training loss", [])
     span = SMOOTHED_OVER * min(ends)
     rows = [
-        compared_row(
+        number_row(
             f"after {tokens:,.0f} tokens",
             [None if one is None else loss_at(*one, tokens, span) for one in losses],
-            "{:.4f}",
+            "{:.4f}".format,
             lambda loss, first: f"{loss - first:+.4f}",
         )
         for tokens in [min(ends) * place for place in PLACES] + ([max(ends)] if max(ends) > min(ends) else [])
@@ -423,32 +404,30 @@ def bit_equality(first: ComparedRun, other: ComparedRun) -> str:
 
 
 def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
-    rows = []
-    for name in dict.fromkeys(name for run in runs for name in run.record.metrics.held_out_sets):
-        values = [run.record.metrics.last(f"{EVALUATED}{name}{BITS_PER_BYTE}") for run in runs]
+    rows, sets = [], {name: figure for run in runs for name, figure in run.record.metrics.held_out_sets.items()}
+    for name, figure in sets.items():
+        values = [run.record.metrics.last(figure) for run in runs]
         texts = [None if value is None else f"{value:.4f}" for value in values]
         for place, losses in enumerate(run.losses.get(name) for run in runs):
             if texts[place] is not None and losses is not None and len(losses.hashes) >= FEWEST:
                 documents = (losses.nats / math.log(2), losses.num_bytes.astype(np.float64))
                 texts[place] = f"{texts[place]} ± {ratio_and_error([documents])[1]:.4f}"
         rows.append(Row(name, tuple(texts), tuple(values)))
-        if any(name in run.losses for run in runs):
-            found = [paired(runs[0], run, name, not_compared) for run in runs[1:]]
-            cells: list[str | None] = ["-"]
-            for one in found:
-                if one is None:
-                    cells.append(None)
-                elif not one.difference and one.low == one.high:
-                    cells.append(f"none, on all {one.items:,} documents")
-                else:
-                    interval = f"95 % interval {one.low:+.4f} to {one.high:+.4f}"
-                    doubts = f"{', few' * one.is_on_few}{', not clear' * (not one.is_clear)}"
-                    cells.append(f"{one.difference:+.4f} ({interval}, {one.items:,} documents{doubts})")
+        found = [paired(runs[0], run, name, not_compared) for run in runs[1:]]
+        if any(found):
             numbers = [None if one is None else one.difference for one in found]
-            rows.append(Row(f"{name}, difference", tuple(cells), (None, *numbers)))
-        else:
-            not_compared.append(f"`{name}` document by document: no run has losses by document.")
+            rows.append(Row(f"{name}, difference", ("-", *map(shown_difference, found)), (None, *numbers)))
     return Topic("Held-out text, bits per byte (lower is better)", rows)
+
+
+def shown_difference(found: Difference | None) -> str | None:
+    if found is None:
+        return None
+    if not found.difference and found.low == found.high:
+        return f"none, on all {found.items:,} documents"
+    doubts = f"{', few' * found.is_on_few}{', not clear' * (not found.is_clear)}"
+    interval = f"95 % interval {found.low:+.4f} to {found.high:+.4f}"
+    return f"{found.difference:+.4f} ({interval}, {found.items:,} documents{doubts})"
 
 
 def paired(first: ComparedRun, run: ComparedRun, name: str, not_compared: list[str]) -> Difference | None:
@@ -464,8 +443,7 @@ def paired(first: ComparedRun, run: ComparedRun, name: str, not_compared: list[s
 
 
 def task_topic(runs: Sequence[ComparedRun]) -> Topic:
-    texts: dict[str, list[str | None]] = defaultdict(lambda: [None] * len(runs))
-    numbers: dict[str, list[float | None]] = defaultdict(lambda: [None] * len(runs))
+    scores: dict[str, list[tuple[str | None, float | None]]] = defaultdict(lambda: [(None, None)] * len(runs))
     for place, verdict in enumerate(run.record.verdict for run in runs):
         for score in [*(verdict.get("domain_test") or []), *(verdict.get("tasks") or [])]:
             value, interval, count = (get(score, key) for key in ("value", "interval", "questions"))
@@ -473,9 +451,9 @@ def task_topic(runs: Sequence[ComparedRun]) -> Topic:
                 continue
             error = f" ± {(interval[1] - interval[0]) / 2 / NORMAL_QUANTILE:.3f}" if interval else ""
             name = f"{get(score, 'name')} ({get(score, 'metric')})"
-            texts[name][place] = f"{value:.3f}{error}{f' ({count:,} questions)' if count else ''}"
-            numbers[name][place] = float(value)
-    rows = [Row(name, tuple(cells), tuple(numbers[name])) for name, cells in texts.items()]
+            questions = f" ({count:,} questions)" if count else ""
+            scores[name][place] = f"{value:.3f}{error}{questions}", float(value)
+    rows = [Row(name, *zip(*cells, strict=True)) for name, cells in scores.items()]
     return Topic("Tasks, with standard errors", rows)
 
 
@@ -485,7 +463,7 @@ def speed_topic(runs: Sequence[ComparedRun]) -> Topic:
     def row(title: str, name: str, form: str, summary: Callable[[Floats], Any] = np.median, factor: float = 1) -> Row:
         values = [run.record.metrics.curve(name)[1] for run in runs]
         numbers = [float(summary(one)) * factor if len(one) else None for one in values]
-        return compared_row(title, numbers, form, lambda value, first: f"{value / first - 1:+.1%}")
+        return number_row(title, numbers, form.format, lambda value, first: f"{value / first - 1:+.1%}")
 
     rows = [
         row("tokens/s", "tokens_per_second", "{:,.0f}"),

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from cpt.errors import ResourceError
 from cpt.files import write_atomic
 
-MOST_POINTS = 1000  # of one curve; a plot is narrower
 SMOOTHED_OVER = 0.02  # of the values of a curve
 STYLE: Any = {
+    "path.simplify_threshold": 0.5,  # pixels: a long curve becomes small, and its spikes stay
     "svg.fonttype": "none",  # text stays text, a tenth of the size of outlines
     "text.parse_math": False,  # names may have dollar signs
     "font.family": "sans-serif",
@@ -37,25 +37,18 @@ class Plot:
 @dataclass(frozen=True)
 class Curve:
     name: str
-    x: ArrayLike
-    y: ArrayLike
+    x: Sequence[float] | NDArray[np.float64]
+    y: Sequence[float] | NDArray[np.float64]
     faint: bool = False
     """Pale and in the color of the next curve: raw values behind smoothed ones."""
     points: bool = False
 
 
 def curves(
-    title: str,
-    y_title: str,
-    lines: Sequence[Curve],
-    *,
-    x_title: str = "tokens",
-    marks: Sequence[float] = (),
-    note: str = "",
+    title: str, unit: str, lines: Sequence[Curve], *, over: str = "tokens", marks: Sequence[float] = (), note: str = ""
 ) -> list[Plot]:
     """A plot with triangles at `marks` on the x axis; none without values. ResourceError if matplotlib is missing."""
-    thin = [(line, *thinned(np.asarray(line.x, dtype=float), np.asarray(line.y, dtype=float))) for line in lines]
-    drawn = [(line, x, y) for line, x, y in thin if len(x)]
+    drawn = [line for line in lines if len(line.x)]
     if not drawn:
         return []
     try:
@@ -67,13 +60,14 @@ def curves(
         figure = Figure(figsize=(6, 3.4), layout="constrained")
         axes: Any = figure.subplots()
         color = 0
-        for line, x, y in drawn:
-            marker = "." if line.points or len(x) == 1 else ""
-            (drawing,) = axes.plot(x, y, marker=marker, color=f"C{color}", label=as_label(line.name))
-            drawing.set_markersize(10 if len(x) == 1 else 5)
+        for line in drawn:
+            is_point = len(line.x) == 1
+            marker = "." if line.points or is_point else ""
+            (drawing,) = axes.plot(line.x, line.y, marker=marker, color=f"C{color}", label=as_label(line.name))
+            drawing.set_markersize(10 if is_point else 5)
             drawing.set(linewidth=0.8 if line.faint else 1.6, alpha=0.35 if line.faint else 1)
             color += not line.faint
-        axes.set(xlabel=x_title, ylabel=as_label(y_title))
+        axes.set(xlabel=over, ylabel=as_label(unit))
         if len(marks):
             top = axes.get_xaxis_transform()  # y from 0 to 1
             axes.plot(marks, [0.98] * len(marks), "v", color="C3", markersize=7, transform=top, label="events")
@@ -83,18 +77,6 @@ def curves(
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     svg = text.getvalue()
     return [Plot(title, svg[svg.index("<svg") :], note)]
-
-
-def thinned(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """At most `MOST_POINTS` finite points; the lowest and highest of each stretch stay, so spikes stay visible."""
-    is_finite = np.isfinite(x) & np.isfinite(y)
-    x, y = x[is_finite], y[is_finite]
-    if len(x) <= MOST_POINTS:
-        return x, y
-    stretches = np.array_split(np.arange(len(x)), MOST_POINTS // 2 - 1)
-    extremes = [place for one in stretches for place in (one[y[one].argmin()], one[y[one].argmax()])]
-    places = np.unique([0, *extremes, len(x) - 1])
-    return x[places], y[places]
 
 
 def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -13,14 +13,13 @@ import typer
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from cpt.analysis.page import Curve, Folded, Part, Plot, Table, curves, html_page, smoothed, write_page
+from cpt.analysis.page import Curve, Folded, Part, Plot, Table, curves, html_page, write_page
 from cpt.data.rows.mixture import asked_shares, shares_over
 from cpt.errors import CptError
 from cpt.formatting import format_count, format_duration, format_number, format_share
 from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import reported_name
 from cpt.runs.folder import (
-    BITS_PER_BYTE,
     DIED,
     ENVIRONMENT,
     EVALUATED,
@@ -41,22 +40,21 @@ from cpt.runs.folder import (
 PAGE = "report.html"
 SHOWN_VERSIONS = ("cpt", "torch", "transformers", "trl", "deepspeed")
 STAGES_OF_TEXT = ("cpt", "pretrain", "sft")  # their loss is in nats per token
-FEWEST_TO_SMOOTH = 30
 MOST_EVENTS = 200
 LONGEST_TEXT = 200_000  # characters
-PLOTS: tuple[tuple[str, str, dict[str, str], float], ...] = (  # title, unit, figure -> its name, factor
-    ("Learning rate", "learning rate", {"learning_rate": "learning rate"}, 1),
-    ("Gradient norm", "norm before clipping", {"grad_norm": "gradient norm"}, 1),
-    ("Tokens per second", "tokens/s", {"tokens_per_second": "tokens/s"}, 1),
-    ("Model FLOPs utilization", "MFU (%)", {"mfu": "MFU"}, 100),
-    ("Waiting for data", "share of the time (%)", {"data_wait": "waiting for data"}, 100),
-    ("Time of a step", "seconds", {"step_seconds_p50": "median", "step_seconds_p95": "95th percentile"}, 1),
-    ("GPU memory", "GiB", {f"gpu_memory_{name}_gib": name for name in ("peak", "reserved", "allocated")}, 1),
-    ("Host memory", "GiB", {"host_memory_gib": "host memory"}, 1),
-    ("GPU utilization", "%", {"gpu_utilization_percent": "GPU"}, 1),
-    ("GPU temperature", "°C", {"gpu_temperature_celsius": "temperature"}, 1),
-    ("GPU power", "W", {"gpu_power_watts": "power"}, 1),
-    ("CPU utilization", "%", {"cpu_percent": "CPU"}, 1),
+PLOTS: tuple[tuple[str, str, dict[str, str], float], ...] = (  # title, unit, name -> figure, factor
+    ("Learning rate", "learning rate", {"learning rate": "learning_rate"}, 1),
+    ("Gradient norm", "norm before clipping", {"gradient norm": "grad_norm"}, 1),
+    ("Tokens per second", "tokens/s", {"tokens/s": "tokens_per_second"}, 1),
+    ("Model FLOPs utilization", "MFU (%)", {"MFU": "mfu"}, 100),
+    ("Waiting for data", "share of the time (%)", {"waiting for data": "data_wait"}, 100),
+    ("Time of a step", "seconds", {"median": "step_seconds_p50", "95th percentile": "step_seconds_p95"}, 1),
+    ("GPU memory", "GiB", {name: f"gpu_memory_{name}_gib" for name in ("peak", "reserved", "allocated")}, 1),
+    ("Host memory", "GiB", {"host memory": "host_memory_gib"}, 1),
+    ("GPU utilization", "%", {"GPU": "gpu_utilization_percent"}, 1),
+    ("GPU temperature", "°C", {"temperature": "gpu_temperature_celsius"}, 1),
+    ("GPU power", "W", {"power": "gpu_power_watts"}, 1),
+    ("CPU utilization", "%", {"CPU": "cpu_percent"}, 1),
 )
 NOT_DRAWN = ("step", "tokens", "epoch", "loss", "num_tokens", "total_flos", "seconds_to_go", "cost", "cost_to_go")
 NOT_OF_A_STAGE = (EVALUATED, "share_", "tokens_", "loss_", "train_")
@@ -79,18 +77,17 @@ def command(
 
 
 def report_page(record: RunRecord) -> str:
+    drawn = {*NOT_DRAWN, *(name for _, _, figures, _ in PLOTS for name in figures.values())}
     # what only some stages log: rewards, margins, KL, ...
-    drawn = {*NOT_DRAWN, *(name for _, _, figures, _ in PLOTS for name in figures)}
-    names = [name for name in record.metrics.names if name not in drawn and not name.startswith(NOT_OF_A_STAGE)]
-    of_stage = [(name, "", {name: name}, 1.0) for name in names]
+    of_stage = [name for name in record.metrics.names if name not in drawn and not name.startswith(NOT_OF_A_STAGE)]
     sections: dict[str, Sequence[Part]] = {
         "": [{name: value for name, value in facts(record) if value}],
         "Verdict": verdict(record),
         "Held-out text and examples": held_out(record),
         "Training": training(record),
-        "Figures of this stage": plots_of(record, of_stage),
+        "Figures of this stage": [plot for name in of_stage for plot in plots(record, name, "", {name: name})],
         "Mixture: requested and realized": mixture(record),
-        "Speed and hardware": plots_of(record, PLOTS[2:]),
+        "Speed and hardware": [plot for one in PLOTS[2:] for plot in plots(record, *one)],
         "Memory and speed against the plan": against_plan(record),
         "Events": events(record),
         "Sources": sources(record),
@@ -169,8 +166,7 @@ def verdict(record: RunRecord) -> list[Part]:
 
 
 def held_out(record: RunRecord) -> list[Part]:
-    metrics = record.metrics
-    sets = {name: f"{EVALUATED}{name}{BITS_PER_BYTE}" for name in metrics.held_out_sets}
+    metrics, sets = record.metrics, record.metrics.held_out_sets
     evaluated = [name for name in metrics.names if name.startswith(EVALUATED)]
 
     def ending(*suffixes: str) -> dict[str, str]:
@@ -189,31 +185,33 @@ def held_out(record: RunRecord) -> list[Part]:
             "Domain against general text",
             "domain, bits per byte",
             [Curve("evaluations", x, y, points=True), *ends],
-            x_title="general text, bits per byte",
+            over="general text, bits per byte",
             note="Down: learned. To the right: forgotten.",
         )
-    found += evaluations(record, "Bits per byte of held-out text", "bits per byte", sets)
+    found += plots(record, "Bits per byte of held-out text", "bits per byte", sets, points=True)
     losses = {name.removesuffix("_loss"): figure for name, figure in ending("_loss").items()}
     of_examples = {name: figure for name, figure in losses.items() if name not in sets}
-    found += evaluations(record, "Loss of held-out examples", "loss", of_examples)
+    found += plots(record, "Loss of held-out examples", "loss", of_examples, points=True)
     for suffix in ("accuracies", "accuracy", "margins", "margin", "reward"):
-        found += evaluations(record, f"Held-out examples: {suffix}", "", ending(suffix))
-    stopped = get(record.status, "stopped")
-    return [*found, *([f"The run {stopped}."] if stopped else [])]
+        found += plots(record, f"Held-out examples: {suffix}", "", ending(suffix), points=True)
+    if stopped := get(record.status, "stopped"):
+        found.append(f"The run {stopped}.")
+    return found
 
 
-def evaluations(record: RunRecord, title: str, unit: str, figures: dict[str, str]) -> list[Plot]:
-    return curves(title, unit, [Curve(name, *record.metrics.curve(key), points=True) for name, key in figures.items()])
+def plots(
+    record: RunRecord, title: str, unit: str, figures: Mapping[str, str], factor: float = 1.0, *, points: bool = False
+) -> list[Plot]:
+    """A plot over the tokens, with a curve for each figure by its name; none if none of them was logged."""
+    logged = {name: record.metrics.curve(figure) for name, figure in figures.items()}
+    return curves(title, unit, [Curve(name, x, y * factor, points=points) for name, (x, y) in logged.items()])
 
 
 def training(record: RunRecord) -> list[Part]:
     metrics = record.metrics
     unit = "nats per token" if record.stage in STAGES_OF_TEXT else "loss"
-    tokens, losses = metrics.curve("loss")
     smooth = metrics.curve("loss_smoothed")
-    if not len(smooth[0]) and len(tokens) >= FEWEST_TO_SMOOTH:
-        smooth = tokens, smoothed(losses)
-    lines = [Curve("loss", tokens, losses, faint=len(smooth[0]) > 0), Curve("smoothed", *smooth)]
+    lines = [Curve("loss", *metrics.curve("loss"), faint=len(smooth[0]) > 0), Curve("smoothed", *smooth)]
     sources = [name for name in metrics.names if name.startswith("loss_") and name != "loss_smoothed"]
     last_tokens, last_step = metrics.last("tokens"), metrics.last("step")
     steps = [event["step"] for event in record.events if event.get("step") is not None]
@@ -221,21 +219,14 @@ def training(record: RunRecord) -> list[Part]:
     note = "Triangles: the run's events, listed below." if marks else ""
     return [
         *curves("Training loss", unit, lines, marks=marks, note=note),
-        *plots_of(record, PLOTS[:2]),
-        *curves("Loss of each source", unit, [Curve(name[5:], *metrics.curve(name)) for name in sources]),
+        *plots(record, *PLOTS[0]),
+        *plots(record, *PLOTS[1]),
+        *plots(record, "Loss of each source", unit, {name[5:]: name for name in sources}),
     ]
 
 
-def plots_of(record: RunRecord, plots: Sequence[tuple[str, str, dict[str, str], float]]) -> list[Part]:
-    found: list[Part] = []
-    for title, unit, figures, factor in plots:
-        logged = {name: record.metrics.curve(figure) for figure, name in figures.items()}
-        found += curves(title, unit, [Curve(name, x, y * factor) for name, (x, y) in logged.items()])
-    return found
-
-
 def mixture(record: RunRecord) -> list[Part]:
-    realized = {name: record.metrics.curve(name) for name in record.metrics.names if name.startswith("share_")}
+    realized = {name[6:]: name for name in record.metrics.names if name.startswith("share_")}
     if len(realized) < 2:
         return []
     requested, rows = dict[str, float](), []
@@ -246,13 +237,12 @@ def mixture(record: RunRecord) -> list[Part]:
         tokens = [get(record.inputs, "data", "sources", name, "tokens") or 1 for name in names]
         num_rows = max(1, round((record.metrics.last("tokens") or 0) / data.sequence_length))
         requested = dict(zip(names, shares_over(asked_shares(data, tokens), num_rows).tolist(), strict=True))
-    for figure, (_, shares) in realized.items():
-        wanted, had = requested.get(figure[6:]), float(shares[-1])
+    for name, figure in realized.items():
+        wanted, had = requested.get(name), record.metrics.last(figure) or 0.0
         difference = "" if wanted is None else f"{100 * (had - wanted):+.2f} points"
-        rows.append([figure[6:], format_share(wanted), format_share(had), difference])
-    lines = [Curve(figure[6:], seen, 100 * shares) for figure, (seen, shares) in realized.items()]
+        rows.append([name, format_share(wanted), format_share(had), difference])
     return [
-        *curves("Share of the tokens so far", "share (%)", lines),
+        *plots(record, "Share of the tokens so far", "share (%)", realized, 100),
         Table(("source", "requested", "realized", "difference"), rows),
     ]
 
@@ -313,11 +303,13 @@ def sources(record: RunRecord) -> list[Part]:
 
 def missing(record: RunRecord) -> list[Part]:
     wanted = (RECIPE, ENVIRONMENT, INPUTS, STATUS)
-    absent = [f"{name} is missing." for name in wanted if not (record.folder / name).is_file()]
-    hint = [] if record.verdict else [f"There is no verdict. Evaluate the run: cpt verdict {record.folder}"]
+    found: list[Part] = [f"{sentence}." for sentence in record.unreadable]
+    found += [f"{name} is missing." for name in wanted if not (record.folder / name).is_file()]
     if not record.metrics.names:
-        absent.append(f"{METRICS} is missing or has no readable line.")
-    return [*(f"{sentence}." for sentence in record.unreadable), *absent, *hint]
+        found.append(f"{METRICS} is missing or has no readable line.")
+    if not record.verdict:
+        found.append(f"There is no verdict. Evaluate the run: cpt verdict {record.folder}")
+    return found
 
 
 def details(record: RunRecord) -> Iterator[Part]:

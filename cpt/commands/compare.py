@@ -15,7 +15,7 @@ from cpt.analysis.page import Curve, Part, Plot, Table, curves, html_page, smoot
 from cpt.command_line import AsJson
 from cpt.errors import CheckpointError
 from cpt.formatting import open_console
-from cpt.runs.folder import BITS_PER_BYTE, EVALUATED, find_run
+from cpt.runs.folder import find_run
 
 
 def command(
@@ -84,8 +84,8 @@ def plots(runs: Sequence[ComparedRun]) -> list[Plot]:
     fits = comparable_losses(runs, [])
     comparable = [run for run, fit in zip(runs, fits, strict=True) if fit]
     found = curves("Training loss", "nats per token", [smoothed_curve(run, "loss") for run in comparable])
-    for name in dict.fromkeys(name for run in runs for name in run.record.metrics.held_out_sets):
-        figure = f"{EVALUATED}{name}{BITS_PER_BYTE}"
+    sets = {name: figure for run in runs for name, figure in run.record.metrics.held_out_sets.items()}
+    for name, figure in sets.items():
         lines = [Curve(run.name, *run.record.metrics.curve(figure), points=True) for run in runs]
         found += curves(f"Held-out text: {name}", "bits per byte", lines)
     return found + curves("Speed", "tokens/s", [smoothed_curve(run, "tokens_per_second") for run in runs])

@@ -1,8 +1,8 @@
 """`cpt data`: preview a recipe's rows, turn files into text, rewrite documents."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,7 +11,7 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.table import Column, Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
@@ -60,41 +60,21 @@ class PreviewedExample:
     text: str
 
 
-@dataclass
-class Seen:
-    """What became of the first documents of a source."""
-
-    name: str
-    kept: list[PreviewedExample] = field(default_factory=list)
-    lost: Counter[str] = field(default_factory=Counter)
-    """Why it is not kept -> documents and rows; bad rows as `bad row: null`."""
-    examples: dict[str, PreviewedExample] = field(default_factory=dict)  # why it is not kept -> the first one
-
-    def lose(self, reason: str, where: str, text: str) -> None:
-        self.lost[reason] += 1
-        self.examples.setdefault(reason, PreviewedExample(where, text))
-
-
 def see_source(
-    data: Data, source: DocumentSource, key: str, num_documents: int, encoder: DocumentEncoder | None = None
-) -> Seen:
-    """Read the first documents and sort them; a bad row ends nothing here.
-
-    Args:
-        encoder: the source's; what it cannot encode is dropped too.
-    """
-    seen, functions = Seen(reported_name(source)), sieve_of(data, source, key).functions()
+    data: Data, source: DocumentSource, key: str, num_documents: int, encoder: DocumentEncoder
+) -> dict[str | None, list[PreviewedExample]]:
+    """Read the first documents: why they are dropped -> these, and None -> those that are kept. A bad row ends nothing
+    here, and its reason is like `bad row: null`."""
+    seen: dict[str | None, list[PreviewedExample]] = defaultdict(list)
+    functions = sieve_of(data, source, key).functions()
     items = (item for piece in pieces_of(source, key) for item in read_piece(source, piece, key))
     for item in islice(items, min(num_documents, source.max_documents or num_documents)):
         if isinstance(item, BadRow):
-            seen.lose(f"bad row: {item.reason}", item.where, item.detail)
+            seen[f"bad row: {item.reason}"].append(PreviewedExample(item.where, item.detail))
             continue
-        for text, dropped in sift(item, seen.name, *functions):
-            reason = dropped if dropped is not None or encoder is None else encoder.reason_to_drop(text)
-            if reason is None:
-                seen.kept.append(PreviewedExample(item.where, text))
-            else:
-                seen.lose(reason, item.where, text)
+        for text, dropped in sift(item, reported_name(source), *functions):
+            reason = encoder.reason_to_drop(text) if dropped is None else dropped
+            seen[reason].append(PreviewedExample(item.where, text))
     return seen
 
 
@@ -115,26 +95,23 @@ def preview_command(
     plain = DocumentEncoder(tokenizer)
     for key, one in chosen_sources(loaded, source):
         encoder = encoder_of(one, plain, key)
-        seen = see_source(loaded.data, one, key, documents, encoder)
-        table = Table("documents", "become", Column("for example", overflow="fold"), "which reads", title=seen.name)
-        if seen.kept:
-            first = seen.kept[0]
-            table.add_row(f"{len(seen.kept):,}", "kept", escape(first.where), escape(excerpt(first.text)))
-        for reason, count in seen.lost.most_common():
-            cells = f"dropped: {reason}", seen.examples[reason].where, excerpt(seen.examples[reason].text)
-            table.add_row(f"{count:,}", *map(escape, cells), style="yellow")
+        dropped = see_source(loaded.data, one, key, documents, encoder)
+        kept, example = dropped.pop(None, []), Column("for example", overflow="fold")
+        table = Table("documents", "become", example, "which reads", title=reported_name(one))
+        if kept:
+            table.add_row(f"{len(kept):,}", "kept", escape(kept[0].where), escape(excerpt(kept[0].text)))
+        for reason, lost in sorted(dropped.items(), key=lambda item: -len(item[1])):
+            cells = f"dropped: {reason}", lost[0].where, excerpt(lost[0].text)
+            table.add_row(f"{len(lost):,}", *map(escape, cells), style="yellow")
         console.print(table)
         if isinstance(encoder, ExampleEncoder):
-            show_examples(console, seen.kept[:rows], encoder, tokenizer)
-        elif seen.kept and rows:
-            show_rows(console, seen.kept, encoder, tokenizer, loaded, rows)
+            show_examples(console, kept[:rows], encoder, tokenizer)
+        elif kept and rows:
+            show_rows(console, kept, encoder, tokenizer, loaded, rows)
 
 
 def show_examples(
-    console: Console,
-    examples: Sequence[PreviewedExample],
-    encoder: ExampleEncoder,
-    tokenizer: PreTrainedTokenizerBase,
+    console: Console, examples: Sequence[PreviewedExample], encoder: ExampleEncoder, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """Print examples token by token: `[learned]` and `{rejected}`."""
     for example in examples:
@@ -210,9 +187,8 @@ def ingest_command(
     from cpt.data.documents.ingest import ingest
 
     console, beside = open_console(), open_console(stderr=True)
-    columns = (TextColumn("converting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=beside, transient=True, disable=not beside.is_interactive) as progress:
-        bar = progress.add_task("", total=None)
+    with Progress(console=beside, transient=True, disable=not beside.is_interactive) as progress:
+        bar = progress.add_task("converting", total=None)
         done = ingest(
             inputs,
             output,

@@ -21,16 +21,7 @@ from cpt.data.examples.check import CUT, WORKERS_IMPORT, WRONG, ExampleReport, I
 from cpt.data.examples.encoder import ExampleEncoder, encoder_of
 from cpt.data.readers.columns import form_of_source, sections_of
 from cpt.data.readers.decontamination import EvaluationDocument
-from cpt.data.readers.documents import (
-    BadRow,
-    Document,
-    Listed,
-    Piece,
-    absurd_share,
-    count_reasons,
-    listed,
-    refuse_too_many,
-)
+from cpt.data.readers.documents import BadRow, Document, Listed, Piece, count_reasons, listed, refuse_too_many
 from cpt.data.readers.filters import sieve_of
 from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.data.rows.contamination import find_contamination, is_refused
@@ -142,7 +133,6 @@ class SourceInspection:
     documents: int = 0
     empty: int = 0  # documents without any visible character, among the others
     num_characters: int = 0
-    longest: tuple[str, int] = ("", 0)  # the place of the longest document, and its characters
     bad: list[Listed] = field(default_factory=list)
     examples: ExampleReport = field(default_factory=ExampleReport)
 
@@ -150,7 +140,6 @@ class SourceInspection:
         self.documents += other.documents
         self.empty += other.empty
         self.num_characters += other.num_characters
-        self.longest = max(self.longest, other.longest, key=lambda longest: longest[1])
         self.bad += other.bad
         self.examples.add(other.examples)
 
@@ -192,8 +181,6 @@ def counted(rows: Iterable[Document | BadRow], report: SourceInspection) -> Iter
         report.documents += 1
         report.empty += not row.text or row.text.isspace()
         report.num_characters += len(row.text)
-        if len(row.text) > report.longest[1]:
-            report.longest = row.where, len(row.text)
         yield row
 
 
@@ -202,20 +189,18 @@ def report_documents(
 ) -> list[CptError]:
     """Print a table and the first bad rows; return what a run would stop at."""
     reasons = Counter(count_reasons(report.bad))
-    name = reported_name(source)
     table = Table("source", "documents", "of these empty", "characters", "bad rows", "why")
     numbers = report.documents, report.empty, report.num_characters, reasons.total()
     why = ", ".join(f"{reason}: {count:,}" for reason, count in reasons.most_common())
-    table.add_row(escape(name), *(f"{number:,}" for number in numbers), why, style="yellow" if why else None)
+    table.add_row(
+        escape(reported_name(source)), *(f"{number:,}" for number in numbers), why, style="yellow" if why else None
+    )
     console.print(table)
     for row in report.bad[:BAD_ROWS_SHOWN]:
         byte = "" if row["byte"] is None else f" (byte {row['byte']:,})"
         console.print(f"  {row['where']}: {row['detail']}{byte}", style="yellow", markup=False)
     if len(report.bad) > BAD_ROWS_SHOWN:
         console.print(f"  ... and {len(report.bad) - BAD_ROWS_SHOWN:,} more; --output FILE lists all of them")
-    where, longest = report.longest
-    if giant := absurd_share(name, where, longest, report.num_characters, report.documents, "characters"):
-        console.print(giant, style="yellow", markup=False)
     num_bad = sum(row["rows"] for row in report.bad)
     if report.bad and data.on_bad_row == "error":
         fix = f"Fix them ({key}.path), or write `data.on_bad_row: skip`."

@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -56,33 +56,29 @@ class SeedResult:
     worked: bool  # from its verdict: the interval of the domain's change is below zero
 
     @property
-    def domain_change(self) -> float:
-        """In percent; continued pre-training should make it fall."""
+    def domain_change(self) -> float:  # percent
         return 100 * (self.domain_after / self.domain_before - 1)
 
     @property
-    def general_change(self) -> float:
-        """In percent; replay should keep it from rising."""
+    def general_change(self) -> float:  # percent
         return 100 * (self.general_after / self.general_before - 1)
 
     @property
     def passed(self) -> bool:
-        return (
-            self.worked and self.domain_change <= -DOMAIN_FALL_PERCENT and self.general_change <= GENERAL_RISE_PERCENT
-        )
+        is_better = self.worked and self.domain_change <= -DOMAIN_FALL_PERCENT
+        return is_better and self.general_change <= GENERAL_RISE_PERCENT
 
 
 @dataclass(frozen=True)
 class Commands:
-    """Prints and starts commands, all with the same environment."""
+    """Prints and starts commands."""
 
     console: Console
-    variables: Mapping[str, str]
 
     def run(self, *words: Word) -> None:
         """Wait for a command; TrainingError if it fails. A signal is forwarded to it, so that a run can save a
         checkpoint; then KeyboardInterrupt."""
-        code, forwarded = Child(self.printed(*words), environment=self.environment()).wait_for_end()
+        code, forwarded = Child(self.printed(*words)).wait_for_end()
         if forwarded:
             raise KeyboardInterrupt
         if code:
@@ -97,8 +93,7 @@ class Commands:
 
         port = free_port()
         words = self.printed("serve", model, "--port", port)
-        environment = {**os.environ, **self.environment()}
-        with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as server:
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
             try:
                 for line in server.stdout or ():
                     self.print(line.rstrip())
@@ -134,11 +129,6 @@ class Commands:
         self.console.print(f"[bold]$[/bold] cpt {shlex.join(texts)}", highlight=False, soft_wrap=True)
         return [sys.executable, "-m", "cpt", *texts]
 
-    def environment(self) -> dict[str, str]:
-        """Variables to add: no requests to the Hub, unless the user allows them."""
-        quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        return {**{key: os.environ.get(key, value) for key, value in quiet.items()}, **self.variables}
-
 
 def command(
     folder: Annotated[Path, typer.Option(help="Where texts, tokenizer, runs and summary go.")] = FOLDER,
@@ -156,6 +146,9 @@ def command(
     except ValueError as problem:
         raise typer.BadParameter(f"--seeds: expected numbers such as 1,2,3, got {seeds!r}") from problem
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    os.environ["CPT_CACHE"] = str(folder / "cache")  # of all commands
+    for name, value in {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}.items():
+        os.environ.setdefault(name, value)
     try:
         code = run_demo(folder, numbers, overrides or ())
     except KeyboardInterrupt:
@@ -167,7 +160,7 @@ def command(
 def run_demo(folder: Path, seeds: Sequence[int] = (1, 2, 3), overrides: Sequence[str] = ()) -> int:
     """Run all of it and print the table; 0 if every seed passed, else 1."""
     console = open_console()
-    cpt = Commands(console, {"CPT_CACHE": str(folder / "cache")})
+    cpt = Commands(console)
     cpt.title("1  Text: code and prose out of this Python's standard library")
     try:
         folders = write_files(folder)

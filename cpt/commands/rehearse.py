@@ -125,9 +125,7 @@ class Rehearsal:
                 findings.append(finding)
                 if shows:
                     text = f"{finding.error}: {finding.figure}" if finding.error else finding.figure
-                    wrapped = [textwrap.wrap(part, 100, break_long_words=False) for part in text.splitlines()]
-                    lines = f"\n{' ' * 21}".join(line for part in wrapped for line in part)
-                    typer.echo(f"{step:<13}{finding.verdict:<8}{lines}")
+                    typer.echo(f"{step:<13}{finding.verdict:<8}{textwrap.indent(text, ' ' * 21).lstrip()}")
         return findings
 
     def check_recipe(self) -> str:

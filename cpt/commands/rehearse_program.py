@@ -3,6 +3,7 @@
 import json
 import resource
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,26 +35,31 @@ PROMPTS_READ = 4096
 ANSWERS = ("chosen_ids", "rejected_ids", "completion_ids")
 
 
-class EnoughStepsError(Interrupted):
-    """This part needs no further steps."""
+class EnoughSteps(Interrupted):
+    """This start needs no further steps."""
+
+
+class EndAtLog(TrainerCallback):
+    """Ends this start at the first log of a loss from a step on; it comes after the callbacks that write the log."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if "loss" in kwargs["logs"] and state.global_step >= min(self.step, state.max_steps):
+            raise EnoughSteps(f"ended after {state.global_step} steps, as requested")
 
 
 class Rehearsed(TrainerCallback):
     """Measure the steps, evaluate and save after one of them, and stop early."""
 
-    def __init__(self, reports: Path, *, evaluates: bool, leaves_after: int | None) -> None:
-        self.report = reports / f"rank-{rank()}.json"
-        self.evaluates, self.leaves_after = evaluates, leaves_after
-        self.began = 0.0
+    def __init__(self, reports: Path, *, evaluates: bool) -> None:
+        self.report, self.evaluates, self.began = reports / f"rank-{rank()}.json", evaluates, 0.0
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.began = time.perf_counter()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if args.device.type == "cuda":
             torch.cuda.synchronize()
         found = {"seconds": time.perf_counter() - self.began}
@@ -63,8 +69,6 @@ class Rehearsed(TrainerCallback):
             found |= {"gpu": torch.cuda.max_memory_reserved(), "gpu_total": total}
         self.report.write_text(json.dumps(found))
         step = state.global_step
-        if self.leaves_after is not None and step >= min(self.leaves_after, state.max_steps):
-            raise EnoughStepsError(f"{step} steps")
         if step == min(SAVED_STEP, max(1, state.max_steps - 1)):
             control.should_save, control.should_evaluate = True, self.evaluates
         elif step >= LAST_STEP:
@@ -115,12 +119,12 @@ class LongestRows(Dataset[dict[str, Any]]):
 
 
 def prepare(trainer: CPTTrainer, part: str, reports: Path) -> None:
-    leaves_after = None
     if part != "first_steps":
         trainer.args.eval_on_start = False
         trainer.remove_callback(PromptSamples)
     if part == "longest_rows":
-        trainer.rows, leaves_after = LongestRows(trainer), LONGEST_ROWS_STEPS
+        trainer.rows = LongestRows(trainer)
+        trainer.add_callback(EndAtLog(LONGEST_ROWS_STEPS))
     packing, sets = trainer.recipe.data.packing, dict(trainer.held_out)
     for name, held_out in trainer.held_out.items():
         rows, chosen = held_out.rows, held_out.chosen
@@ -130,7 +134,7 @@ def prepare(trainer: CPTTrainer, part: str, reports: Path) -> None:
             layout = Layout(rows.sequence_length, packing, None, rows.pad, held_out.form)
             sets[name] = held_out_set(name, rows.documents, longest, layout, default_cache_dir())
     trainer.held_out = sets
-    trainer.add_callback(Rehearsed(reports, evaluates=bool(sets), leaves_after=leaves_after))
+    trainer.add_callback(Rehearsed(reports, evaluates=bool(sets)))
 
 
 def command(
@@ -142,10 +146,15 @@ def command(
     ] = None,
 ) -> None:
     """Run one part."""
+    train_in_own_process(recipe, lambda trainer: prepare(trainer, part, reports))
+
+
+def train_in_own_process(recipe: Path, ready: Callable[[CPTTrainer], None]) -> None:
+    """Train, to the end or until `EnoughSteps`; this process does nothing else."""
     show_log()
     disable_progress_bar()
-    with suppress(EnoughStepsError):
-        check_and_train(load_recipe(recipe), ready=lambda trainer: prepare(trainer, part, reports))
+    with suppress(EnoughSteps):
+        check_and_train(load_recipe(recipe), ready=ready)
     leave_processes()
 
 

@@ -6,28 +6,21 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from cpt.command_line import (  # first: it keeps libraries quiet that the others import
-    refuse_ignored,
-    run_command,
-    show_log,
-)
+from cpt.command_line import refuse_ignored, run_command  # first: it keeps libraries quiet that the others import
 
 # isort: split
 import typer
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.utils.logging import disable_progress_bar
 
 from cpt.analysis.compare import surroundings
-from cpt.commands.train import check_and_train
+from cpt.commands.rehearse_program import EndAtLog, train_in_own_process
 from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import states_of
-from cpt.distributed import environment_alone, leave_processes, tell
-from cpt.errors import CheckpointError, CptError, DataError, Interrupted, LaunchError, ResourceError, TrainingError
+from cpt.distributed import environment_alone, tell
+from cpt.errors import CheckpointError, CptError, DataError, LaunchError, ResourceError, TrainingError
 from cpt.files import size_and_hash
 from cpt.hardware import count_cpu_cores, find_gpus
 from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
@@ -48,6 +41,7 @@ from cpt.runs.folder import (
     get_dict,
     read_object,
     read_objects,
+    read_recipe,
     read_run,
 )
 from cpt.runs.record import Run, deciding_variables, describe_environment
@@ -134,8 +128,9 @@ def command(
         found = {"bit_equal": result.is_bit_equal, **asdict(result), "differs": differences}
         typer.echo(json.dumps({**found, "folder": str(kept) if kept else None}, indent=2))
     else:
-        for line in report(result, differences, folder, kept):
-            tell(line)
+        tell("\n".join(report(result, differences)))
+        if kept:
+            tell(f"Compare them: cpt compare {folder} {kept}")
     if not result.is_bit_equal:
         raise typer.Exit(DIFFERS)
 
@@ -260,11 +255,7 @@ def empty_folder(recipe: Recipe) -> Path:
     """The repetition's folder, without an earlier repetition; ResourceError if it holds something else."""
     folder = recipe.output_dir / recipe.name
     if folder.exists():
-        try:
-            is_ours = recipe.tags[-1] in load_recipe(folder / RECIPE).tags
-        except CptError:
-            is_ours = False
-        if not is_ours:
+        if recipe.tags[-1] not in (read_recipe(folder / RECIPE).get("tags") or []):
             raise ResourceError(f"{folder} exists and is no repetition of this run. Move it away.")
         shutil.rmtree(folder)
     return folder
@@ -341,13 +332,12 @@ def late_changes(record: RunRecord, again: Path) -> Iterator[str]:
             yield f"{change}, from the run's own start at {start.get('started')} on"
 
 
-def report(result: Reproduction, differences: Sequence[str], run: Path, kept: Path | None) -> list[str]:
-    where = f"Compare them: cpt compare {run} {kept}" if kept else ""
+def report(result: Reproduction, differences: Sequence[str]) -> list[str]:
     if result.is_bit_equal:
         weights = "" if result.weights_differ is None else ", and the final weights"
         evaluations = f"{result.evaluations:,} evaluation{'s' * (result.evaluations != 1)}"
         counts = f"{result.logs:,} logged losses and {evaluations}"
-        return [f"Bit-equal: {counts} up to step {result.last_step}{weights}. {where}".strip()]
+        return [f"Bit-equal: {counts} up to step {result.last_step}{weights}."]
     if found := result.difference:
         lines = [f"NOT equal: {found['figure']} at step {found['step']} was {found['then']}, now {found['now']}."]
     elif result.weights_differ:
@@ -355,28 +345,13 @@ def report(result: Reproduction, differences: Sequence[str], run: Path, kept: Pa
     else:
         lines = ["NOT compared: the repetition logged no loss at a step where the run did."]
     if differences:
-        return [*lines, "What changed since:", *(f"  {difference}" for difference in differences), where]
-    lines.append(
+        return [*lines, "What changed since:", *(f"  {difference}" for difference in differences)]
+    reasons = (
         "Code, data, versions and hardware are the same. Possible reasons: GPU kernels that add in no fixed order"
         " (`training: {full_determinism: true}` fixes it, at a cost), another number of processes or a smaller"
         " micro-batch during the run (see starts.jsonl and events.jsonl), or random numbers in code of your own."
     )
-    return [*lines, where]
-
-
-class EnoughSteps(Interrupted):
-    """The requested steps are done."""
-
-
-class EndAtLog(TrainerCallback):
-    """Ends the run at the first log of a loss from a step on; it comes after the callbacks that write the log."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if "loss" in kwargs["logs"] and state.global_step >= self.step:
-            raise EnoughSteps(f"ended after {state.global_step} steps, as requested")
+    return [*lines, reasons]
 
 
 def run_recipe(
@@ -386,16 +361,11 @@ def run_recipe(
         int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")
     ] = None,
 ) -> None:
-    show_log()
-    disable_progress_bar()
-
     def ready(trainer: CPTTrainer) -> None:
         if steps is not None:
             trainer.add_callback(EndAtLog(steps))
 
-    with suppress(EnoughSteps):
-        check_and_train(load_recipe(recipe), ready=ready)
-    leave_processes()
+    train_in_own_process(recipe, ready)
 
 
 if __name__ == "__main__":

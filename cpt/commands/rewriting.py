@@ -9,12 +9,11 @@ gave the same texts; in bfloat16 another batch size may decide between two token
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import orjson
 import torch
@@ -109,22 +108,14 @@ class TextPiece:
     """A part of a document, or all of it."""
 
     text: str
+    text_hash: str
     where: str
     number: int
     of: int
 
 
-@dataclass(frozen=True)
-class RewriteCounts:
-    texts: int  # that were made
-    dropped: Mapping[str, int]  # reason -> texts of which nothing was kept
-
-
 def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda done: None) -> Rewritten:
     """Prompt the model with each document, and write its answers to `output` as jsonl that a recipe's source reads.
-
-    Args:
-        tell: called after each group with the progress.
 
     Raises:
         RecipeError: the model's window is too small, or `output` holds texts of another task.
@@ -152,22 +143,27 @@ def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda
     tokenizer = load_tokenizer(Tokenizer(), task.model)
     question = RewriteQuestion(tokenizer, task.prompt.template)
     answerer, done = load_answerer(task, tokenizer, question), Rewritten()
-    with open_output(output, {**provenance, **rules}) as folder:
-        number, texts = -1, text_pieces(open_source(task.source, KEY), task.max_input_tokens, tokenizer)
-        for number, pieces in enumerate(iter(lambda: list(islice(texts, GROUP)), [])):
-            given = [piece.text for piece in pieces]
-            counts = folder.find(number, given)
+    with output_locked(output, output / OWN_FOLDER / "lock", "cpt data rewrite"):
+        refuse_another_task(output, {**provenance, **rules})
+        number, texts = 0, cut_all(open_source(task.source, KEY), task.max_input_tokens, tokenizer)
+        while pieces := list(islice(texts, GROUP)):
+            files, asked = files_of_group(output, number), sha256("".join(piece.text_hash for piece in pieces))
+            counts = read_counts(*files, asked)
             if counts is not None:
                 done.groups_done_before += 1
             else:
                 rows, dropped = rewrite_group(task, pieces, question, answerer, provenance)
-                counts = RewriteCounts(len(rows), dropped)
-                folder.write(number, rows, given, counts)
+                counts = {"asked_sha256": asked, "texts": len(rows), "dropped": dropped}
+                write_group(*files, rows, counts)
             done.documents += sum(piece.number == 0 for piece in pieces)
-            done.pieces, done.texts = done.pieces + len(pieces), done.texts + counts.texts
-            done.dropped.update(counts.dropped)
+            done.pieces, done.texts = done.pieces + len(pieces), done.texts + counts["texts"]
+            done.dropped.update(counts["dropped"])
             tell(done)
-        folder.remove_after(number)
+            number += 1
+        while any(file.exists() for file in files_of_group(output, number)):  # of a source that was longer then
+            for file in files_of_group(output, number):
+                file.unlink(missing_ok=True)
+            number += 1
     return done
 
 
@@ -191,12 +187,11 @@ def load_answerer(task: Task, tokenizer: PreTrainedTokenizerBase, question: Rewr
     return Answerer(model, tokenizer, task.sampling, task.batch_size)
 
 
-def text_pieces(
-    documents: Iterable[Document], max_tokens: int, tokenizer: PreTrainedTokenizerBase
-) -> Iterator[TextPiece]:
+def cut_all(documents: Iterable[Document], max_tokens: int, tokenizer: PreTrainedTokenizerBase) -> Iterator[TextPiece]:
     for document in documents:
         texts = [text for text in cut(document.text, max_tokens, tokenizer) if text.strip()]
-        yield from (TextPiece(text, document.where, number, len(texts)) for number, text in enumerate(texts))
+        for number, text in enumerate(texts):
+            yield TextPiece(text, sha256(text), document.where, number, len(texts))
 
 
 def rewrite_group(
@@ -209,18 +204,17 @@ def rewrite_group(
     """The output's rows, and reason -> how many answers were dropped."""
     # The seed of a text: 64 bits of the hash of the text, the prompt and the run's seed.
     fixed = f"{task.seed} {task.prompt.sha256}"
-    hashes = [sha256(piece.text) for piece in pieces]
-    seeds = [int.from_bytes(hashlib.sha256(f"{fixed} {one}".encode()).digest()[:8]) for one in hashes]
+    seeds = [int.from_bytes(hashlib.sha256(f"{fixed} {piece.text_hash}".encode()).digest()[:8]) for piece in pieces]
     answers = answerer.answer([question.ids(piece.text) for piece in pieces], seeds)
     rows: list[dict[str, object]] = []
     dropped = Counter[str]()
-    for piece, answer, source_hash, seed in zip(pieces, answers, hashes, seeds, strict=True):
+    for piece, answer, seed in zip(pieces, answers, seeds, strict=True):
         if (reason := why_dropped(answer, piece.text, task)) is not None:
             dropped[reason] += 1
             continue
         row: dict[str, object] = {
             "text": answer.text,
-            "source_text_hash": source_hash,
+            "source_text_hash": piece.text_hash,
             "source_where": piece.where,
             "piece": piece.number,
             "pieces": piece.of,
@@ -247,66 +241,38 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-class RewrittenFolder:
-    """The groups of one output folder: a file of texts for each, and a file of its counts in `.rewrite`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def find(self, number: int, given: Sequence[str]) -> RewriteCounts | None:
-        """What an earlier run made of these texts, if it did."""
-        texts, counts = self.files(number)
-        if not counts.exists():
-            return None
-        found = orjson.loads(counts.read_bytes())
-        # An empty group has no file: sources take one for a mistake.
-        if found["asked_sha256"] != hash_of(given) or texts.exists() != (found["texts"] > 0):
-            return None
-        return RewriteCounts(found["texts"], found["dropped"])
-
-    def write(
-        self, number: int, rows: Sequence[Mapping[str, object]], given: Sequence[str], counts: RewriteCounts
-    ) -> None:
-        """Write the texts, then the counts, which mark the group as done."""
-        texts, counts_file = self.files(number)
-        counts_file.unlink(missing_ok=True)
-        texts.unlink(missing_ok=True)
-        if rows:
-            write_atomic(texts, b"".join(orjson.dumps(row) + b"\n" for row in rows), durable=True)
-        content = {"asked_sha256": hash_of(given), "texts": counts.texts, "dropped": counts.dropped}
-        write_atomic(counts_file, orjson.dumps(content), durable=True)
-
-    def remove_after(self, last: int) -> None:
-        """Remove groups that an earlier run made of a source that was longer then."""
-        number = last + 1
-        while any(file.exists() for file in self.files(number)):
-            for file in self.files(number):
-                file.unlink(missing_ok=True)
-            number += 1
-
-    def files(self, number: int) -> tuple[Path, Path]:
-        """The texts of a group, and its counts."""
-        return self.folder / f"rewritten-{number:05}.jsonl", self.folder / OWN_FOLDER / f"{number:05}.json"
-
-
-def hash_of(texts: Sequence[str]) -> str:
-    return sha256("".join(map(sha256, texts)))
-
-
-@contextmanager
-def open_output(folder: Path, task: Mapping[str, object]) -> Iterator[RewrittenFolder]:
-    """The folder, for this process alone; RecipeError if it holds texts of another task."""
+def refuse_another_task(folder: Path, task: Mapping[str, object]) -> None:
+    """RecipeError if the folder holds texts of another task; else record this one."""
     file = folder / OWN_FOLDER / "task.json"
-    with output_locked(folder, file.with_name("lock"), "cpt data rewrite"):
-        now = orjson.loads(orjson.dumps(task))
-        before = orjson.loads(file.read_bytes()) if file.exists() else now
-        if differing := sorted(key for key in now.keys() | before.keys() if now.get(key) != before.get(key)):
-            raise RecipeError(
-                f"{folder} holds texts of another task ({', '.join(differing)} differ). Give another --output."
-            )
-        if not file.exists():
-            write_atomic(file, orjson.dumps(now, option=orjson.OPT_INDENT_2))
-        yield RewrittenFolder(folder)
+    now = orjson.loads(orjson.dumps(task))
+    before = orjson.loads(file.read_bytes()) if file.exists() else now
+    if differing := sorted(key for key in now.keys() | before.keys() if now.get(key) != before.get(key)):
+        names = ", ".join(differing)
+        raise RecipeError(f"{folder} holds texts of another task ({names} differ). Give another --output.")
+    if not file.exists():
+        write_atomic(file, orjson.dumps(now, option=orjson.OPT_INDENT_2))
+
+
+def files_of_group(folder: Path, number: int) -> tuple[Path, Path]:
+    """The texts of a group, and its counts, which mark it as done."""
+    return folder / f"rewritten-{number:05}.jsonl", folder / OWN_FOLDER / f"{number:05}.json"
+
+
+def read_counts(texts: Path, counts: Path, asked: str) -> dict[str, Any] | None:
+    """The counts of a group, if an earlier run made it of the same texts."""
+    if not counts.exists():
+        return None
+    found: dict[str, Any] = orjson.loads(counts.read_bytes())
+    # An empty group has no file: sources take one for a mistake.
+    return found if found["asked_sha256"] == asked and texts.exists() == (found["texts"] > 0) else None
+
+
+def write_group(texts: Path, counts: Path, rows: Sequence[Mapping[str, object]], content: Mapping[str, Any]) -> None:
+    counts.unlink(missing_ok=True)
+    texts.unlink(missing_ok=True)
+    if rows:
+        write_atomic(texts, b"".join(orjson.dumps(row) + b"\n" for row in rows), durable=True)
+    write_atomic(counts, orjson.dumps(content), durable=True)
 
 
 def find_prompt(name: str) -> Prompt:

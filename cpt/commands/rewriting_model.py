@@ -6,6 +6,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
@@ -46,7 +47,7 @@ class Answerer:
         own = None if model.generation_config is None else model.generation_config.eos_token_id
         listed = own if isinstance(own, list) else [] if own is None else [own]
         self.ends = list(dict.fromkeys([int(cast(int, tokenizer.eos_token_id)), *map(int, listed)]))
-        self.pad = self.ends[0] if tokenizer.pad_token_id is None else int(cast(int, tokenizer.pad_token_id))
+        self.pad = int(cast(int, tokenizer.pad_token_id))
         # Replaces the model's own, from which `generate` would take every option that a second config does not set.
         model.generation_config = GenerationConfig(
             do_sample=False,
@@ -64,24 +65,19 @@ class Answerer:
             batch = order[start : start + self.batch_size]
             length = len(questions[batch[-1]])
             # Padded on the left; `generate` finds padding and positions in the mask.
-            padding = [length - len(questions[number]) for number in batch]
-            ids = [[self.pad] * pad + [*questions[number]] for number, pad in zip(batch, padding, strict=True)]
-            mask = [[0] * pad + [1] * (length - pad) for pad in padding]
+            rows = [torch.tensor(questions[number], device=self.model.device) for number in batch]
+            ids = pad_sequence(rows, batch_first=True, padding_value=self.pad, padding_side="left")
+            mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
             processors = LogitsProcessorList()
             if self.sampling.temperature > 0:
                 narrowed = [TopPLogitsWarper(self.sampling.top_p)] if self.sampling.top_p < 1 else []
                 drawn = SeededDraws([seeds[number] for number in batch], length, self.sampling.max_new_tokens)
                 processors += [TemperatureLogitsWarper(self.sampling.temperature), *narrowed, drawn]
             try:
-                written = self.model.generate(
-                    input_ids=torch.tensor(ids, device=self.model.device),
-                    attention_mask=torch.tensor(mask, device=self.model.device),
-                    logits_processor=processors,
-                )
+                written = self.model.generate(input_ids=ids, attention_mask=mask, logits_processor=processors)
             except torch.OutOfMemoryError as problem:
-                raise ResourceError(
-                    f"out of GPU memory with {len(batch)} texts. Use a smaller --batch-size."
-                ) from problem
+                what = f"out of GPU memory with {len(batch)} texts"
+                raise ResourceError(f"{what}. Use a smaller --batch-size.") from problem
             for number, row in zip(batch, cast(Tensor, written)[:, length:].tolist(), strict=True):
                 end = next((place for place, token in enumerate(row) if token in self.ends), None)
                 text = str(self.tokenizer.decode(row[:end], skip_special_tokens=True))
@@ -95,9 +91,8 @@ class SeededDraws(LogitsProcessor):
 
     def __init__(self, seeds: Sequence[int], prompt_length: int, max_new_tokens: int) -> None:
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]  # on the CPU: the same on any device
-        self.numbers = torch.stack(
-            [torch.rand(max_new_tokens, generator=one, dtype=torch.float64) for one in generators]
-        )
+        numbers = [torch.rand(max_new_tokens, generator=one, dtype=torch.float64) for one in generators]
+        self.numbers = torch.stack(numbers)
         self.prompt_length = prompt_length
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:

@@ -191,8 +191,7 @@ def distill(
 
     typer.echo("Training the new rows ...", err=True)
     sequences = [tokenizer(text)["input_ids"][:DISTILLED_TOKENS] for text in texts]
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    torch.nn.Module.to(model, device or "cpu")
+    torch.nn.Module.to(model, torch.accelerator.current_accelerator(check_available=True) or "cpu")
     distilled = distill_rows(model, pieces, sequences)
     torch.nn.Module.to(model, "cpu")
     typer.echo(

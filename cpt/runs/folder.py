@@ -161,8 +161,9 @@ class Metrics:
         return float(values[-1]) if len(values) else None
 
     @property
-    def held_out_sets(self) -> list[str]:
-        return [set_name(name) for name in self.names if is_bits_per_byte(name)]
+    def held_out_sets(self) -> dict[str, str]:
+        """Name -> figure, `eval_<name>_bits_per_byte`."""
+        return {set_name(figure): figure for figure in self.names if is_bits_per_byte(figure)}
 
 
 def read_metrics(folder: Path, names: Collection[str] | None = None) -> Metrics:

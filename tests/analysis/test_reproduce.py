@@ -66,7 +66,7 @@ def test_the_first_figure_that_differs_in_its_last_bit_is_named(tmp_path, place,
     found = compared(tmp_path, changed(place, **figures))
     assert found.difference is not None and not found.is_bit_equal
     assert (found.difference["step"], found.difference["figure"]) == (LINES[place]["step"], *figures)
-    assert str(found.difference["now"]) in report(found, ["versions: numpy 1 -> 2"], tmp_path, None)[0]
+    assert str(found.difference["now"]) in report(found, ["versions: numpy 1 -> 2"])[0]
 
 
 def test_differing_weights_are_named(tmp_path):

@@ -2,17 +2,20 @@ import io
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 
+from cpt.commands import demo
 from cpt.commands.demo import Commands
 from cpt.errors import LaunchError, TrainingError
 
 
 @pytest.fixture
 def cpt():
-    return Commands(Console(file=io.StringIO(), width=60), {"CPT_CACHE": "there"})
+    return Commands(Console(file=io.StringIO(), width=60))
 
 
 def test_a_command_is_printed_as_one_would_type_it(cpt):
@@ -32,11 +35,13 @@ def test_a_server_that_does_not_start_ends_the_demo(cpt, tmp_path):
         cpt.ask_server(tmp_path, "def")
 
 
-def test_the_hub_is_not_asked_unless_the_user_says_so(cpt, monkeypatch):
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    assert cpt.environment()["HF_HUB_OFFLINE"] == "1" and cpt.environment()["CPT_CACHE"] == "there"
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    assert cpt.environment()["HF_HUB_OFFLINE"] == "0"
+@pytest.mark.parametrize("given", [None, "0"])
+def test_the_hub_is_not_asked_unless_the_user_says_so(monkeypatch, given):
+    monkeypatch.setattr(os, "environ", {} if given is None else {"HF_HUB_OFFLINE": given})
+    monkeypatch.setattr(demo, "run_demo", lambda *_: 0)
+    with pytest.raises(typer.Exit):
+        demo.command(Path("folder"))
+    assert os.environ["HF_HUB_OFFLINE"] == (given or "1") and os.environ["CPT_CACHE"] == "folder/cache"
 
 
 def test_a_signal_is_forwarded_and_the_command_may_save(cpt, monkeypatch, tmp_path):
@@ -52,4 +57,3 @@ time.sleep(60)
     with pytest.raises(KeyboardInterrupt):
         cpt.run("train")
     assert (tmp_path / "saved").exists() and signal.getsignal(signal.SIGINT) == before
-    assert os.environ.get("CPT_CACHE") != "there"

@@ -44,7 +44,7 @@ def test_metrics_are_columns_with_nan_where_a_line_lacks_the_figure(tmp_path):
     metrics = read_metrics(written(tmp_path, *LINES))
     assert metrics.columns["step"].tolist() == [1, 1, 2] and math.isnan(metrics.columns["loss"][1])
     assert sorted(metrics.names) == ["eval_a_bits_per_byte", "loss", "step", "tokens"]
-    assert metrics.held_out_sets == ["a"] and metrics.last("mfu") is None
+    assert metrics.held_out_sets == {"a": "eval_a_bits_per_byte"} and metrics.last("mfu") is None
 
 
 @pytest.mark.parametrize("rubbish", [b'{"step": 3, "tok', b"\xff\xfe\n", b"\0" * 100 + b"\n", b"[1]\n"])

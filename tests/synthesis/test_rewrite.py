@@ -6,7 +6,8 @@ import pytest
 from cpt.commands import rewriting
 from cpt.commands.rewriting import Task, find_prompt, rewrite, sha256, why_dropped
 from cpt.commands.rewriting_model import Answer, Sampling
-from cpt.errors import RecipeError
+from cpt.errors import LaunchError, RecipeError, ResourceError
+from cpt.files import locked
 from cpt.recipe.schema import DocumentSource, Model
 
 
@@ -96,6 +97,25 @@ def test_a_source_that_has_changed_is_made_anew_where_it_has(task, tmp_path, cor
     assert done.groups_done_before == 1 and done.documents == 4 and len(bytes_of(tmp_path / "out")) == 2
     rewrite(whole, tmp_path / "fresh")
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "fresh")
+
+
+def test_a_group_whose_file_was_removed_is_made_again(task, tmp_path):
+    rewrite(task(), tmp_path / "out")
+    before = bytes_of(tmp_path / "out")
+    (tmp_path / "out" / "rewritten-00000.jsonl").unlink()
+    assert rewrite(task(), tmp_path / "out").groups_done_before == 0
+    assert bytes_of(tmp_path / "out") == before
+
+
+def test_another_task_another_process_and_a_file_are_refused(task, tmp_path):
+    rewrite(task(), tmp_path / "out")
+    with pytest.raises(RecipeError, match="run_seed"):
+        rewrite(task(seed=7), tmp_path / "out")
+    with locked(tmp_path / "out" / ".rewrite" / "lock"), pytest.raises(LaunchError):
+        rewrite(task(), tmp_path / "out")
+    (tmp_path / "file").touch()
+    with pytest.raises(ResourceError):
+        rewrite(task(), tmp_path / "file")
 
 
 def test_dropped_answers_are_counted_by_reason_and_leave_no_empty_file(task, tmp_path):

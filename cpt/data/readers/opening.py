@@ -113,7 +113,7 @@ def persistently(function: Callable[[], Result]) -> Result:
                     last = FileNotFoundError(2, "no such file")
                 if cause.status < 500 and cause.status not in TRY_AGAIN:
                     raise last from problem
-    raise OSError(f"asked {TRIES} times: {last or type(last).__name__}") from last
+    raise OSError(f"asked {TRIES} times: {str(last) or type(last).__name__}") from last
 
 
 def is_url(path: str) -> bool:
