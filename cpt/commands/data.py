@@ -26,7 +26,7 @@ from cpt.data.readers.documents import BadRow, DocumentView
 from cpt.data.readers.filters import build_filters, build_transforms, sift
 from cpt.data.readers.opening import format_of
 from cpt.data.readers.sources import pieces_of, read_piece
-from cpt.data.rows.open_sources import filters_of, transforms_of
+from cpt.data.rows.open_sources import work_of
 from cpt.data.rows.packing import pack
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.formatting import open_console
@@ -86,8 +86,8 @@ def see_source(
         encoder: the source's; what it cannot encode is dropped too.
     """
     seen = Seen(reported_name(source))
-    transforms = build_transforms(transforms_of(data, source, key))
-    filters = build_filters(filters_of(data, source, key))
+    work = work_of(data, source, key)
+    transforms, filters = build_transforms(work.transforms), build_filters(work.filters)
     items = (item for piece in pieces_of(source, key) for item in read_piece(source, piece, key))
     for item in islice(items, min(num_documents, source.max_documents or num_documents)):
         if isinstance(item, BadRow):

@@ -33,7 +33,7 @@ from cpt.data.readers.documents import (
 )
 from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.data.rows.contamination import find_contamination, is_refused
-from cpt.data.rows.open_sources import filters_of, keyed_sources, transforms_of
+from cpt.data.rows.open_sources import keyed_sources, work_of
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError, RecipeError
@@ -130,9 +130,9 @@ def inspector_of(data: Data, source: DocumentSource, key: str, plain_encoder: Do
             f"`tokenizer.path`: the chat template of `{encoder.name}` writes {', '.join(missing)}, which is no token"
             " of the tokenizer. Add it as a special token, or use the template that belongs to the tokenizer."
         )
-    filters, transforms = filters_of(data, source, key), transforms_of(data, source, key)
-    name, are_repeats_wrong = reported_name(source), data.deduplicate is None
-    return Inspector(name, filters, transforms, encoder, data.sequence_length, are_repeats_wrong)
+    work, are_repeats_wrong = work_of(data, source, key), data.deduplicate is None
+    how = work.filters, work.transforms, encoder, data.sequence_length, are_repeats_wrong
+    return Inspector(reported_name(source), *how)
 
 
 @dataclass

@@ -75,7 +75,7 @@ def test_a_held_out_set_counts_documents_tokens_and_bytes(build, source):
 
 def test_a_source_that_is_all_held_out_is_refused(build, source):
     first = source("a", TEXTS)
-    with pytest.raises(DataError, match="all 400 documents are kept for evaluation.*evaluation.perplexity"):
+    with pytest.raises(DataError, match="evaluation: 400.*evaluation.perplexity"):
         build(first, evaluation=Evaluation(perplexity=[HeldOut(path=first.path)]))
 
 

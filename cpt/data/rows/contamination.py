@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
@@ -16,16 +16,15 @@ from cpt.data.readers.columns import form_of_source
 from cpt.data.readers.decontamination import FORMAT, NAME, WORDS, EvaluationDocument, load_runs, read_runs
 from cpt.data.readers.documents import Document, Piece, apply_policy
 from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of, read_piece, states_of
-from cpt.data.rows.open_sources import filters_of, keyed_sources, transforms_of
+from cpt.data.rows.open_sources import keyed_sources, work_of
 from cpt.data.rows.selection import longest_held_out
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.data.store.shards import ShardWork, keep, plan_of
-from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import POOL_BYTES, reading_content
 from cpt.errors import DataError, RecipeError
 from cpt.files import read_sealed, report_damage, sealed, size_and_hash
 from cpt.recipe.rules import reported_name
-from cpt.recipe.schema import Component, Data, DocumentSource, Evaluation, HeldOut, Source
+from cpt.recipe.schema import Component, Data, Evaluation, HeldOut, Source
 
 LISTED = 100  # of a source; more are only counted
 PIECE_BYTES = 8 * 2**20
@@ -205,8 +204,8 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
     for key, source in keyed_sources(data, evaluation):
         if "perplexity" in key or has_share and kind_of(source.path) == "local":
             states[key] = states_of(source, key)
-            filters, transforms = filters_of(data, source, key), transforms_of(data, source, key)
-            content[key] = reading_content(source, filters, transforms)
+            work = work_of(data, source, key)
+            content[key] = reading_content(source, work.filters, work.transforms)
             read.append(source)
     names, most = [reported_name(source) for source in read], [source.max_documents for source in read]
     limits = [evaluation.held_out_share, data.window_bytes, data.on_bad_row, most]
@@ -222,12 +221,6 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
     if all(states.values()):
         write_once(known, sealed({"index": path.name, "digest": size_and_hash(path)[1]}))
     return path
-
-
-def work_of(data: Data, source: DocumentSource, key: str) -> ShardWork:
-    """What makes training documents of a source's rows; they are not encoded."""
-    filters, transforms, nothing = filters_of(data, source, key), transforms_of(data, source, key), None
-    return ShardWork(source, key, filters, transforms, cast(DocumentEncoder, nothing), data.on_bad_row, Path())
 
 
 def texts_of(work: ShardWork, pieces: Sequence[Piece]) -> Iterator[tuple[str, Document]]:

@@ -12,7 +12,8 @@ from cpt.data.examples.encoder import fitting
 from cpt.data.readers.columns import form_of_source
 from cpt.data.readers.documents import absurd_share
 from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of
-from cpt.data.rows.contamination import texts_of, work_of
+from cpt.data.rows.contamination import texts_of
+from cpt.data.rows.open_sources import work_of
 from cpt.data.rows.packing import FORMAT, Layout, Row
 from cpt.data.rows.selection import is_held_out, longest_held_out
 from cpt.data.store.token_files import Hashes, Int64, StoredDocuments

@@ -1,22 +1,25 @@
 """Open the recipe's sources, and find what is wrong with their files before a run."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from cpt.cache import key_of
 from cpt.data.examples.encoder import encoder_of
 from cpt.data.readers.columns import columns_named, columns_of
 from cpt.data.readers.documents import BadRow, Document, Piece, complaint
-from cpt.data.readers.filters import ComponentLists, build_filters, build_transforms, sift
+from cpt.data.readers.filters import ComponentLists, build_filters, build_transforms
 from cpt.data.readers.opening import format_of
 from cpt.data.readers.sources import files_with_sizes, find_function, kind_of, read_piece, states_of
-from cpt.data.store.shards import ShardWork, plan_of
+from cpt.data.store.shards import ShardWork, keep, plan_of
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, reading_content
 from cpt.distributed import is_main_process
 from cpt.errors import CptError
-from cpt.recipe.rules import options_without_effect, reported_name
+from cpt.recipe.rules import options_without_effect
 from cpt.recipe.schema import Data, DocumentSource, Evaluation, Source
 
 log = logging.getLogger("cpt")
@@ -46,22 +49,25 @@ def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, Doc
         yield from ((f"{key}[{number}]", source) for number, source in enumerate(sources))
 
 
-def filters_of(data: Data, source: DocumentSource, key: str) -> ComponentLists:
-    """A source's filters with their keys in the recipe; held-out sets are not filtered."""
-    return {"data.filters": data.filters, f"{key}.filters": source.filters} if isinstance(source, Source) else {}
+def work_of(data: Data, source: DocumentSource, key: str) -> ShardWork:
+    """What makes training documents of a source's rows; they are not encoded.
 
-
-def transforms_of(data: Data, source: DocumentSource, key: str) -> ComponentLists:
-    """A source's transforms with their keys. Those of `data` apply to held-out sets too: equal texts stay equal."""
-    own = {f"{key}.transforms": source.transforms} if isinstance(source, Source) else {}
-    return {"data.transforms": data.transforms, **own}
+    Held-out sets are not filtered. The transforms of `data` apply to them too: equal texts stay equal.
+    """
+    filters: ComponentLists = {}
+    transforms: ComponentLists = {"data.transforms": data.transforms}
+    if isinstance(source, Source):
+        filters = {"data.filters": data.filters, f"{key}.filters": source.filters}
+        transforms = {**transforms, f"{key}.transforms": source.transforms}
+    nothing = None
+    return ShardWork(source, key, filters, transforms, cast(DocumentEncoder, nothing), data.on_bad_row, Path())
 
 
 def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) -> list[str]:
-    kind = kind_of(source.path)
+    kind, work = kind_of(source.path), work_of(data, source, key)
     try:
-        checks = build_filters(filters_of(data, source, key))
-        changes = build_transforms(transforms_of(data, source, key))
+        build_filters(work.filters)
+        build_transforms(work.transforms)
         columns_of(source)
         if kind == "function":
             find_function(source, key)
@@ -84,8 +90,7 @@ def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) ->
             if isinstance(first, BadRow) and data.on_bad_row == "error":
                 complaints.append(complaint(first, key))
             elif isinstance(first, Document) and number == 0:  # also finds a filter or transform that fails
-                view = {"text": first.text, "source": reported_name(source), "where": first.where}
-                list(sift(view, changes, checks))
+                list(keep([first], work, Counter()))
         except CptError as problem:
             complaints.append(str(problem))
     return complaints
@@ -96,9 +101,9 @@ def open_sources(
 ) -> dict[str, TokenizedSource]:
     """Every source and held-out set by its place in the recipe; nothing is read yet."""
     keyed = list(keyed_sources(data, evaluation))
-    for key, source in keyed:  # report wrong ones before reading anything
-        build_filters(filters_of(data, source, key))
-        build_transforms(transforms_of(data, source, key))
+    for work in (work_of(data, source, key) for key, source in keyed):  # report wrong ones before reading anything
+        build_filters(work.filters)
+        build_transforms(work.transforms)
     return {key: open_source(data, source, key, encoder, cache_dir, seed) for key, source in keyed}
 
 
@@ -106,16 +111,14 @@ def open_source(
     data: Data, source: DocumentSource, key: str, encoder: DocumentEncoder, cache_dir: Path, seed: int
 ) -> TokenizedSource:
     """One of them; a held-out set is always one window."""
-    encoder = encoder_of(source, encoder, key)
-    filters, transforms = filters_of(data, source, key), transforms_of(data, source, key)
-    states = states_of(source, key)
+    encoder, work, states = encoder_of(source, encoder, key), work_of(data, source, key), states_of(source, key)
     if kind_of(source.path) == "hub" and source.revision is None and is_main_process():
         then = "a run cannot resume" if states else "its stored tokens are used unchanged"
         log.warning(f"{source.path}: if it changes on the Hub, {then}. Pin it: `{key}.revision`.")
     enough = source.max_tokens if isinstance(source, Source) and not states else None
-    reading = reading_content(source, filters, transforms)
+    reading = reading_content(source, work.filters, work.transforms)
     folder = cache_dir / "tokens" / key_of({**reading, "tokenizer": encoder.fingerprint, "enough": enough})
-    work = ShardWork(source, key, filters, transforms, encoder, data.on_bad_row, folder, enough)
+    work = replace(work, encoder=encoder, folder=folder, enough_tokens=enough)
     window_bytes = data.window_bytes if isinstance(source, Source) else None
     plan = plan_of(source, key, states, window_bytes=window_bytes, seed=seed)
     return TokenizedSource(work, plan, states, data.max_bad_share)

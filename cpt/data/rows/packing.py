@@ -168,10 +168,6 @@ PACKINGS: dict[str, tuple[Cut, Callable[[Int64, int], Int64]]] = {
 }
 
 
-def open_packing(folder: Path) -> Packing:
-    return Packing(*(open_array(folder / f"{field.name}.npy") for field in fields(Packing)))
-
-
 Row = dict[str, torch.Tensor]
 NAMES = ("input_ids", "labels", "position_ids")
 IGNORED = -100  # the label that transformers leaves out of the loss
@@ -188,7 +184,7 @@ class PackedRows(Sequence[Row]):
     def __init__(self, documents: StoredDocuments, packing_folder: Path, layout: "Layout") -> None:
         self.documents, self.packing_folder, self.layout = documents, packing_folder, layout
         self.sequence_length, self.pad = layout.sequence_length, layout.pad
-        self.packing = open_packing(packing_folder)
+        self.packing = Packing(*(open_array(packing_folder / f"{field.name}.npy") for field in fields(Packing)))
         self._counting = np.arange(self.sequence_length)
 
     def __reduce__(self) -> tuple[type["PackedRows"], tuple[StoredDocuments, Path, "Layout"]]:
