@@ -162,9 +162,9 @@ def fitting(held: EvaluationData, model: Model) -> EvaluationData:
             f"rows of {held.data.sequence_length:,} tokens are longer than the {known:,} positions that {model.path}"
             f" knows. Evaluate both models with --sequence-length {known}."
         )
-    is_packed = held.packing not in ("none", "token_budget")
-    needs_padding = is_packed and not isolates_documents(load_config(model))
-    return replace(held, packing="token_budget") if needs_padding else held
+    if held.data.packing in ("none", "token_budget") or isolates_documents(load_config(model)):
+        return held
+    return replace(held, data=held.data.model_copy(update={"packing": "token_budget"}))
 
 
 def known_positions(model: Model) -> int:
@@ -182,9 +182,8 @@ def build_report(measured: EvaluationResult, base: EvaluationResult | None = Non
             against = None if base is None else bits_per_byte_difference([base.losses[name]], [losses])
         except DataError as problem:
             raise DataError(f"the held-out set `{name}`: {problem}") from problem
-        counts = (len(losses.hashes), int(losses.num_tokens.sum()), int(losses.num_bytes.sum()))
-        figures = (losses.loss, losses.perplexity, losses.bits_per_byte, losses.accuracy)
-        sets.append(SetReport(name, *counts, *figures, against))
+        num_bytes = int(losses.num_bytes.sum())
+        sets.append(SetReport(name, len(losses.hashes), num_bytes=num_bytes, against=against, **losses.figures()))
     for (name, kind), right in measured.answers.items():
         against = None if base is None else accuracy_difference(base.answers[name, kind], right)
         accuracy = ("accuracy", float(right.mean()), accuracy_interval(right), len(right))

@@ -51,32 +51,15 @@ class DocumentLosses:
     num_tokens: NDArray[np.int64]  # predicted tokens
     num_correct: NDArray[np.int64]  # tokens that were the most likely ones
 
-    @property
-    def loss(self) -> float:
-        """Nats per token."""
-        return float(self.nats.sum() / self.num_tokens.sum())
-
-    @property
-    def perplexity(self) -> float:
-        """Per token; infinite instead of an overflow."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
-
-    @property
-    def bits_per_byte(self) -> float:
-        return float(self.nats.sum() / math.log(2) / self.num_bytes.sum())
-
-    @property
-    def accuracy(self) -> float:
-        """Share of the tokens that were the most likely one."""
-        return float(self.num_correct.sum() / self.num_tokens.sum())
-
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, Any]:
+        tokens = int(self.num_tokens.sum())
+        loss = float(self.nats.sum() / tokens)  # nats per token
         return {
-            "loss": self.loss,
-            "perplexity": self.perplexity,
-            "bits_per_byte": self.bits_per_byte,
-            "accuracy": self.accuracy,
-            "tokens": int(self.num_tokens.sum()),
+            "loss": loss,
+            "perplexity": math.exp(loss) if loss < 700 else math.inf,  # instead of an overflow
+            "bits_per_byte": float(self.nats.sum() / math.log(2) / self.num_bytes.sum()),
+            "accuracy": float(self.num_correct.sum() / tokens),  # share of the tokens that were the most likely one
+            "tokens": tokens,
         }
 
 

@@ -162,13 +162,6 @@ class SourceFacts:
 
 
 @dataclass(frozen=True)
-class Sample:
-    prompt: str
-    before: str
-    after: str
-
-
-@dataclass(frozen=True)
 class NotRun:
     what: str
     why: str  # with the command that runs it
@@ -190,7 +183,7 @@ class Verdict:
     tasks: list[ScoreReport] = field(default_factory=list)
     contamination: Contamination | None = None
     retention: list[Point] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[dict[str, str]] = field(default_factory=list)  # prompt, and what the model wrote before and after
     not_run: list[NotRun] = field(default_factory=list)
     serve: str | None = None
     is_complete: bool = False  # False while it holds only what the run itself measured
@@ -304,7 +297,11 @@ def verdict_of_run(
     lines = [line for line in read_lines(folder / SAMPLES) if {"step", "prompt", "continuation"} <= line.keys()]
     last = max((line["step"] for line in lines), default=0)
     before = {line["prompt"]: line["continuation"] for line in lines if line["step"] == 0}
-    written = [line for line in lines if line["step"] == last and last and line["prompt"] in before]
+    written = [
+        {"prompt": line["prompt"], "before": before[line["prompt"]], "after": line["continuation"]}
+        for line in lines
+        if line["step"] == last and last and line["prompt"] in before
+    ]
     return Verdict(
         run=folder.name,
         model=str(run.export_folder),
@@ -320,7 +317,7 @@ def verdict_of_run(
         tasks=list(evaluation.tasks) if evaluation is not None else [],
         contamination=contamination,
         retention=course,
-        samples=[Sample(line["prompt"], before[line["prompt"]], line["continuation"]) for line in written],
+        samples=written,
         not_run=[*(NotRun(what, why) for what, why in unmentioned.items()), *not_run],
         serve=None if gives_scores(examples) else serve,
         is_complete=is_complete,
