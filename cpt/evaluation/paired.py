@@ -356,12 +356,10 @@ def evidence(difference: Difference) -> str:
     return f"95 % interval {low:+.1f} to {high:+.1f} % from {difference.items:,} documents{worse}"
 
 
-def too_few(difference: Difference) -> str:
-    return f"{difference.items} documents are too few to tell. Hold out at least {TOO_FEW}, better {FEW} or more."
-
-
 def more(difference: Difference) -> str:
     """What would make an unknown change known."""
+    if difference.items < TOO_FEW:
+        return f" {difference.items} documents are too few to tell. Hold out at least {TOO_FEW}, better {FEW} or more."
     if difference.is_dominated:
         return f" {dominated(difference)}"
     # The width of the interval falls with the square root of the items; it should be +- `negligible`.

@@ -86,9 +86,9 @@ def open_evaluation_sets(held: EvaluationData, tokenizer: PreTrainedTokenizerBas
     if held.evaluation.held_out_share is None:
         return main_process_first(lambda: sets_by_name(held, DocumentEncoder(tokenizer), cache))
     prepared = build_data(held.data, tokenizer, seed=held.seed, evaluation=held.evaluation, cache_dir=cache)
-    shares = {reported_name(rows.tokenized.work.source): rows.tokenized for rows in prepared.windowed}
-    further = sets_by_name(held, DocumentEncoder(tokenizer), cache)
-    return {name: further.get(name) or EvaluationSet(rows, shares[name]) for name, rows in prepared.held_out.items()}
+    sources = [*prepared.judges, *(rows.tokenized for rows in prepared.windowed)]
+    tokenized = {reported_name(source.work.source): source for source in sources}
+    return {name: EvaluationSet(rows, tokenized[name]) for name, rows in prepared.held_out.items()}
 
 
 def sets_by_name(held: EvaluationData, encoder: DocumentEncoder, cache: Path) -> dict[str, EvaluationSet]:

@@ -31,7 +31,6 @@ from cpt.evaluation.paired import (
     more,
     relative,
     saved_losses,
-    too_few,
 )
 from cpt.files import DAMAGED, write_atomic
 from cpt.recipe.load import load_recipe
@@ -249,8 +248,6 @@ def domain_sentence(domain: Difference, other: str) -> str:
         gain = max(0.0, -domain.percents[1])
         excluded = f"a gain of more than {gain:.1f} % on held-out domain text is excluded"
         return f"It did not work: {excluded} ({evidence(domain)})."
-    if domain.items < TOO_FEW:
-        return f"Whether it worked is unknown: {too_few(domain)}"
     open_ = f"held-out domain text may have become better or worse ({evidence(domain)})"
     return f"Whether it worked is unknown: {open_}.{more(domain)}"
 
@@ -261,8 +258,6 @@ def general_sentence(general: Difference, what: str = "general text") -> str:
         return f"{text} became better, by {relative(general)}."
     if outcome == "worse":
         return f"It cost {relative(general)} more bits per byte on {what}."
-    if general.items < TOO_FEW:
-        return f"Whether {what} became worse is unknown: {too_few(general)}"
     loss = max(0.0, general.percents[2])
     if outcome != "unknown":
         return f"{text} is as good as before: a loss of more than {loss:.1f} % is excluded ({evidence(general)})."

@@ -203,7 +203,8 @@ class ExampleWriter:
     def preference(self, example: Example) -> list[Written]:
         chosen, rejected, prompt = example.chosen, example.rejected, example.prompt
         if prompt is None and chosen is not None and rejected is not None and type(chosen) is type(rejected):
-            same = common(chosen, rejected)
+            most = max(0, min(len(chosen), len(rejected)) - 1)  # something is left of both
+            same = next((at for at in range(most) if chosen[at] != rejected[at]), most)
             # Most tokenizers write a blank with the word behind it.
             same -= isinstance(chosen, str) and chosen[:same].endswith(" ")
             prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
@@ -253,9 +254,3 @@ class ExampleWriter:
                 " of the model's chat version, or give this one a template: tokenizer.chat_template = ..."
             )
         return self.template
-
-
-def common(one: Sequence[object], other: Sequence[object]) -> int:
-    """How much they have in common from the beginning on, so that something is left of both."""
-    most = max(0, min(len(one), len(other)) - 1)
-    return next((at for at in range(most) if one[at] != other[at]), most)

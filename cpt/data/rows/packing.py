@@ -198,10 +198,6 @@ class PackedRows(Sequence[Row]):
         """Without padding; more than the documents have if windows overlap."""
         return int(self.packing.lengths.sum())
 
-    @property
-    def num_positions(self) -> int:
-        return len(self) * self.sequence_length
-
     def __getitem__(self, number: int) -> Row:  # type: ignore[override]
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
@@ -236,12 +232,6 @@ class PaddedRows(PackedRows):
     It has an "attention_mask" too; its arrays are int64 of [documents, longest], together at most `sequence_length`.
     """
 
-    @property
-    def num_positions(self) -> int:
-        """Tokens, and the padding up to the longest document of each row."""
-        first, lengths = self.packing.first_piece, self.packing.lengths
-        return int((np.diff(first) * np.maximum.reduceat(lengths, first[:-1])).sum())
-
     def row(self, number: int, epoch: int) -> Row:
         starts, lengths = self.packing.pieces(number, epoch)
         position_ids = np.tile(np.arange(lengths.max()), (len(lengths), 1))
@@ -271,11 +261,6 @@ class ExampleRows(PackedRows):
     preference: {"prompt_ids", "chosen_ids", "rejected_ids"}, lists of ids. judged: {"prompt_ids", "completion_ids",
     "label"}. Both are cut at their end to `sequence_length` ids. prompt: the columns of the file's row.
     """
-
-    @property
-    def num_positions(self) -> int:
-        """Rows are not padded before a trainer batches them."""
-        return self.num_tokens
 
     def row(self, number: int, epoch: int) -> dict[str, Any]:  # type: ignore[override]
         starts, lengths = self.packing.pieces(number, epoch)
@@ -320,6 +305,15 @@ class Layout:
                 np.save(folder / f"{field.name}.npy", getattr(packed, field.name))
 
         return fill
+
+    def num_positions(self, packing: Packing) -> int:
+        """Of all rows, with padding; a trainer pads examples that are rows only when it batches them."""
+        first, lengths = packing.first_piece, packing.lengths
+        if self.is_one_a_row:
+            return int(lengths.sum())
+        if self.packing == "token_budget":  # up to the longest document of each row
+            return int((np.diff(first) * np.maximum.reduceat(lengths, first[:-1])).sum())
+        return packing.num_rows * self.sequence_length
 
     def open(self, documents: StoredDocuments, folder: Path) -> PackedRows:
         rows = ExampleRows if self.is_one_a_row else PaddedRows if self.packing == "token_budget" else PackedRows

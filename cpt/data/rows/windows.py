@@ -368,7 +368,7 @@ class WindowedRows:
         if len(starts):
             folder = publish_derived(self.window_folder(window), layout.packer(starts, lengths, self.seed))
             packed = layout.open(documents, folder)
-            positions, tokens_in_rows, rows = packed.num_positions, packed.num_tokens, len(packed)
+            positions, tokens_in_rows, rows = layout.num_positions(packed.packing), packed.num_tokens, len(packed)
         if known is not None or before is None:
             return
         parts = [part.description for part in documents.parts] if self.is_new(window) else []
