@@ -205,10 +205,8 @@ def needs_verdict(run: Run) -> bool:
 
 
 def complete_verdict(run: Run, *, batch_size: int = 8) -> Verdict:
-    """Measure what is missing in the verdict of a finished run, and write it again.
-
-    It needs one process, which loads the model and then the base. A measurement that fails is listed in the verdict
-    with the command that repeats it."""
+    """Measure what is missing in the verdict of a finished run, and write it again. It needs one process, which loads
+    the model and then the base. A measurement that fails is listed in the verdict with the command that repeats it."""
     recipe = load_recipe(run.folder / RECIPE)
     evaluation, contamination, not_run = None, None, list[NotRun]()
     try:

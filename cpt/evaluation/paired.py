@@ -248,11 +248,9 @@ def t_quantile(level: float, degrees: float) -> float:
 
 
 def accuracy_difference(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> Difference:
-    """Of two accuracies on the same questions; DataError for fewer than two.
-
-    Only questions that one of the two models answers rightly tell anything, as in McNemar's test. The interval is
-    Wald's after one such question was added to each side (Bonett and Price 2012, doi.org/10.3102/1076998611411915),
-    which covers well where they are few."""
+    """Of two accuracies on the same questions; DataError for fewer than two. Only questions that one of the two models
+    answers rightly tell anything, as in McNemar's test. The interval is Wald's after one such question was added to
+    each side (Bonett and Price 2012, doi.org/10.3102/1076998611411915), which covers well where they are few."""
     number = len(before)
     refuse_too_few(number, "questions")
     won, lost = (int((new & ~old).sum()) + 1 for new, old in ((after, before), (before, after)))

@@ -65,11 +65,9 @@ class ChatTemplate:
         return str(text), [(int(start), int(end)) for start, end in spans[0]] if spans else []
 
     def turns(self, messages: Sequence[Message], tools: Tools, text: str) -> list[Span]:
-        """Where the assistant's messages are in the text, each with the token that ends it.
-
-        They are between what the template writes around them, if control tokens mark it, as no message can write
-        these. Or else they begin where the prompt of the messages before ends. Or they are searched for.
-        """
+        """Where the assistant's messages are in the text, each with the token that ends it. They are between what the
+        template writes around them, if control tokens mark it, as no message can write these. Or else they begin where
+        the prompt of the messages before ends. Or they are searched for."""
         spans = self._turns(messages, tools, text)
         if any(message["role"] == TOOL for message in messages):
             # Gemma 4 writes some tool results inside the assistant's turn.
@@ -134,10 +132,8 @@ class ChatTemplate:
         return start + len(before) if self.control.search(before) and text.startswith(before, start) else start
 
     def _found(self, message: Message, text: str, opening: str, upto: str, at: int) -> Span:
-        """The content of a message that a template writes differently once others follow.
-
-        It ends with what the template wrote behind it, or the control token that follows immediately.
-        """
+        """The content of a message that a template writes differently once others follow. It ends with what the
+        template wrote behind it, or the control token that follows immediately."""
         words = message["content"] or ""
         content, blanks = words.strip(), words[len(words.rstrip()) :]
         is_opened = text.startswith(opening) and at <= len(opening)

@@ -66,9 +66,7 @@ def held_out_set(name: str, documents: StoredDocuments, chosen: Int64, layout: L
 
 def size_warnings(data: Data, evaluation: Evaluation, *, few: int) -> list[str]:
     """Warnings about one huge document, and about what `held_out_share` holds out, for sources that are quickly read.
-
-    Below `few` held-out documents, an interval means little.
-    """
+    Below `few` held-out documents, an interval means little."""
     share, warnings, held_out = evaluation.held_out_share, list[str](), list[tuple[int, int]]()
     for number, source in enumerate(data.sources):
         name, found = reported_name(source), sizes_of(data, source, f"data.sources[{number}]")

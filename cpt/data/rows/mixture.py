@@ -84,10 +84,8 @@ LINEAR_BLOCKS = 64  # of a linear change; weights are constant inside a block, s
 
 
 def asked_shares(data: Data, tokens: Sequence[int]) -> Changes:
-    """The shares of tokens that the recipe requests, and the rows from which they hold.
-
-    A phase ends with the row that is nearest. A linear one is cut into blocks, each with the shares in its middle.
-    """
+    """The shares of tokens that the recipe requests, and the rows from which they hold. A phase ends with the row that
+    is nearest. A linear one is cut into blocks, each with the shares in its middle."""
     if not data.phases:
         weights = np.array([source.weight for source in data.sources])
         if data.temperature is not None:
@@ -154,11 +152,9 @@ class Turns:
         return [proportion / sum(proportions) for proportion in proportions]
 
     def counts(self, number: int) -> list[int]:
-        """How many of the rows before `number` each source takes.
-
-        Of the first n rows, the first source takes ceil(n * p / total) and leaves the others to be shared out in the
-        same way, as in grain's MapDataset.mix, which rounds weights to 1/100 of the smallest: 1.009 : 1 becomes 1 : 1.
-        """
+        """How many of the rows before `number` each source takes. Of the first n rows, the first source takes ceil(n *
+        p / total) and leaves the others to be shared out in the same way, as in grain's MapDataset.mix, which rounds
+        weights to 1/100 of the smallest: 1.009 : 1 becomes 1 : 1."""
         part = bisect_right(self.first_rows, number) - 1
         left, total = number - self.first_rows[part], sum(self.proportions[part])
         counts = []
@@ -232,10 +228,8 @@ class MixtureRows(Dataset[Row]):
 
 
 def whole_quotas(rows: int, weights: Sequence[float], owed: Mapping[int, float]) -> tuple[list[int], dict[int, float]]:
-    """Rows of each source among `rows`, and what each is owed after them.
-
-    `owed`: rows that a source had too few before; forgotten when other sources than these have a weight.
-    """
+    """Rows of each source among `rows`, and what each is owed after them. `owed`: rows that a source had too few
+    before; forgotten when other sources than these have a weight."""
     total = sum(weights)
     active = [source for source, weight in enumerate(weights) if weight > 0]
     before = owed if owed.keys() == set(active) else dict.fromkeys(active, 0.0)

@@ -27,10 +27,8 @@ FILES_OPENED = 20  # of one source; for the others only name and size are checke
 
 
 def check_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) -> list[str]:
-    """Every complaint about filters, files and their columns; imports neither torch nor transformers.
-
-    `ask_hub` also checks the sources on the Hub, by a listing and the first row of each.
-    """
+    """Every complaint about filters, files and their columns; imports neither torch nor transformers. `ask_hub` also
+    checks the sources on the Hub, by a listing and the first row of each."""
     keyed = keyed_sources(data, evaluation)
     return list(dict.fromkeys(each for key, source in keyed for each in check_source(data, source, key, ask_hub)))
 
@@ -50,10 +48,8 @@ def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, Doc
 
 
 def work_of(data: Data, source: DocumentSource, key: str) -> ShardWork:
-    """What makes training documents of a source's rows; they are not encoded.
-
-    Held-out sets are not filtered. The transforms of `data` apply to them too: equal texts stay equal.
-    """
+    """What makes training documents of a source's rows; they are not encoded. Held-out sets are not filtered. The
+    transforms of `data` apply to them too: equal texts stay equal."""
     filters: ComponentLists = {}
     transforms: ComponentLists = {"data.transforms": data.transforms}
     if isinstance(source, Source):

@@ -42,12 +42,10 @@ class Packing:
         return len(self.first_piece) - 1
 
     def pieces(self, row: int, epoch: int) -> tuple[Int64, Int64]:
-        """The start of each piece of a row among the source's tokens, and its length.
-
-        In epoch 0 these are the pieces that were packed together. In each later epoch the pieces of one length swap
-        places, for each length by another map i -> a * i + b modulo their number. So rows stay as full as they are,
-        each piece is in one row of each epoch, and only the requested row is computed.
-        """
+        """The start of each piece of a row among the source's tokens, and its length. In epoch 0 these are the pieces
+        that were packed together. In each later epoch the pieces of one length swap places, for each length by another
+        map i -> a * i + b modulo their number. So rows stay as full as they are, each piece is in one row of each
+        epoch, and only the requested row is computed."""
         first, after = self.first_piece[row : row + 2]
         lengths = self.lengths[first:after]
         if not epoch:
@@ -109,11 +107,9 @@ def cut_stream(starts: Int64, lengths: Int64, sequence_length: int, stride: int)
 
 
 def best_fit(lengths: Int64, sequence_length: int) -> Int64:
-    """The row of each piece.
-
-    Rows are grouped by the room they have left; `roomy` has bit r set while some row has room r, so the fullest row
-    that takes a piece is the lowest bit from the piece's length up. Pieces of one length are placed together.
-    """
+    """The row of each piece. Rows are grouped by the room they have left; `roomy` has bit r set while some row has
+    room r, so the fullest row that takes a piece is the lowest bit from the piece's length up. Pieces of one length
+    are placed together."""
     order = np.argsort(-lengths, kind="stable")
     rows_with_room: list[list[int]] = [[] for _ in range(sequence_length + 1)]
     roomy, num_rows, placed = 0, 0, []
@@ -227,10 +223,8 @@ class PackedRows(Sequence[Row]):
 
 
 class PaddedRows(PackedRows):
-    """Rows of `packing: token_budget`: each row is a batch, whose documents do not share a sequence.
-
-    It has an "attention_mask" too; its arrays are int64 of [documents, longest], together at most `sequence_length`.
-    """
+    """Rows of `packing: token_budget`: each row is a batch, whose documents do not share a sequence. It has an
+    "attention_mask" too; its arrays are int64 of [documents, longest], together at most `sequence_length`."""
 
     def row(self, number: int, epoch: int) -> Row:
         starts, lengths = self.packing.pieces(number, epoch)
@@ -256,11 +250,9 @@ def stack_rows(rows: Sequence[Row]) -> Row:
 
 
 class ExampleRows(PackedRows):
-    """Rows of examples, one a row, as a trainer takes them.
-
-    preference: {"prompt_ids", "chosen_ids", "rejected_ids"}, lists of ids. judged: {"prompt_ids", "completion_ids",
-    "label"}. Both are cut at their end to `sequence_length` ids. prompt: the columns of the file's row.
-    """
+    """Rows of examples, one a row, as a trainer takes them. preference: {"prompt_ids", "chosen_ids", "rejected_ids"},
+    lists of ids. judged: {"prompt_ids", "completion_ids", "label"}. Both are cut at their end to `sequence_length`
+    ids. prompt: the columns of the file's row."""
 
     def row(self, number: int, epoch: int) -> dict[str, Any]:  # type: ignore[override]
         starts, lengths = self.packing.pieces(number, epoch)

@@ -105,12 +105,9 @@ class OpenWindow:
 
 
 class WindowedRows:
-    """The rows of one source by turn, and what is known of its windows.
-
-    In the first epoch the windows come in the order of the plan. Each later epoch has another order of windows, and
-    puts the pieces of a window into other rows. With `is_bounded`, consumed windows are removed, so readers leave
-    marks of where they are.
-    """
+    """The rows of one source by turn, and what is known of its windows. In the first epoch the windows come in the
+    order of the plan. Each later epoch has another order of windows, and puts the pieces of a window into other rows.
+    With `is_bounded`, consumed windows are removed, so readers leave marks of where they are."""
 
     def __init__(
         self,
@@ -143,11 +140,9 @@ class WindowedRows:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the documents and of how they are packed; moving files does not change it.
-
-        Of several windows the first, the plan and the rules that choose documents are hashed; each later window is
-        compared with the entry in the checkpoint.
-        """
+        """A hash of the documents and of how they are packed; moving files does not change it. Of several windows the
+        first, the plan and the rules that choose documents are hashed; each later window is compared with the entry in
+        the checkpoint."""
         is_whole = self.tokenized.plan.is_whole
         return key_of(
             {
