@@ -188,13 +188,10 @@ def build_report(measured: EvaluationResult, base: EvaluationResult | None = Non
         against = None if base is None else accuracy_difference(base.answers[name, kind], right)
         accuracy = ("accuracy", float(right.mean()), accuracy_interval(right), len(right))
         tests.append(ScoreReport(f"{name} {kind}", *accuracy, against=against))
-    old = {} if base is None else {(score.task, score.metric): score for score in base.tasks}
+    old = {} if base is None else {(score.report.name, score.report.metric): score for score in base.tasks}
     for score in measured.tasks:
-        error = score.standard_error
-        interval = None if error is None else (score.value - 1.96 * error, score.value + 1.96 * error)
-        against = None if base is None else task_difference(old[score.task, score.metric], score)
-        shown = (score.metric, score.value, interval, score.questions, score.higher_is_better)
-        tasks.append(ScoreReport(score.task, *shown, against))
+        against = None if base is None else task_difference(old[score.report.name, score.report.metric], score)
+        tasks.append(replace(score.report, against=against))
     return EvaluationReport(measured.model, None if base is None else base.model, sets, tests, tasks)
 
 

@@ -319,11 +319,11 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
         raise CheckpointError(
             f"{folder} is a LoRA adapter. Merge it into its base first: cpt export {folder} --output FOLDER"
         )
-    if kind != "model" or not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} is not a complete model. Export one: cpt export RUN --output FOLDER")
+    has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
+    if kind != "model" or not (folder / "config.json").is_file() or not has_tokenizer:
+        what = "is not a complete model with weights, config.json and a tokenizer"
+        raise CheckpointError(f"{folder} {what}. Copy what is missing, or: cpt export RUN --output FOLDER")
     Tensors(folder)  # opens each file, so that one that is missing or cut short is found now
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise CheckpointError(f"{folder} has no tokenizer: copy tokenizer.json and tokenizer_config.json into it.")
     model_type = config_json(folder).get("model_type")
     if model_type in FAMILIES:
         raise CheckpointError(

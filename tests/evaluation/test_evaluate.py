@@ -98,7 +98,7 @@ def test_one_document_is_refused_before_two_models_are_loaded(models, corpus, tm
 
 
 def test_pairs_are_left_to_the_run_that_measured_them(caplog):
-    held = HeldOutSet("a", [], 3, 9, 9)
+    held = HeldOutSet("a", [], 3)
     sets = {"texts": EvaluationSet(held, None), "pairs": EvaluationSet(replace(held, form="preference"), None)}
     with caplog.at_level("INFO", "cpt"):
         assert list(of_texts(sets, EvaluationRequest())) == ["texts"]

@@ -3,7 +3,6 @@
 Each window has an entry, a small file that stays when the window's tokens are removed. It says how many rows are
 before the window, so any place of the source is found at once."""
 
-import math
 import threading
 from bisect import bisect_right
 from collections import Counter, OrderedDict
@@ -218,9 +217,9 @@ class WindowedRows:
     def window_of(self, row: int) -> int | None:
         """The window of a row of the first epoch, made now if it is missing; None after the last."""
 
-        def first_row(window: int) -> float:
+        def first_row(window: int) -> int:
             entry = self.known_entry(window)
-            return math.inf if entry is None else entry.first_row
+            return row + 1 if entry is None else entry.first_row  # one that is still to be made comes after the row
 
         window = self._near if self.entry(self._near).first_row <= row else 0
         window += bisect_right(range(window + 1, len(self.tokenized.plan.windows)), row, key=first_row)
