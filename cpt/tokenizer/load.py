@@ -62,6 +62,8 @@ def from_folder_or_hub(path: str, revision: str | None, trust_remote_code: bool)
 
 def check_folder(folder: Path) -> None:
     # transformers' own errors do not name the file.
+    if not folder.is_dir():
+        raise RecipeError(f"`{folder}` is a file. `tokenizer.path` takes the folder that holds tokenizer.json.")
     names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "config.json")
     if not any((folder / name).exists() for name in names):
         raise RecipeError(f"`{folder}` holds no tokenizer, none of {', '.join(names)}. Check `tokenizer.path`.")

@@ -94,6 +94,14 @@ class Total:
     everything: WindowEntry | None  # the sum over all windows
 
 
+def write_total(folder: Path, last: int, entries: Sequence[WindowEntry]) -> None:
+    """Write the totals of one epoch from the entries of all windows, or of the last ones that are known."""
+    content: dict[str, Any] = {"rows": entries[-1].end, "windows": last + 1, "rows_of": None, "everything": None}
+    if len(entries) == last + 1:
+        content |= {"rows_of": [entry.rows for entry in entries], "everything": asdict(summed(entries))}
+    write_once(folder / "total.json", sealed(content))
+
+
 @dataclass(frozen=True)
 class OpenWindow:
     turns: range
@@ -311,10 +319,7 @@ class WindowedRows:
         write_once(self.entry_file(window), sealed(asdict(entry)))
         if is_last and self.total is None:
             entries = [one for number in range(window + 1) if (one := self.known_entry(number)) is not None]
-            content: dict[str, Any] = {"rows": entry.end, "windows": window + 1, "rows_of": None, "everything": None}
-            if len(entries) == window + 1:
-                content |= {"rows_of": [one.rows for one in entries], "everything": asdict(summed(entries))}
-            write_once(self.folder / "total.json", sealed(content))
+            write_total(self.folder, window, entries)
 
     def state(self, turn: int) -> dict[str, Any]:
         """The window of a turn and its entry, for a checkpoint. With it a run resumes on an empty store."""
