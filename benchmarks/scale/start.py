@@ -40,13 +40,13 @@ def measured(folder: Path, tokens: int) -> dict[str, object]:
     started = resident()
     rows = prepared.rows
     number = budget_of(tokens).tokens // SEQUENCE_LENGTH
-    _, first = timed(lambda: [rows[at] for at in range(BATCH)])
+    _, first = timed(lambda: rows.batch(range(BATCH)))
     draw = np.random.default_rng(0)
     places = draw.integers(0, number, LOOKUPS).tolist()
     resumes = []
     for at in np.linspace(0, number - BATCH, RESUMES).astype(int).tolist():
         again = opened_anew(prepared)
-        resumes.append(timed(lambda again=again, at=at: [again[row] for row in range(at, at + BATCH)])[1])
+        resumes.append(timed(lambda again=again, at=at: again.batch(range(at, at + BATCH)))[1])
     anywhere = [timed(lambda at=at: rows[at])[1] for at in places]
     next_ones = [timed(lambda at=at: rows[at])[1] for at in range(number // 2, number // 2 + LOOKUPS)]
     found = {

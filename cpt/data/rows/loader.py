@@ -18,7 +18,7 @@ import torch
 from accelerate.utils.operations import recursively_apply
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from cpt.data.rows.mixture import RowRange, shift_past_skipped
+from cpt.data.rows.mixture import MixtureRows, RowRange, shift_past_skipped
 from cpt.data.rows.packing import Row, stack_rows
 from cpt.data.rows.windows import MARKS, WindowedRows
 from cpt.data.store.parallel import num_workers
@@ -88,8 +88,10 @@ class CPTDataLoader(DataLoader[Row]):
         # A loader without its own generator draws from the global one when it starts, and dropout would differ after a
         # resume.
         options = {"collate_fn": stack_rows, "generator": torch.Generator(), **torch_loader_options}
+        self.collates_plainly = options["collate_fn"] is stack_rows
         if complete is not None:
             options["collate_fn"] = partial(completed, options["collate_fn"], complete)
+        self.complete: Callable[[Row], Row] = complete or (lambda batch: batch)
         super().__init__(rows, batch_size=micro_batch, sampler=sampler, **options)
         self.rank_sampler = sampler
         self.waited_seconds = 0.0
@@ -148,9 +150,13 @@ class CPTDataLoader(DataLoader[Row]):
         """Micro-batches that a thread makes ahead; one, because several would share one interpreter."""
         pins = self.pin_memory and torch.accelerator.is_available()
         device = torch.accelerator.current_device_index() if pins else 0  # a thread has a current device of its own
+        rows, stacks = self.dataset, self.collates_plainly
 
         def make(numbers: list[int]) -> Row:
-            batch = self.collate_fn([self.dataset[number] for number in numbers])
+            if type(rows) is MixtureRows and stacks:  # a subclass may give other rows, one by one
+                batch = self.complete(rows.batch(numbers))
+            else:
+                batch = self.collate_fn([rows[number] for number in numbers])
             return recursively_apply(torch.Tensor.pin_memory, batch) if pins else batch  # type: ignore[no-any-return]
 
         def begin() -> None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from cpt.data.rows.packing import IGNORED, PackedRows, Row
+from cpt.data.rows.packing import IGNORED, NAMES, PackedRows, PaddedRows, Row, stack_rows
 from cpt.data.rows.windows import WindowedRows
 from cpt.data.store.token_files import Int64
 from cpt.errors import RecipeError
@@ -194,11 +195,26 @@ class MixtureRows(Dataset[Row]):
     def __getitem__(self, number: int) -> Row:
         rows, row, epoch = self.row_at(number)
         found = rows.row(row, epoch)
+        if self.stretch_at(number)[1].lengths:
+            self.cut(number, found["position_ids"].numpy(), found["labels"].numpy())
+        return found
+
+    def cut(self, number: int, position_ids: Int64, labels: Int64) -> None:
         _, stretch, place = self.stretch_at(number)
         if stretch.lengths:
             change = bisect_right(stretch.lengths, place, key=lambda change: change[0]) - 1
-            cut_documents(found["position_ids"].numpy(), found["labels"].numpy(), stretch.lengths[change][1])
-        return found
+            cut_documents(position_ids, labels, stretch.lengths[change][1])
+
+    def batch(self, numbers: Sequence[int]) -> Row:
+        """Rows as one batch, [B, T], as of `stack_rows`, but written at once."""
+        found = [self.row_at(number) for number in numbers]
+        if any(isinstance(rows, PaddedRows) for rows, _, _ in found):
+            return stack_rows([rows.row(row, epoch) for rows, row, epoch in found])
+        arrays = np.empty((len(NAMES), len(found), found[0][0].sequence_length), np.int64)
+        for line, (rows, row, epoch) in enumerate(found):
+            rows.fill(row, epoch, *arrays[:, line])
+            self.cut(numbers[line], arrays[2, line], arrays[1, line])
+        return dict(zip(NAMES, torch.from_numpy(arrays), strict=True))
 
     def documents_in(self, number: int) -> Int64:
         """Tokens of each document of a global row; none of them is read."""

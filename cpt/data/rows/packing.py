@@ -201,7 +201,11 @@ class PackedRows(Sequence[Row]):
 
     def row(self, number: int, epoch: int) -> Row:
         arrays = np.empty((3, self.sequence_length), np.int64)
-        input_ids, labels, position_ids = arrays
+        self.fill(number, epoch, *arrays)
+        return dict(zip(NAMES, torch.from_numpy(arrays), strict=True))
+
+    def fill(self, number: int, epoch: int, input_ids: Int64, labels: Int64, position_ids: Int64) -> None:
+        """Write a row into arrays of `sequence_length`, which may be lines of a batch."""
         at, counting, begins = 0, self._counting, []
         pieces = [array.tolist() for array in self.packing.pieces(number, epoch)]
         for start, length in zip(*pieces, strict=True):
@@ -218,8 +222,8 @@ class PackedRows(Sequence[Row]):
         if self.documents.are_examples:
             segments = [self.documents.segments(start, length) for start, length in zip(*pieces, strict=True)]
             labels[:at][np.concatenate(segments) == CONTEXT] = IGNORED
-        labels[begins] = IGNORED
-        return dict(zip(NAMES, torch.from_numpy(arrays), strict=True))
+        for begin in begins:
+            labels[begin] = IGNORED
 
 
 class PaddedRows(PackedRows):

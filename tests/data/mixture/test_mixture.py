@@ -2,11 +2,15 @@ from collections import Counter
 from dataclasses import replace
 from itertools import accumulate
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpt.data.rows.build import build_data
 from cpt.data.rows.mixture import MixtureRows, Stretch, Turns
+from cpt.data.rows.packing import stack_rows
 from cpt.data.store.shards import seed_of, shuffled
+from cpt.recipe.schema import Data
 
 
 class Numbers(list):
@@ -109,3 +113,14 @@ def test_many_short_blocks_add_up_to_their_shares(lengths, weights):
     )
     asked = sum(length * first / (first + second) for length, (first, second) in blocks)
     assert abs(turns.counts(firsts[-1])[0] - asked) < 1.5
+
+
+def test_a_batch_is_what_its_rows_are(tokenizer, source, tmp_path):
+    sources = [source("a", ["one", "two " * 9, "three"] * 20), source("b", ["x" * 40] * 9)]
+    for packing in ("best_fit", "none", "token_budget"):
+        rows = build_data(
+            Data(sources=sources, sequence_length=16, packing=packing), tokenizer, seed=1, cache_dir=tmp_path
+        ).rows
+        numbers = [5] if packing == "token_budget" else [0, 1, 2, 700, 3]
+        batch, stacked = rows.batch(numbers), stack_rows([rows[number] for number in numbers])
+        assert batch.keys() == stacked.keys() and all(torch.equal(batch[name], stacked[name]) for name in batch)
