@@ -86,7 +86,7 @@ def build_run(
     recipe, tokenizer = Recipe.model_validate(sections), make_tokenizer()
     rows = example_rows(stage)
     form = FORMS.get(stage, "preference")
-    sets = {"pairs": HeldOutSet("pairs", rows[:held_out], held_out, 1, 1, form=form)} if held_out else {}
+    sets = {"pairs": HeldOutSet("pairs", rows[:held_out], held_out, form=form)} if held_out else {}
     data = Prepared(Endless(rows), form, len(rows), held_out=sets)
     arguments = training_arguments(recipe, folder / "run", data)
     built = model_for(recipe, tokenizer, arguments)

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from cpt.cache import key_of
 from cpt.data.rows.mixture import MixtureRows
 from cpt.data.rows.open_sources import open_source
-from cpt.data.rows.packing import Layout, open_packing
+from cpt.data.rows.packing import Layout
 from cpt.data.rows.selection import Selection
 from cpt.data.rows.windows import START, WindowedRows, WindowEntry, by_power_of_two, write_total
 from cpt.data.store.token_files import (
@@ -172,7 +172,7 @@ class Templates:
         folder = self.folder / f"window-{template}-{size}"
         folder.mkdir()
         self.layout.packer(starts, lengths, SEED)(folder)
-        packing, tokens = open_packing(folder), int(lengths.sum())
+        packing, tokens = self.layout.open(documents, folder).packing, int(lengths.sum())
         own = key_of({"template": template, "size": size, "kind": self.folder.name})
         longest = max((part.description.longest for part in documents.parts), key=lambda place: place[1])
         return folder, replace(

@@ -165,10 +165,8 @@ def continue_prompts(
     before_each: Callable[[], None] = lambda: None,
 ) -> list[str]:
     """Generate greedily until the document ends or `max_new_tokens` are reached; a prompt gets the begin token if the
-    tokenizer adds one, as in training.
-
-    Every process of the run must call it, and all get the same texts. The model may be wrapped by DDP or DeepSpeed;
-    its mode, its configs and the random state do not change."""
+    tokenizer adds one, as in training. Every process of the run must call it, and all get the same texts. The model
+    may be wrapped by DDP or DeepSpeed; its mode, its configs and the random state do not change."""
     # DDP and a DeepSpeed engine have the module that generates as `module`.
     is_generator = isinstance(model, PreTrainedModel) or "base_model" in dict(model.named_children())
     generator: Any = model if is_generator and not isinstance(model, DistributedDataParallel) else model.module

@@ -184,7 +184,6 @@ def answer_questions(
     model: nn.Module, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question], batch_size: int, longest: int
 ) -> NDArray[np.bool_]:
     """Whether the model finds the right choice of each question the most likely; every process gets the same result.
-
     The log-likelihood is divided by the bytes of the choice, as in lm-eval's acc_norm, so that neither long choices
     nor small tokens are a disadvantage. The beginning of texts of more than `longest` tokens is cut off."""
     pairs = [(question.context, choice) for question in questions for choice in question.choices]

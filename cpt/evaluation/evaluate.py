@@ -162,9 +162,9 @@ def fitting(held: EvaluationData, model: Model) -> EvaluationData:
             f"rows of {held.data.sequence_length:,} tokens are longer than the {known:,} positions that {model.path}"
             f" knows. Evaluate both models with --sequence-length {known}."
         )
-    is_packed = held.packing not in ("none", "token_budget")
-    needs_padding = is_packed and not isolates_documents(load_config(model))
-    return replace(held, packing="token_budget") if needs_padding else held
+    if held.data.packing in ("none", "token_budget") or isolates_documents(load_config(model)):
+        return held
+    return replace(held, data=held.data.model_copy(update={"packing": "token_budget"}))
 
 
 def known_positions(model: Model) -> int:
@@ -182,20 +182,16 @@ def build_report(measured: EvaluationResult, base: EvaluationResult | None = Non
             against = None if base is None else bits_per_byte_difference([base.losses[name]], [losses])
         except DataError as problem:
             raise DataError(f"the held-out set `{name}`: {problem}") from problem
-        counts = (len(losses.hashes), int(losses.num_tokens.sum()), int(losses.num_bytes.sum()))
-        figures = (losses.loss, losses.perplexity, losses.bits_per_byte, losses.accuracy)
-        sets.append(SetReport(name, *counts, *figures, against))
+        num_bytes = int(losses.num_bytes.sum())
+        sets.append(SetReport(name, len(losses.hashes), num_bytes=num_bytes, against=against, **losses.figures()))
     for (name, kind), right in measured.answers.items():
         against = None if base is None else accuracy_difference(base.answers[name, kind], right)
         accuracy = ("accuracy", float(right.mean()), accuracy_interval(right), len(right))
         tests.append(ScoreReport(f"{name} {kind}", *accuracy, against=against))
-    old = {} if base is None else {(score.task, score.metric): score for score in base.tasks}
+    old = {} if base is None else {(score.report.name, score.report.metric): score for score in base.tasks}
     for score in measured.tasks:
-        error = score.standard_error
-        interval = None if error is None else (score.value - 1.96 * error, score.value + 1.96 * error)
-        against = None if base is None else task_difference(old[score.task, score.metric], score)
-        shown = (score.metric, score.value, interval, score.questions, score.higher_is_better)
-        tasks.append(ScoreReport(score.task, *shown, against))
+        against = None if base is None else task_difference(old[score.report.name, score.report.metric], score)
+        tasks.append(replace(score.report, against=against))
     return EvaluationReport(measured.model, None if base is None else base.model, sets, tests, tasks)
 
 
@@ -206,10 +202,8 @@ def needs_verdict(run: Run) -> bool:
 
 
 def complete_verdict(run: Run, *, batch_size: int = 8) -> Verdict:
-    """Measure what is missing in the verdict of a finished run, and write it again.
-
-    It needs one process, which loads the model and then the base. A measurement that fails is listed in the verdict
-    with the command that repeats it."""
+    """Measure what is missing in the verdict of a finished run, and write it again. It needs one process, which loads
+    the model and then the base. A measurement that fails is listed in the verdict with the command that repeats it."""
     recipe = load_recipe(run.folder / RECIPE)
     evaluation, contamination, not_run = None, None, list[NotRun]()
     try:

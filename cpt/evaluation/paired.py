@@ -51,32 +51,15 @@ class DocumentLosses:
     num_tokens: NDArray[np.int64]  # predicted tokens
     num_correct: NDArray[np.int64]  # tokens that were the most likely ones
 
-    @property
-    def loss(self) -> float:
-        """Nats per token."""
-        return float(self.nats.sum() / self.num_tokens.sum())
-
-    @property
-    def perplexity(self) -> float:
-        """Per token; infinite instead of an overflow."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
-
-    @property
-    def bits_per_byte(self) -> float:
-        return float(self.nats.sum() / math.log(2) / self.num_bytes.sum())
-
-    @property
-    def accuracy(self) -> float:
-        """Share of the tokens that were the most likely one."""
-        return float(self.num_correct.sum() / self.num_tokens.sum())
-
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, Any]:
+        tokens = int(self.num_tokens.sum())
+        loss = float(self.nats.sum() / tokens)  # nats per token
         return {
-            "loss": self.loss,
-            "perplexity": self.perplexity,
-            "bits_per_byte": self.bits_per_byte,
-            "accuracy": self.accuracy,
-            "tokens": int(self.num_tokens.sum()),
+            "loss": loss,
+            "perplexity": math.exp(loss) if loss < 700 else math.inf,  # instead of an overflow
+            "bits_per_byte": float(self.nats.sum() / math.log(2) / self.num_bytes.sum()),
+            "accuracy": float(self.num_correct.sum() / tokens),  # share of the tokens that were the most likely one
+            "tokens": tokens,
         }
 
 
@@ -265,11 +248,9 @@ def t_quantile(level: float, degrees: float) -> float:
 
 
 def accuracy_difference(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> Difference:
-    """Of two accuracies on the same questions; DataError for fewer than two.
-
-    Only questions that one of the two models answers rightly tell anything, as in McNemar's test. The interval is
-    Wald's after one such question was added to each side (Bonett and Price 2012, doi.org/10.3102/1076998611411915),
-    which covers well where they are few."""
+    """Of two accuracies on the same questions; DataError for fewer than two. Only questions that one of the two models
+    answers rightly tell anything, as in McNemar's test. The interval is Wald's after one such question was added to
+    each side (Bonett and Price 2012, doi.org/10.3102/1076998611411915), which covers well where they are few."""
     number = len(before)
     refuse_too_few(number, "questions")
     won, lost = (int((new & ~old).sum()) + 1 for new, old in ((after, before), (before, after)))
@@ -373,12 +354,10 @@ def evidence(difference: Difference) -> str:
     return f"95 % interval {low:+.1f} to {high:+.1f} % from {difference.items:,} documents{worse}"
 
 
-def too_few(difference: Difference) -> str:
-    return f"{difference.items} documents are too few to tell. Hold out at least {TOO_FEW}, better {FEW} or more."
-
-
 def more(difference: Difference) -> str:
     """What would make an unknown change known."""
+    if difference.items < TOO_FEW:
+        return f" {difference.items} documents are too few to tell. Hold out at least {TOO_FEW}, better {FEW} or more."
     if difference.is_dominated:
         return f" {dominated(difference)}"
     # The width of the interval falls with the square root of the items; it should be +- `negligible`.

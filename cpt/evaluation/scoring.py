@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cpt.data.rows.held_out import HeldOutSet
 from cpt.data.rows.packing import PackedRows, stack_rows
-from cpt.distributed import is_main_process
+from cpt.distributed import has_process_group, is_main_process
 from cpt.errors import DataError
 from cpt.evaluation.paired import DocumentLosses, save_losses, saved_losses
 from cpt.models.fused_loss import fused_scores
@@ -40,7 +40,7 @@ class ScoredBatch:
 
 def sum_over_processes(sums: torch.Tensor) -> None:
     """In place, if there are several processes."""
-    if dist.is_available() and dist.is_initialized():
+    if has_process_group():
         dist.all_reduce(sums)
 
 
@@ -74,8 +74,7 @@ def scored_batches(
 def batches(num_items: int, batch_size: int) -> Iterator[tuple[Sequence[int], bool]]:
     """Numbers of this process's items in batches, each with whether it counts. Every process gets as many batches, as
     ZeRO-3's gathering of parameters needs: a process without items left repeats the first."""
-    parallel = dist.is_available() and dist.is_initialized()
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if parallel else (0, 1)
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if has_process_group() else (0, 1)
     mine = range(rank, num_items, world_size)
     for number in range(math.ceil(math.ceil(num_items / world_size) / batch_size)):
         indexes = mine[number * batch_size : (number + 1) * batch_size]

@@ -37,7 +37,6 @@ class EvaluationData:
     data: Data  # transforms, policies and, for shares of sources, the sources
     evaluation: Evaluation
     seed: int = 0
-    packing: str = "best_fit"
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,8 @@ def data_of_recipe(recipe: Recipe) -> EvaluationData:
             f"the recipe `{recipe.name}` holds nothing out to evaluate on. Give it `evaluation.held_out_share` or "
             "`evaluation.perplexity`, or name files here: --text domain=held_out.jsonl"
         )
-    packing = recipe.data.packing if recipe.data.packing in ("none", "token_budget") else "best_fit"
     data, evaluation = with_form(phases_in_tokens(recipe), evaluation, form_of_stage(recipe.stage))
-    return EvaluationData(data, evaluation, recipe.seed, packing)
+    return EvaluationData(data, evaluation, recipe.seed)
 
 
 def data_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH) -> EvaluationData:
@@ -88,9 +86,9 @@ def open_evaluation_sets(held: EvaluationData, tokenizer: PreTrainedTokenizerBas
     if held.evaluation.held_out_share is None:
         return main_process_first(lambda: sets_by_name(held, DocumentEncoder(tokenizer), cache))
     prepared = build_data(held.data, tokenizer, seed=held.seed, evaluation=held.evaluation, cache_dir=cache)
-    shares = {reported_name(rows.tokenized.work.source): rows.tokenized for rows in prepared.windowed}
-    further = sets_by_name(held, DocumentEncoder(tokenizer), cache)
-    return {name: further.get(name) or EvaluationSet(rows, shares[name]) for name, rows in prepared.held_out.items()}
+    sources = [*prepared.judges, *(rows.tokenized for rows in prepared.windowed)]
+    tokenized = {reported_name(source.work.source): source for source in sources}
+    return {name: EvaluationSet(rows, tokenized[name]) for name, rows in prepared.held_out.items()}
 
 
 def sets_by_name(held: EvaluationData, encoder: DocumentEncoder, cache: Path) -> dict[str, EvaluationSet]:
@@ -103,6 +101,6 @@ def sets_by_name(held: EvaluationData, encoder: DocumentEncoder, cache: Path) ->
         documents, name = tokenized.documents(tokenized.plan.held_out), reported_name(source)
         if name in sets:
             raise DataError(f"two held-out sets are called `{name}`. Give each a name of its own.")
-        layout = Layout(held.data.sequence_length, held.packing, None, encoder.pad, form_of_source(source))
+        layout = Layout(held.data.sequence_length, held.data.packing, None, encoder.pad, form_of_source(source))
         sets[name] = EvaluationSet(held_out_set(name, documents, np.arange(len(documents)), layout, cache), tokenized)
     return sets

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
-from cpt.evaluation.paired import Difference, mean_difference
+from cpt.evaluation.paired import Difference, ScoreReport, mean_difference
 from cpt.plugins import check_options, did_you_mean
 from cpt.recipe.schema import Component
 
@@ -27,12 +27,7 @@ LOWER_IS_BETTER = ("perplexity", "bits_per_byte")  # metrics that lm-eval does n
 
 @dataclass(frozen=True)
 class TaskScore:
-    task: str
-    metric: str  # as lm-eval calls it, with its filter: `acc,none`
-    value: float
-    standard_error: float | None  # lm-eval's own; None where it gives none
-    questions: int
-    higher_is_better: bool
+    report: ScoreReport  # with lm-eval's name of the metric and its filter: `acc,none`
     by_question: NDArray[np.float64] | None  # None where the metric is not one of single questions
     hashes: tuple[str, ...]  # of the questions, in the same order
 
@@ -145,17 +140,12 @@ def run_tasks(
             is_better_higher = found.get("higher_is_better", {}).get(tasks[0], {}).get(metric)
             if is_better_higher is None:
                 is_better_higher = not any(word in metric for word in LOWER_IS_BETTER)
-            score = TaskScore(
-                task=name,
-                metric=key,
-                value=float(value),
-                standard_error=float(error) if isinstance(error, int | float) else None,
-                questions=sum(found["n-samples"][task]["effective"] for task in tasks),
-                higher_is_better=bool(is_better_higher),
-                by_question=np.array([float(sample[metric]) for sample in own]) if own else None,
-                hashes=tuple(sample["doc_hash"] for sample in own),
-            )
-            scores.append(score)
+            # By lm-eval's own standard error, where it gives one.
+            interval = (value - 1.96 * error, value + 1.96 * error) if isinstance(error, int | float) else None
+            questions = sum(found["n-samples"][task]["effective"] for task in tasks)
+            report = ScoreReport(name, key, float(value), interval, questions, bool(is_better_higher))
+            by_question = np.array([float(sample[metric]) for sample in own]) if own else None
+            scores.append(TaskScore(report, by_question, tuple(sample["doc_hash"] for sample in own)))
     return scores
 
 

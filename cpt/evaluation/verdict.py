@@ -31,7 +31,6 @@ from cpt.evaluation.paired import (
     more,
     relative,
     saved_losses,
-    too_few,
 )
 from cpt.files import DAMAGED, write_atomic
 from cpt.recipe.load import load_recipe
@@ -162,13 +161,6 @@ class SourceFacts:
 
 
 @dataclass(frozen=True)
-class Sample:
-    prompt: str
-    before: str
-    after: str
-
-
-@dataclass(frozen=True)
 class NotRun:
     what: str
     why: str  # with the command that runs it
@@ -190,7 +182,7 @@ class Verdict:
     tasks: list[ScoreReport] = field(default_factory=list)
     contamination: Contamination | None = None
     retention: list[Point] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[dict[str, str]] = field(default_factory=list)  # prompt, and what the model wrote before and after
     not_run: list[NotRun] = field(default_factory=list)
     serve: str | None = None
     is_complete: bool = False  # False while it holds only what the run itself measured
@@ -256,8 +248,6 @@ def domain_sentence(domain: Difference, other: str) -> str:
         gain = max(0.0, -domain.percents[1])
         excluded = f"a gain of more than {gain:.1f} % on held-out domain text is excluded"
         return f"It did not work: {excluded} ({evidence(domain)})."
-    if domain.items < TOO_FEW:
-        return f"Whether it worked is unknown: {too_few(domain)}"
     open_ = f"held-out domain text may have become better or worse ({evidence(domain)})"
     return f"Whether it worked is unknown: {open_}.{more(domain)}"
 
@@ -268,8 +258,6 @@ def general_sentence(general: Difference, what: str = "general text") -> str:
         return f"{text} became better, by {relative(general)}."
     if outcome == "worse":
         return f"It cost {relative(general)} more bits per byte on {what}."
-    if general.items < TOO_FEW:
-        return f"Whether {what} became worse is unknown: {too_few(general)}"
     loss = max(0.0, general.percents[2])
     if outcome != "unknown":
         return f"{text} is as good as before: a loss of more than {loss:.1f} % is excluded ({evidence(general)})."
@@ -304,7 +292,11 @@ def verdict_of_run(
     lines = [line for line in read_lines(folder / SAMPLES) if {"step", "prompt", "continuation"} <= line.keys()]
     last = max((line["step"] for line in lines), default=0)
     before = {line["prompt"]: line["continuation"] for line in lines if line["step"] == 0}
-    written = [line for line in lines if line["step"] == last and last and line["prompt"] in before]
+    written = [
+        {"prompt": line["prompt"], "before": before[line["prompt"]], "after": line["continuation"]}
+        for line in lines
+        if line["step"] == last and last and line["prompt"] in before
+    ]
     return Verdict(
         run=folder.name,
         model=str(run.export_folder),
@@ -320,7 +312,7 @@ def verdict_of_run(
         tasks=list(evaluation.tasks) if evaluation is not None else [],
         contamination=contamination,
         retention=course,
-        samples=[Sample(line["prompt"], before[line["prompt"]], line["continuation"]) for line in written],
+        samples=written,
         not_run=[*(NotRun(what, why) for what, why in unmentioned.items()), *not_run],
         serve=None if gives_scores(examples) else serve,
         is_complete=is_complete,

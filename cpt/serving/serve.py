@@ -117,9 +117,8 @@ def adapt_requests(app: Any, model: str, has_chat_template: bool) -> None:
                 return response
             except HTTPException as failed:
                 return error(str(failed.detail), failed.status_code)
-            except TemplateError as problem:
-                return error(f"The chat template does not take these messages: {problem}")
-            except (ValueError, TypeError) as problem:  # transformers reads some values only when it generates
+            # The chat template may refuse messages; transformers reads some values only when it generates.
+            except (TemplateError, ValueError, TypeError) as problem:
                 return error(str(problem))
 
         return answer
@@ -320,11 +319,11 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
         raise CheckpointError(
             f"{folder} is a LoRA adapter. Merge it into its base first: cpt export {folder} --output FOLDER"
         )
-    if kind != "model" or not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} is not a complete model. Export one: cpt export RUN --output FOLDER")
+    has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
+    if kind != "model" or not (folder / "config.json").is_file() or not has_tokenizer:
+        what = "is not a complete model with weights, config.json and a tokenizer"
+        raise CheckpointError(f"{folder} {what}. Copy what is missing, or: cpt export RUN --output FOLDER")
     Tensors(folder)  # opens each file, so that one that is missing or cut short is found now
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise CheckpointError(f"{folder} has no tokenizer: copy tokenizer.json and tokenizer_config.json into it.")
     model_type = config_json(folder).get("model_type")
     if model_type in FAMILIES:
         raise CheckpointError(
@@ -337,10 +336,10 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
 def check_architecture(folder: Path, module: str | None = None) -> None:
     """Hugging Face's server takes the class that config.json names, and nothing else."""
     config = config_json(folder)
-    architecture = (config.get("architectures") or ["(none named)"])[0]
-    if module is not None or not can_be_served(architecture, config.get("model_type", "")):
+    architecture, model_type = (config.get("architectures") or ["(none named)"])[0], config.get("model_type", "")
+    if module is not None or not can_be_served(architecture, model_type):
         import_own_code(folder, module)
-    if not can_be_served(architecture, config.get("model_type", "")):
+    if not can_be_served(architecture, model_type):
         remedy = NAME_IT if brings_its_code(folder) else "Export it with cpt export, or update transformers."
         raise CheckpointError(
             f"{folder}: config.json names {architecture}, no causal language model of transformers"

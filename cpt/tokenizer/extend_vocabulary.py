@@ -30,11 +30,6 @@ SENTENCEPIECE_WORDS = pre_tokenizers.Split(Regex(r"▁*[^▁]+|▁+"), behavior=
 SENTENCEPIECE_TOKEN = pre_tokenizers.Split(
     Regex(r"▁+(?=▁)|▁?\p{L}[\p{L}\p{M}]*|▁?\p{N}|▁?[^▁\p{L}\p{N}]+|▁+"), behavior="isolated"
 )
-WHY_NOT = {
-    "WordPiece": "it always takes the longest piece of its list, so a new piece would change how old text is read",
-    "Unigram": "its pieces have probabilities instead of merges, so a new piece would change how old text is read",
-    "WordLevel": "it knows whole words only",
-}
 # Some tokens only come out with something around their text (@).
 CONTEXTS = ("@", " @", "a@", "(@", "\n@", "@a", "a@a", " @ a", "1@", "@\n", ".@.")
 REPLACEMENT = "\ufffd"
@@ -128,9 +123,8 @@ def read_bpe(tokenizer: PreTrainedTokenizerBase) -> Bpe:
     content = json.loads(backend.to_str())
     model = content["model"]
     if model["type"] != "BPE":
-        why = WHY_NOT.get(model["type"], "it has no merges to continue")
         only = "Only byte-pair encodings (GPT-2, Llama, Qwen, Mistral, ...) can be extended."
-        raise RecipeError(f"{whose} is {model['type']}: {why}. {only}")
+        raise RecipeError(f"{whose} is {model['type']}, which has no merges to continue. {only}")
     if dropout := model.get("dropout"):
         raise RecipeError(f"{whose} drops merges at random (dropout {dropout}). Set it to null in tokenizer.json.")
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):

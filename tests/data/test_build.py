@@ -49,7 +49,7 @@ def test_a_huge_document_is_trained_on_and_not_held_out(build, source, tokenizer
     )
     prepared = build(source("a", [*TEXTS, huge]), sequence_length=512, evaluation=Evaluation(held_out_share=0.1))
     held_out = prepared.held_out["a"]
-    assert 20 <= held_out.num_documents <= 60 and held_out.num_tokens < 2000
+    assert 20 <= held_out.num_documents <= 60 and held_out.rows.num_tokens < 2000
     assert prepared.sources[0].documents + held_out.num_documents == 401
 
 
@@ -70,12 +70,13 @@ def test_a_held_out_set_counts_documents_tokens_and_bytes(build, source):
     held_out = build(
         source("a", TEXTS), evaluation=Evaluation(perplexity=[HeldOut(path=exam.path, name="x")])
     ).held_out["x"]
-    assert (held_out.name, held_out.num_documents, held_out.num_tokens, held_out.num_bytes) == ("x", 2, 7, 5)
+    num_bytes = held_out.rows.documents.num_bytes.sum()
+    assert (held_out.name, held_out.num_documents, held_out.rows.num_tokens, num_bytes) == ("x", 2, 7, 5)
 
 
 def test_a_source_that_is_all_held_out_is_refused(build, source):
     first = source("a", TEXTS)
-    with pytest.raises(DataError, match="all 400 documents are kept for evaluation.*evaluation.perplexity"):
+    with pytest.raises(DataError, match="evaluation: 400.*evaluation.perplexity"):
         build(first, evaluation=Evaluation(perplexity=[HeldOut(path=first.path)]))
 
 

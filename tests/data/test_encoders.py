@@ -48,6 +48,6 @@ def test_chats_are_trained_on_and_held_out(chatter, tmp_path):
     )
     assert turns == 2 * 39, "what looks like the end of a turn in a message is none"
     judged = prepared.held_out["judge"]
-    assert judged.num_documents == 2 and judged.num_bytes == sum(
+    assert judged.num_documents == 2 and judged.rows.documents.num_bytes.sum() == sum(
         len(transcript(chat(number), "").encode()) for number in (3, 99)
     )

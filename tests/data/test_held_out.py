@@ -31,6 +31,6 @@ def test_conversations_and_texts_beside_them_are_judged_to_their_ends(
     ]
     learned = sum(int((segments[1:] == LEARNED).sum()) for segments in of_documents)
     assert sum(int((row["labels"] != -100).sum()) for row in found.rows) == learned == 50 + 2 + 40 + 1
-    assert (found.num_documents, found.num_bytes) == (3, 50 + 40 + 1), (
+    assert (found.num_documents, documents.num_bytes[found.chosen].sum()) == (3, 50 + 40 + 1), (
         "bytes of the answers and texts, of which all is read"
     )

@@ -37,7 +37,9 @@ def texts(corpus):
 
 def sets(corpus, tokenizer, packing="best_fit", sequence_length=64):
     judges = data_of_texts([f"held={corpus / 'held_out.jsonl'}"], sequence_length)
-    opened = open_evaluation_sets(EvaluationData(judges.data, judges.evaluation, packing=packing), tokenizer)
+    opened = open_evaluation_sets(
+        EvaluationData(judges.data.model_copy(update={"packing": packing}), judges.evaluation), tokenizer
+    )
     return {name: of_set.rows for name, of_set in opened.items()}
 
 
@@ -70,7 +72,9 @@ def test_each_documents_losses_equal_a_loop_by_hand_whatever_packing_and_batch_s
         found.num_tokens.tolist() == expected[:, 1].tolist() and found.num_correct.tolist() == expected[:, 2].tolist()
     )
     assert max(found.num_tokens) > 64, "a document longer than a row is among them"
-    assert found.bits_per_byte == pytest.approx(expected[:, 0].sum() / np.log(2) / found.num_bytes.sum(), rel=1e-6)
+    assert found.figures()["bits_per_byte"] == pytest.approx(
+        expected[:, 0].sum() / np.log(2) / found.num_bytes.sum(), rel=1e-6
+    )
 
 
 def test_a_run_keeps_what_each_evaluation_found(corpus, tokenizer, model, tmp_path):
@@ -78,7 +82,7 @@ def test_a_run_keeps_what_each_evaluation_found(corpus, tokenizer, model, tmp_pa
     for step in (0, 5, 10):
         figures = measure_and_keep(model, held_out, batch_size=4, run_folder=tmp_path, step=step)
     expected = document_losses(model, held_out, batch_size=4)["held"]
-    assert figures["held_bits_per_byte"] == pytest.approx(expected.bits_per_byte)
+    assert figures["held_bits_per_byte"] == pytest.approx(expected.figures()["bits_per_byte"])
     assert list(saved_losses(tmp_path)) == [0, 10]
     kept = load_losses(saved_losses(tmp_path)[0])["held"]
     assert kept.nats.tolist() == document_losses(model, held_out, batch_size=4)["held"].nats.tolist()
@@ -94,7 +98,7 @@ def test_on_a_full_disk_the_figures_come_and_nothing_stale_is_taken_for_the_last
         ballast = fill(disk)
         figures = measure_and_keep(model, held_out, batch_size=4, run_folder=disk, step=10)
         expected = document_losses(model, held_out, batch_size=4)["held"]
-        assert figures["held_bits_per_byte"] == pytest.approx(expected.bits_per_byte)
+        assert figures["held_bits_per_byte"] == pytest.approx(expected.figures()["bits_per_byte"])
         assert list(saved_losses(disk)) == [0] and load_losses(saved_losses(disk)[0])
         assert "at step 10 are not kept: No space left on device" in caplog.text
         ballast.unlink()
@@ -117,7 +121,7 @@ def test_an_evaluation_can_be_left_after_any_batch(corpus, tokenizer, model, tmp
 
 
 def bits(model, held_out):
-    return document_losses(model, held_out, batch_size=2)["held"].bits_per_byte
+    return document_losses(model, held_out, batch_size=2)["held"].figures()["bits_per_byte"]
 
 
 def tiny_model(dropout=0.0):
@@ -136,7 +140,7 @@ def test_a_uniform_model_needs_log2_of_the_vocabulary_for_each_token(corpus, tok
     model, held_out = tiny_model(), sets(corpus, tokenizer)
     with torch.no_grad():
         model.lm_head.weight.zero_()
-        assert document_losses(model, held_out, batch_size=4)["held"].perplexity == pytest.approx(
+        assert document_losses(model, held_out, batch_size=4)["held"].figures()["perplexity"] == pytest.approx(
             model.config.vocab_size, rel=1e-5
         )
 

@@ -38,7 +38,9 @@ def test_models_of_different_tokenizers_are_compared_by_document(models, asked):
     one, two = (measure(Model(path=str(models / name)), asked).losses["held"] for name in ("one", "two"))
     assert one.num_tokens.tolist() != two.num_tokens.tolist() and one.hashes.tolist() == two.hashes.tolist()
     found = bits_per_byte_difference([one], [two])
-    assert found.items == 12 and found.difference == pytest.approx(two.bits_per_byte - one.bits_per_byte)
+    assert found.items == 12 and found.difference == pytest.approx(
+        two.figures()["bits_per_byte"] - one.figures()["bits_per_byte"]
+    )
 
 
 def test_a_runs_folder_stands_for_its_model(models, tmp_path):
@@ -89,11 +91,14 @@ def test_one_document_is_refused_before_two_models_are_loaded(models, corpus, tm
         DataError, match="`held` has one document.*2 are needed at least, 20 for an interval to mean much"
     ):
         measure(Model(path=str(models / "one")), EvaluationRequest(judges, is_compared=True))
-    assert measure(Model(path=str(models / "one")), EvaluationRequest(judges)).losses["held"].bits_per_byte > 0
+    assert (
+        measure(Model(path=str(models / "one")), EvaluationRequest(judges)).losses["held"].figures()["bits_per_byte"]
+        > 0
+    )
 
 
 def test_pairs_are_left_to_the_run_that_measured_them(caplog):
-    held = HeldOutSet("a", [], 3, 9, 9)
+    held = HeldOutSet("a", [], 3)
     sets = {"texts": EvaluationSet(held, None), "pairs": EvaluationSet(replace(held, form="preference"), None)}
     with caplog.at_level("INFO", "cpt"):
         assert list(of_texts(sets, EvaluationRequest())) == ["texts"]

@@ -3,7 +3,7 @@ import pytest
 
 from cpt.errors import DataError
 from cpt.evaluation.evaluate import EvaluationResult, build_report
-from cpt.evaluation.paired import Difference, DocumentLosses, SetReport
+from cpt.evaluation.paired import Difference, DocumentLosses, ScoreReport, SetReport
 from cpt.evaluation.tasks import TaskScore
 
 
@@ -19,7 +19,8 @@ def answers(right, count=40):
 
 def score(value):
     by_question = np.array([0.0, 1.0] * 10) if value == 0.5 else np.ones(20)
-    return TaskScore("quiz", "acc,none", value, 0.1, 20, True, by_question, tuple(map(str, range(20))))
+    report = ScoreReport("quiz", "acc,none", value, (value - 0.196, value + 0.196), 20)
+    return TaskScore(report, by_question, tuple(map(str, range(20))))
 
 
 def measured(name, bits_per_byte, right, value, count=40):

@@ -78,15 +78,12 @@ def model(model_folder):
 
 
 def test_a_score_is_the_mean_of_its_questions(model, tokenizer, folder):
-    accuracy, normed = run_tasks(model, tokenizer, TaskChoice(("mine",), folder=folder))
-    assert (accuracy.task, accuracy.metric, accuracy.questions, accuracy.higher_is_better) == (
-        "mine",
-        "acc,none",
-        24,
-        True,
-    )
-    assert accuracy.value == accuracy.by_question.mean() and len(set(accuracy.hashes)) == 24
-    assert normed.metric == "acc_norm,none" and 0 < accuracy.standard_error < 0.2
+    score, normed = run_tasks(model, tokenizer, TaskChoice(("mine",), folder=folder))
+    accuracy, (low, high) = score.report, score.report.interval
+    assert (accuracy.name, accuracy.metric, accuracy.questions) == ("mine", "acc,none", 24)
+    assert accuracy.higher_is_better and low < accuracy.value < high < low + 0.8
+    assert accuracy.value == score.by_question.mean() and len(set(score.hashes)) == 24
+    assert normed.report.metric == "acc_norm,none"
 
 
 def test_two_models_are_compared_question_by_question(model, tokenizer, folder):
@@ -94,16 +91,15 @@ def test_two_models_are_compared_question_by_question(model, tokenizer, folder):
     other = LlamaForCausalLM(LlamaConfig(**TINY_LLAMA, initializer_range=0.3)).eval()
     before, after = (run_tasks(one, tokenizer, TaskChoice(("mine",), folder=folder)) for one in (model, other))
     found = task_difference(before[0], after[0])
-    assert (found.before, found.after, found.items) == (before[0].value, after[0].value, 24)
+    assert (found.before, found.after, found.items) == (before[0].report.value, after[0].report.value, 24)
     assert found.low < found.difference < found.high
 
 
 def test_code_is_only_executed_when_allowed(model, tokenizer, folder):
     with pytest.raises(RecipeError, match="unsafe executes the code that the model writes.*--allow-code"):
         run_tasks(model, tokenizer, TaskChoice(("unsafe",), folder=folder))
-    assert (
-        run_tasks(model, tokenizer, TaskChoice(("unsafe",), folder=folder, allow_code=True, limit=2))[0].questions == 2
-    )
+    score, *_ = run_tasks(model, tokenizer, TaskChoice(("unsafe",), folder=folder, allow_code=True, limit=2))
+    assert score.report.questions == 2
 
 
 def test_the_texts_of_a_task_are_its_questions_with_their_choices(folder):
@@ -140,7 +136,8 @@ def test_scores_are_those_of_lm_evals_own_command(model, model_folder, tokenizer
     theirs = json.loads(next(tmp_path.rglob("results*.json")).read_text())["results"]
     ours = run_tasks(model, tokenizer, TaskChoice(("mine", "writes"), folder=folder), batch_size=4)
     assert len(ours) == 3
-    for score in ours:
+    for score in (one.report for one in ours):
         metric, _, chosen = score.metric.partition(",")
-        assert score.value == theirs[score.task][score.metric]
-        assert score.standard_error == pytest.approx(theirs[score.task][f"{metric}_stderr,{chosen}"], rel=1e-9)
+        assert score.value == theirs[score.name][score.metric]
+        error = theirs[score.name][f"{metric}_stderr,{chosen}"]
+        assert score.interval == pytest.approx((score.value - 1.96 * error, score.value + 1.96 * error), rel=1e-9)

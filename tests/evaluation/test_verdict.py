@@ -78,7 +78,7 @@ def test_a_run_that_learnt_at_a_price_is_told_so(recipe, tmp_path):
         ("code", "MIT", 3),
         ("prose", None, 3),
     ]
-    assert verdict.samples[0].before == " is a" and verdict.samples[0].after.startswith("(x)")
+    assert verdict.samples[0]["before"] == " is a" and verdict.samples[0]["after"].startswith("(x)")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from cpt.evaluation.paired import Difference, ScoreReport
 from cpt.evaluation.verdict import (
     ExampleSet,
     NotRun,
-    Sample,
     SetVerdict,
     SourceFacts,
     Verdict,
@@ -40,7 +39,7 @@ VERDICT = Verdict(
         {"code": 1631}, {"code": {"code": 1}}, [Hit("code", "a.jsonl:17", "code", "h.jsonl:3", "x y", 0.6)], 3, 181, 2
     ),
     retention=[Point(step, step * 1000, {"code": 2.0, "general": 1.5}) for step in range(30)],
-    samples=[Sample("def f", " is a|b", "(x):\n    return x")],
+    samples=[{"prompt": "def f", "before": " is a|b", "after": "(x):\n    return x"}],
     not_run=[NotRun("benchmarks", "not asked for")],
     serve="cpt serve runs/demo",
 )

@@ -25,7 +25,7 @@ CONFIG = {
 def held_out_set(vocabulary_size):
     ids = torch.randint(3, vocabulary_size, (5, 16), generator=torch.Generator().manual_seed(0))
     rows = [{"input_ids": row, "labels": row, "position_ids": torch.arange(16)} for row in ids]
-    return HeldOutSet(name="general", rows=rows, num_documents=5, num_tokens=80, num_bytes=100)
+    return HeldOutSet(name="general", rows=rows, num_documents=5)
 
 
 def nats(model, held_out):

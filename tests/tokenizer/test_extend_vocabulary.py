@@ -99,17 +99,17 @@ def test_no_text_is_refused(documents):
 
 
 @pytest.mark.parametrize(
-    ("model", "trainer", "why"),
+    ("model", "trainer", "kind"),
     [
-        (models.WordPiece(unk_token="[UNK]"), trainers.WordPieceTrainer, "longest piece"),
-        (models.Unigram(), trainers.UnigramTrainer, "probabilities"),
+        (models.WordPiece(unk_token="[UNK]"), trainers.WordPieceTrainer, "WordPiece"),
+        (models.Unigram(), trainers.UnigramTrainer, "Unigram"),
     ],
 )
-def test_a_tokenizer_without_merges_is_refused_with_the_reason(model, trainer, why):
+def test_a_tokenizer_without_merges_is_refused_with_the_reason(model, trainer, kind):
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.train_from_iterator(TEXTS, trainer(vocab_size=150, special_tokens=["[UNK]"], show_progress=False))
-    with pytest.raises(RecipeError, match=why):
+    with pytest.raises(RecipeError, match=f"{kind}, which has no merges"):
         extend_vocabulary(PreTrainedTokenizerFast(tokenizer_object=tokenizer), CODE, 3)
 
 

@@ -65,11 +65,9 @@ class ChatTemplate:
         return str(text), [(int(start), int(end)) for start, end in spans[0]] if spans else []
 
     def turns(self, messages: Sequence[Message], tools: Tools, text: str) -> list[Span]:
-        """Where the assistant's messages are in the text, each with the token that ends it.
-
-        They are between what the template writes around them, if control tokens mark it, as no message can write
-        these. Or else they begin where the prompt of the messages before ends. Or they are searched for.
-        """
+        """Where the assistant's messages are in the text, each with the token that ends it. They are between what the
+        template writes around them, if control tokens mark it, as no message can write these. Or else they begin where
+        the prompt of the messages before ends. Or they are searched for."""
         spans = self._turns(messages, tools, text)
         if any(message["role"] == TOOL for message in messages):
             # Gemma 4 writes some tool results inside the assistant's turn.
@@ -134,10 +132,8 @@ class ChatTemplate:
         return start + len(before) if self.control.search(before) and text.startswith(before, start) else start
 
     def _found(self, message: Message, text: str, opening: str, upto: str, at: int) -> Span:
-        """The content of a message that a template writes differently once others follow.
-
-        It ends with what the template wrote behind it, or the control token that follows immediately.
-        """
+        """The content of a message that a template writes differently once others follow. It ends with what the
+        template wrote behind it, or the control token that follows immediately."""
         words = message["content"] or ""
         content, blanks = words.strip(), words[len(words.rstrip()) :]
         is_opened = text.startswith(opening) and at <= len(opening)
@@ -203,7 +199,8 @@ class ExampleWriter:
     def preference(self, example: Example) -> list[Written]:
         chosen, rejected, prompt = example.chosen, example.rejected, example.prompt
         if prompt is None and chosen is not None and rejected is not None and type(chosen) is type(rejected):
-            same = common(chosen, rejected)
+            most = max(0, min(len(chosen), len(rejected)) - 1)  # something is left of both
+            same = next((at for at in range(most) if chosen[at] != rejected[at]), most)
             # Most tokenizers write a blank with the word behind it.
             same -= isinstance(chosen, str) and chosen[:same].endswith(" ")
             prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
@@ -253,9 +250,3 @@ class ExampleWriter:
                 " of the model's chat version, or give this one a template: tokenizer.chat_template = ..."
             )
         return self.template
-
-
-def common(one: Sequence[object], other: Sequence[object]) -> int:
-    """How much they have in common from the beginning on, so that something is left of both."""
-    most = max(0, min(len(one), len(other)) - 1)
-    return next((at for at in range(most) if one[at] != other[at]), most)

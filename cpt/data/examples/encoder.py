@@ -26,21 +26,15 @@ LONG_PROMPT = "prompt longer than sequence_length"
 VERSION = 3  # counts up when an example gets other ids, segments or bytes
 
 
-class Fitting(NamedTuple):
-    numbers: Int64
-    lengths: Int64  # stored ids of each that its row is made of
-    tokens: Int64  # of each that the model reads
-    left_out: dict[str, int]
-
-
-def fitting(documents: StoredDocuments, chosen: Int64, form: str, sequence_length: int) -> Fitting:
-    """Which of the chosen documents fit, and how much of each: a document all of it, an example cut at its end.
-
-    A conversation needs a token to learn behind its first one, others room for a completion or for the prompt.
-    """
+def fitting(
+    documents: StoredDocuments, chosen: Int64, form: str, sequence_length: int
+) -> tuple[Int64, Int64, Int64, dict[str, int]]:
+    """Which of the chosen documents fit: their numbers, the stored ids that the row of each is made of, the tokens of
+    each that the model reads, and why the others do not fit. A document is whole, an example is cut at its end. A
+    conversation needs a token to learn behind its first one, others room for a completion or for the prompt."""
     lengths = np.diff(documents.offsets)[chosen]
     if form == "document":
-        return Fitting(chosen, lengths, lengths, {})
+        return chosen, lengths, lengths, {}
     parts = [part for part in documents.parts if part.description.documents]
     if form == "conversation":
         cut = np.minimum(lengths, sequence_length)
@@ -52,7 +46,7 @@ def fitting(documents: StoredDocuments, chosen: Int64, form: str, sequence_lengt
         fits, reason = prompts < sequence_length + (form == "prompt"), LONG_PROMPT
         cut, tokens = lengths, prompts if form == "prompt" else lengths
     left_out = {} if fits.all() else {reason: int((~fits).sum())}
-    return Fitting(chosen[fits], cut[fits], tokens[fits], left_out)
+    return chosen[fits], cut[fits], tokens[fits], left_out
 
 
 def learns_of(part: TokenFiles, sequence_length: int) -> Mask:
@@ -72,10 +66,8 @@ class Tokens(NamedTuple):
 
 
 class ExampleEncoder(DocumentEncoder):
-    """Encodes examples: id for id what transformers makes of what the chat template writes.
-
-    BOS comes first where the tokenizer puts one, and EOS last, each unless the template wrote it there.
-    """
+    """Encodes examples: id for id what transformers makes of what the chat template writes. BOS comes first where the
+    tokenizer puts one, and EOS last, each unless the template wrote it there."""
 
     def __init__(self, encoder: DocumentEncoder, source: DocumentSource, key: str) -> None:
         vars(self).update(vars(encoder))
@@ -225,10 +217,8 @@ class ExampleEncoder(DocumentEncoder):
 
 
 def learned_tokens(tokens: Tokens, written: Written) -> Mask:
-    """Which tokens have their first non-blank character in a span, or any character (`by_overlap`).
-
-    So an answer's first word is learned whether the blank before it is in the prompt or in the answer.
-    """
+    """Which tokens have their first non-blank character in a span, or any character (`by_overlap`). So an answer's
+    first word is learned whether the blank before it is in the prompt or in the answer."""
     if not written.spans:
         return np.zeros(len(tokens.ids), bool)
     spans = np.array(written.spans)
@@ -256,10 +246,8 @@ MARKS = [  # before the prefix, the suffix and the middle
 
 
 class MiddleEncoder(DocumentEncoder):
-    """Encodes a share of the documents as prefix, suffix, middle, or as suffix, prefix, middle.
-
-    The hash of a text decides whether and where it is cut: between any two characters, as in an editor.
-    """
+    """Encodes a share of the documents as prefix, suffix, middle, or as suffix, prefix, middle. The hash of a text
+    decides whether and where it is cut: between any two characters, as in an editor."""
 
     def __init__(self, encoder: DocumentEncoder, options: Mapping[Any, float], key: str) -> None:
         vars(self).update(vars(encoder))

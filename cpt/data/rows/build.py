@@ -96,10 +96,8 @@ def log_report(report: SourceReport, rows: WindowedRows) -> None:
 
 
 def rows_of_run(data: Data, budget: Budget, rows_of_epoch: int) -> int:
-    """Of the whole run; up to one step more without `global_batch_tokens`: the launch decides how long a step is.
-
-    An epoch counts rows, padding included: counted in tokens it would end before the last rows.
-    """
+    """Of the whole run; up to one step more without `global_batch_tokens`: the launch decides how long a step is. An
+    epoch counts rows, padding included: counted in tokens it would end before the last rows."""
     step = max(1, (budget.global_batch_tokens or 0) // data.sequence_length)
     if budget.tokens is not None:
         steps = math.ceil(budget.tokens / data.sequence_length / step)
@@ -330,9 +328,7 @@ class Builder:
 
     def held_out_across(self, sources: Sources) -> tuple[list[int | None], list[Hashes]]:
         """The bytes of the longest document that may be held out of each source; None for examples, which are short.
-
-        And the texts held out of another source that are too long to be held out here: neither trains on them.
-        """
+        And the texts held out of another source that are too long to be held out here: neither trains on them."""
         share = self.evaluation.held_out_share
         if share is None:
             return [None] * len(sources), [NO_HASHES] * len(sources)

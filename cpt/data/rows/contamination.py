@@ -174,11 +174,9 @@ def held_out_texts(work: ShardWork, share: float, pieces: Sequence[Piece]) -> tu
 
 
 def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) -> Data:
-    """The data section with a filter against the recipe's evaluation documents, unless the recipe refuses it.
-
-    Of `held_out_share`, documents of local sources only are searched for: others would have to be read twice. Equal
-    copies are held out everywhere, since the hash of the text decides.
-    """
+    """The data section with a filter against the recipe's evaluation documents, unless the recipe refuses it. Of
+    `held_out_share`, documents of local sources only are searched for: others would have to be read twice. Equal
+    copies are held out everywhere, since the hash of the text decides."""
     own = [component for component in data.filters if component.name == NAME]
     is_judged = bool(evaluation.perplexity) or evaluation.held_out_share is not None
     if not is_judged and any(not component.options for component in own):

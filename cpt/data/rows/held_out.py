@@ -31,8 +31,6 @@ class HeldOutSet:
     name: str
     rows: Sequence[Row]
     num_documents: int
-    num_tokens: int
-    num_bytes: int  # UTF-8, of what is predicted: the documents' text, of conversations the answers
     chosen: Int64 | None = None  # which of the rows' documents are the set's; None of rows made by hand
     form: str = "document"  # of the rows: see `cpt.data.readers.columns`
 
@@ -49,7 +47,7 @@ def held_out_set(name: str, documents: StoredDocuments, chosen: Int64, layout: L
     # otherwise the bits would be of its beginning, and the bytes of all of it.
     longest = int(np.diff(documents.offsets)[chosen].max(initial=layout.sequence_length))
     most = layout.sequence_length if layout.is_one_a_row else longest
-    chosen, lengths, read, _ = fitting(documents, chosen, layout.form, most)
+    chosen, lengths, _, _ = fitting(documents, chosen, layout.form, most)
     starts = documents.offsets[chosen]
     form = [] if layout.form == "document" else [layout.form, "whole"]
     what = {
@@ -59,16 +57,14 @@ def held_out_set(name: str, documents: StoredDocuments, chosen: Int64, layout: L
         "layout": [layout.sequence_length, packing, stride, *form],
     }
     folder = publish_derived(cache_dir / "rows" / key_of(what), layout.packer(starts, lengths, 0))
-    rows, num_bytes = layout.open(documents, folder), int(documents.num_bytes[chosen].sum())
+    rows = layout.open(documents, folder)
     hold(folder, rows)
-    return HeldOutSet(name, rows, len(chosen), int(read.sum()), num_bytes, chosen, layout.form)
+    return HeldOutSet(name, rows, len(chosen), chosen, layout.form)
 
 
 def size_warnings(data: Data, evaluation: Evaluation, *, few: int) -> list[str]:
     """Warnings about one huge document, and about what `held_out_share` holds out, for sources that are quickly read.
-
-    Below `few` held-out documents, an interval means little.
-    """
+    Below `few` held-out documents, an interval means little."""
     share, warnings, held_out = evaluation.held_out_share, list[str](), list[tuple[int, int]]()
     for number, source in enumerate(data.sources):
         name, found = reported_name(source), sizes_of(data, source, f"data.sources[{number}]")

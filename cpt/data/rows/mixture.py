@@ -85,10 +85,8 @@ LINEAR_BLOCKS = 64  # of a linear change; weights are constant inside a block, s
 
 
 def asked_shares(data: Data, tokens: Sequence[int]) -> Changes:
-    """The shares of tokens that the recipe requests, and the rows from which they hold.
-
-    A phase ends with the row that is nearest. A linear one is cut into blocks, each with the shares in its middle.
-    """
+    """The shares of tokens that the recipe requests, and the rows from which they hold. A phase ends with the row that
+    is nearest. A linear one is cut into blocks, each with the shares in its middle."""
     if not data.phases:
         weights = np.array([source.weight for source in data.sources])
         if data.temperature is not None:
@@ -145,9 +143,9 @@ class Turns:
 
     def turn(self, number: int) -> tuple[int, int]:
         """The source that row `number` comes from, and how many turns it had before."""
-        part = bisect_right(self.first_rows, number) - 1
-        source, turn = share_out(number - self.first_rows[part], self.proportions[part])
-        return source, self.before[part][source] + turn
+        had, has = self.counts(number), self.counts(number + 1)
+        source = next(source for source, count in enumerate(has) if count != had[source])
+        return source, had[source]
 
     def shares(self, number: int) -> list[float]:
         """Each source's share of the rows from `number` on, until weights change."""
@@ -155,7 +153,9 @@ class Turns:
         return [proportion / sum(proportions) for proportion in proportions]
 
     def counts(self, number: int) -> list[int]:
-        """How many of the rows before `number` each source takes, as `share_out` deals them."""
+        """How many of the rows before `number` each source takes. Of the first n rows, the first source takes ceil(n *
+        p / total) and leaves the others to be shared out in the same way, as in grain's MapDataset.mix, which rounds
+        weights to 1/100 of the smallest: 1.009 : 1 becomes 1 : 1."""
         part = bisect_right(self.first_rows, number) - 1
         left, total = number - self.first_rows[part], sum(self.proportions[part])
         counts = []
@@ -244,10 +244,8 @@ class MixtureRows(Dataset[Row]):
 
 
 def whole_quotas(rows: int, weights: Sequence[float], owed: Mapping[int, float]) -> tuple[list[int], dict[int, float]]:
-    """Rows of each source among `rows`, and what each is owed after them.
-
-    `owed`: rows that a source had too few before; forgotten when other sources than these have a weight.
-    """
+    """Rows of each source among `rows`, and what each is owed after them. `owed`: rows that a source had too few
+    before; forgotten when other sources than these have a weight."""
     total = sum(weights)
     active = [source for source, weight in enumerate(weights) if weight > 0]
     before = owed if owed.keys() == set(active) else dict.fromkeys(active, 0.0)
@@ -258,18 +256,3 @@ def whole_quotas(rows: int, weights: Sequence[float], owed: Mapping[int, float])
         source = max((s for s in active if quotas[s] + step >= 0), key=lambda s: step * (owed[s] - quotas[s]))
         quotas[source] += step
     return quotas, {source: owed[source] - quotas[source] for source in active}
-
-
-def share_out(number: int, proportions: Sequence[int]) -> tuple[int, int]:
-    """The source whose turn it is, and how many turns it had before.
-
-    Of the first n rows, the first source takes ceil(n * p / total) and leaves the others to be shared out in the same
-    way, as in grain's MapDataset.mix, which rounds weights to 1/100 of the smallest: 1.009 : 1 becomes 1 : 1.
-    """
-    before, upto, total = number, number + 1, sum(proportions)
-    for source, proportion in enumerate(proportions):
-        left_before, left_upto = (n * (total - proportion) // total for n in (before, upto))
-        if before - left_before != upto - left_upto:
-            return source, before - left_before
-        before, upto, total = left_before, left_upto, total - proportion
-    raise AssertionError("the last source takes what is left")

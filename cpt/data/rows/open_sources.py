@@ -24,10 +24,8 @@ FILES_OPENED = 20  # of one source; for the others only name and size are checke
 
 
 def check_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) -> list[str]:
-    """Every complaint about filters, files and their columns; imports neither torch nor transformers.
-
-    `ask_hub` also checks the sources on the Hub, by a listing and the first row of each.
-    """
+    """Every complaint about filters, files and their columns; imports neither torch nor transformers. `ask_hub` also
+    checks the sources on the Hub, by a listing and the first row of each."""
     keyed = keyed_sources(data, evaluation)
     return list(dict.fromkeys(each for key, source in keyed for each in check_source(data, source, key, ask_hub)))
 

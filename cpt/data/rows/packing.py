@@ -42,12 +42,10 @@ class Packing:
         return len(self.first_piece) - 1
 
     def pieces(self, row: int, epoch: int) -> tuple[Int64, Int64]:
-        """The start of each piece of a row among the source's tokens, and its length.
-
-        In epoch 0 these are the pieces that were packed together. In each later epoch the pieces of one length swap
-        places, for each length by another map i -> a * i + b modulo their number. So rows stay as full as they are,
-        each piece is in one row of each epoch, and only the requested row is computed.
-        """
+        """The start of each piece of a row among the source's tokens, and its length. In epoch 0 these are the pieces
+        that were packed together. In each later epoch the pieces of one length swap places, for each length by another
+        map i -> a * i + b modulo their number. So rows stay as full as they are, each piece is in one row of each
+        epoch, and only the requested row is computed."""
         first, after = self.first_piece[row : row + 2]
         lengths = self.lengths[first:after]
         if not epoch:
@@ -109,11 +107,9 @@ def cut_stream(starts: Int64, lengths: Int64, sequence_length: int, stride: int)
 
 
 def best_fit(lengths: Int64, sequence_length: int) -> Int64:
-    """The row of each piece.
-
-    Rows are grouped by the room they have left; `roomy` has bit r set while some row has room r, so the fullest row
-    that takes a piece is the lowest bit from the piece's length up. Pieces of one length are placed together.
-    """
+    """The row of each piece. Rows are grouped by the room they have left; `roomy` has bit r set while some row has
+    room r, so the fullest row that takes a piece is the lowest bit from the piece's length up. Pieces of one length
+    are placed together."""
     order = np.argsort(-lengths, kind="stable")
     rows_with_room: list[list[int]] = [[] for _ in range(sequence_length + 1)]
     roomy, num_rows, placed = 0, 0, []
@@ -168,10 +164,6 @@ PACKINGS: dict[str, tuple[Cut, Callable[[Int64, int], Int64]]] = {
 }
 
 
-def open_packing(folder: Path) -> Packing:
-    return Packing(*(open_array(folder / f"{field.name}.npy") for field in fields(Packing)))
-
-
 Row = dict[str, torch.Tensor]
 NAMES = ("input_ids", "labels", "position_ids")
 IGNORED = -100  # the label that transformers leaves out of the loss
@@ -188,7 +180,7 @@ class PackedRows(Sequence[Row]):
     def __init__(self, documents: StoredDocuments, packing_folder: Path, layout: "Layout") -> None:
         self.documents, self.packing_folder, self.layout = documents, packing_folder, layout
         self.sequence_length, self.pad = layout.sequence_length, layout.pad
-        self.packing = open_packing(packing_folder)
+        self.packing = Packing(*(open_array(packing_folder / f"{field.name}.npy") for field in fields(Packing)))
         self._counting = np.arange(self.sequence_length)
 
     def __reduce__(self) -> tuple[type["PackedRows"], tuple[StoredDocuments, Path, "Layout"]]:
@@ -201,10 +193,6 @@ class PackedRows(Sequence[Row]):
     def num_tokens(self) -> int:
         """Without padding; more than the documents have if windows overlap."""
         return int(self.packing.lengths.sum())
-
-    @property
-    def num_positions(self) -> int:
-        return len(self) * self.sequence_length
 
     def __getitem__(self, number: int) -> Row:  # type: ignore[override]
         if not 0 <= number < len(self):
@@ -239,16 +227,8 @@ class PackedRows(Sequence[Row]):
 
 
 class PaddedRows(PackedRows):
-    """Rows of `packing: token_budget`: each row is a batch, whose documents do not share a sequence.
-
-    It has an "attention_mask" too; its arrays are int64 of [documents, longest], together at most `sequence_length`.
-    """
-
-    @property
-    def num_positions(self) -> int:
-        """Tokens, and the padding up to the longest document of each row."""
-        first, lengths = self.packing.first_piece, self.packing.lengths
-        return int((np.diff(first) * np.maximum.reduceat(lengths, first[:-1])).sum())
+    """Rows of `packing: token_budget`: each row is a batch, whose documents do not share a sequence. It has an
+    "attention_mask" too; its arrays are int64 of [documents, longest], together at most `sequence_length`."""
 
     def row(self, number: int, epoch: int) -> Row:
         starts, lengths = self.packing.pieces(number, epoch)
@@ -274,16 +254,9 @@ def stack_rows(rows: Sequence[Row]) -> Row:
 
 
 class ExampleRows(PackedRows):
-    """Rows of examples, one a row, as a trainer takes them.
-
-    preference: {"prompt_ids", "chosen_ids", "rejected_ids"}, lists of ids. judged: {"prompt_ids", "completion_ids",
-    "label"}. Both are cut at their end to `sequence_length` ids. prompt: the columns of the file's row.
-    """
-
-    @property
-    def num_positions(self) -> int:
-        """Rows are not padded before a trainer batches them."""
-        return self.num_tokens
+    """Rows of examples, one a row, as a trainer takes them. preference: {"prompt_ids", "chosen_ids", "rejected_ids"},
+    lists of ids. judged: {"prompt_ids", "completion_ids", "label"}. Both are cut at their end to `sequence_length`
+    ids. prompt: the columns of the file's row."""
 
     def row(self, number: int, epoch: int) -> dict[str, Any]:  # type: ignore[override]
         starts, lengths = self.packing.pieces(number, epoch)
@@ -328,6 +301,15 @@ class Layout:
                 np.save(folder / f"{field.name}.npy", getattr(packed, field.name))
 
         return fill
+
+    def num_positions(self, packing: Packing) -> int:
+        """Of all rows, with padding; a trainer pads examples that are rows only when it batches them."""
+        first, lengths = packing.first_piece, packing.lengths
+        if self.is_one_a_row:
+            return int(lengths.sum())
+        if self.packing == "token_budget":  # up to the longest document of each row
+            return int((np.diff(first) * np.maximum.reduceat(lengths, first[:-1])).sum())
+        return packing.num_rows * self.sequence_length
 
     def open(self, documents: StoredDocuments, folder: Path) -> PackedRows:
         rows = ExampleRows if self.is_one_a_row else PaddedRows if self.packing == "token_budget" else PackedRows

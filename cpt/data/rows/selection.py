@@ -33,10 +33,8 @@ LARGEST_PART, LARGEST_OF_AVERAGE = 1 / 5, 4
 
 
 class Repeated:
-    """Which documents of a source repeat an earlier one, by reason; memory-mapped.
-
-    `first_documents`: number of each shard's first document among all that were compared, and the number of all.
-    """
+    """Which documents of a source repeat an earlier one, by reason; memory-mapped. `first_documents`: number of each
+    shard's first document among all that were compared, and the number of all."""
 
     def __init__(self, folder: Path, first_documents: Sequence[int]) -> None:
         self.folder, self.first_documents = folder, list(first_documents)
@@ -61,10 +59,8 @@ class Repeated:
 
 
 def repeated_documents(sources: Sequence[TokenizedSource], deduplicate: str, cache_dir: Path) -> list[Repeated]:
-    """Which documents of each source are dropped as repeated; computed once and stored in `cache_dir`.
-
-    Sources are compared with each other too: of equal documents, the one of the first source stays.
-    """
+    """Which documents of each source are dropped as repeated; computed once and stored in `cache_dir`. Sources are
+    compared with each other too: of equal documents, the one of the first source stays."""
 
     def parts_of(source: TokenizedSource, *, verified: bool) -> list[TokenFiles]:
         return source.documents(range(len(source.plan.shards)), verified=verified).parts
@@ -91,11 +87,9 @@ def repeated_documents(sources: Sequence[TokenizedSource], deduplicate: str, cac
 
 
 def near_duplicates(parts: Sequence[TokenFiles], folder: Path) -> Mask:
-    """True for documents much like an earlier one (MinHash, doi.org/10.1109/SEQUEN.1997.666900), dropped or not.
-
-    A document is compared with the first one that has equal hashes in one of the `BANDS` groups. The hashes are in a
-    temporary file, 448 bytes a document; memory is about 100 bytes a document (estimated).
-    """
+    """True for documents much like an earlier one (MinHash, doi.org/10.1109/SEQUEN.1997.666900), dropped or not. A
+    document is compared with the first one that has equal hashes in one of the `BANDS` groups. The hashes are in a
+    temporary file, 448 bytes a document; memory is about 100 bytes a document (estimated)."""
     file = folder / "hashes.bin"
     hashes = np.memmap(file, np.uint32, "w+", shape=(sum(part.description.documents for part in parts), BANDS * ROWS))
     at = 0

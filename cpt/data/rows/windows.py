@@ -9,7 +9,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from itertools import accumulate, count
 from pathlib import Path
 from shutil import rmtree
@@ -19,7 +18,7 @@ import numpy as np
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import has_sound_files, hold, key_of, publish_derived, size_of, write_once
-from cpt.data.examples.encoder import LONG_PROMPT, NOTHING_LEARNED, fitting
+from cpt.data.examples.encoder import fitting
 from cpt.data.rows.packing import FORMAT, Layout, PackedRows
 from cpt.data.rows.selection import AFTER_MAX_TOKENS, Chosen, Selection, part_by_score
 from cpt.data.store.shards import seed_of, shuffled
@@ -65,23 +64,17 @@ def entry_of(content: Mapping[str, Any]) -> WindowEntry:
 def summed(entries: Sequence[WindowEntry]) -> WindowEntry:
     if not entries:
         return START
-    numbers = ("rows", "tokens", "tokens_in_rows", "positions", "documents", "held_out")
-    counts = ("left_out", "bad_rows", "lengths")
-    columns: dict[str, list[Any]] = {name: [vars(entry)[name] for entry in entries] for name in (*numbers, *counts)}
-    sums: dict[str, Any] = {name: sum(columns[name]) for name in numbers}
-    return replace(
-        START,
-        **sums | {name: added(columns[name]) for name in counts},
-        longest=max((entry.longest for entry in entries), key=lambda place: place[1]),
-        digest=entries[-1].digest,
-    )
+    sums: dict[str, Any] = {}
+    for name in ("rows", "tokens", "tokens_in_rows", "positions", "documents", "held_out"):
+        sums[name] = sum(vars(entry)[name] for entry in entries)
+    for name in ("left_out", "bad_rows", "lengths"):
+        sums[name] = added(vars(entry)[name] for entry in entries)
+    longest = max((entry.longest for entry in entries), key=lambda place: place[1])
+    return replace(START, **sums, longest=longest, digest=entries[-1].digest)
 
 
 def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for one in counts:
-        total.update(one)
-    return dict(total)
+    return dict(sum(map(Counter, counts), Counter[str]()))
 
 
 def by_power_of_two(lengths: Int64) -> dict[int, int]:
@@ -99,10 +92,6 @@ class Total:
     windows: int
     rows_of: list[int] | None  # of each window
     everything: WindowEntry | None  # the sum over all windows
-
-    @cached_property
-    def first_rows(self) -> list[int]:
-        return list(accumulate(self.rows_of or [], initial=0))
 
 
 def write_total(folder: Path, last: int, entries: Sequence[WindowEntry]) -> None:
@@ -123,12 +112,9 @@ class OpenWindow:
 
 
 class WindowedRows:
-    """The rows of one source by turn, and what is known of its windows.
-
-    In the first epoch the windows come in the order of the plan. Each later epoch has another order of windows, and
-    puts the pieces of a window into other rows. With `is_bounded`, consumed windows are removed, so readers leave
-    marks of where they are.
-    """
+    """The rows of one source by turn, and what is known of its windows. In the first epoch the windows come in the
+    order of the plan. Each later epoch has another order of windows, and puts the pieces of a window into other rows.
+    With `is_bounded`, consumed windows are removed, so readers leave marks of where they are."""
 
     def __init__(
         self,
@@ -161,11 +147,9 @@ class WindowedRows:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the documents and of how they are packed; moving files does not change it.
-
-        Of several windows the first, the plan and the rules that choose documents are hashed; each later window is
-        compared with the entry in the checkpoint.
-        """
+        """A hash of the documents and of how they are packed; moving files does not change it. Of several windows the
+        first, the plan and the rules that choose documents are hashed; each later window is compared with the entry in
+        the checkpoint."""
         is_whole = self.tokenized.plan.is_whole
         return key_of(
             {
@@ -240,16 +224,13 @@ class WindowedRows:
 
     def window_of(self, row: int) -> int | None:
         """The window of a row of the first epoch, made now if it is missing; None after the last."""
-        if self.total is not None and self.total.rows_of is not None:
-            return bisect_right(self.total.first_rows, row) - 1 if row < self.total.rows else None
-        window, step = self._near, 1
-        if self.entry(window).first_row > row:
-            window = 0
-        while (entry := self.known_entry(window + step)) is not None and entry.first_row <= row:
-            window, step = window + step, 2 * step
-        while step := step // 2:
-            if (entry := self.known_entry(window + step)) is not None and entry.first_row <= row:
-                window += step
+
+        def first_row(window: int) -> int:
+            entry = self.known_entry(window)
+            return row + 1 if entry is None else entry.first_row  # one that is still to be made comes after the row
+
+        window = self._near if self.entry(self._near).first_row <= row else 0
+        window += bisect_right(range(window + 1, len(self.tokenized.plan.windows)), row, key=first_row)
         while row >= self.entry(window).end:
             if self.total is not None and window + 1 >= self.total.windows:
                 return None
@@ -331,7 +312,7 @@ class WindowedRows:
             self._sum = summed([self._sum or self.known_so_far()[0], entry])
             refuse_bad_windows(self.tokenized, self._sum, window)
             if is_last and not entry.end:
-                raise DataError(all_held_out(self.tokenized, entry))
+                raise DataError(nothing_to_train_on(self.tokenized, self._sum))
         elif self.total.rows_of is not None and self.total.rows_of[window] != entry.rows:  # its file was lost
             raise DataError(other_documents(self.tokenized))
         self._entries[window] = entry
@@ -386,7 +367,7 @@ class WindowedRows:
         if len(starts):
             folder = publish_derived(self.window_folder(window), layout.packer(starts, lengths, self.seed))
             packed = layout.open(documents, folder)
-            positions, tokens_in_rows, rows = packed.num_positions, packed.num_tokens, len(packed)
+            positions, tokens_in_rows, rows = layout.num_positions(packed.packing), packed.num_tokens, len(packed)
         if known is not None or before is None:
             return
         parts = [part.description for part in documents.parts] if self.is_new(window) else []
@@ -461,20 +442,14 @@ def refuse_bad_windows(tokenized: TokenizedSource, known: WindowEntry, window: i
         )
 
 
-def all_held_out(tokenized: TokenizedSource, entry: WindowEntry) -> str:
-    path, key = tokenized.work.source.path, tokenized.work.key
-    long = {reason: entry.left_out[reason] for reason in (NOTHING_LEARNED, LONG_PROMPT) if reason in entry.left_out}
-    if long:
-        counts = ", ".join(f"{count:,}: {reason}" for reason, count in long.items())
-        return (
-            f"{path}: no example is left to train on ({counts}; {entry.held_out:,} are kept for evaluation). Set a"
-            " higher `data.sequence_length`, or use shorter examples."
-        )
-    if not entry.held_out:
-        return f"{path}: `{key}.max_tokens` is less than the tokens of its first document. Set it higher."
+def nothing_to_train_on(tokenized: TokenizedSource, known: WindowEntry) -> str:
+    counts = {"kept for evaluation": known.held_out, **known.left_out}
+    why = ", ".join(f"{reason}: {count:,}" for reason, count in counts.items() if count)
+    key = tokenized.work.key
     return (
-        f"{path}: all {entry.held_out:,} documents are kept for evaluation, none is left to train on. Set `{key}.path`"
-        " to more documents, a smaller `evaluation.held_out_share`, other files in `evaluation.perplexity`."
+        f"{tokenized.work.source.path}: no document is left to train on ({why}). Add some (`{key}.path`), hold fewer"
+        " out (`evaluation.held_out_share`, `evaluation.perplexity`), or set a higher `data.sequence_length` or"
+        f" `{key}.max_tokens`."
     )
 
 

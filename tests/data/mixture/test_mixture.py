@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpt.data.rows.build import build_data
-from cpt.data.rows.mixture import MixtureRows, Stretch, Turns, share_out
+from cpt.data.rows.mixture import MixtureRows, Stretch, Turns
 from cpt.data.rows.packing import stack_rows
 from cpt.data.store.shards import seed_of, shuffled
 from cpt.recipe.schema import Data
@@ -35,9 +35,9 @@ def mixture(sizes, weights, seed=1):
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6))
 def test_any_beginning_has_the_shares_to_within_one_row_a_source(proportions):
-    counts = [0] * len(proportions)
+    counts, turns = [0] * len(proportions), Turns([(0, proportions)])
     for number in range(200):
-        counts[share_out(number, proportions)[0]] += 1
+        counts[turns.turn(number)[0]] += 1
         for count, proportion in zip(counts, proportions, strict=True):
             assert abs(count - (number + 1) * proportion / sum(proportions)) <= len(proportions)
 
