@@ -26,12 +26,6 @@ def without_none(annotation: Any) -> Any:
     return annotation
 
 
-def types_in(annotation: Any) -> list[Any]:
-    """`[X, Y]` for `X | Y | None`."""
-    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    return [part for part in parts if part is not NoneType]
-
-
 def section_in(annotation: Any) -> type[BaseModel] | None:
     inner = without_none(annotation)
     return inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
