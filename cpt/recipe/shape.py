@@ -39,7 +39,7 @@ COMPARISONS = {
 KINDS = {"bool_type": bool, "int_type": int, "float_type": float, "string_type": str, "path_type": str}
 KINDS |= {"list_type": list, "dict_type": dict, "model_type": dict}
 """pydantic's problem -> what was expected."""
-MOST_LISTED = 40  # keys in a message
+MOST_LISTED = 30  # keys in a message
 
 
 def check_shape(root: Node, plain_recipe: Mapping[str, Any], mistakes: Mistakes) -> tuple[Recipe | None, set[str]]:
@@ -99,9 +99,13 @@ def sentences(problems: Iterable[ErrorDetails], written: Mapping[str, Any]) -> I
     """What is wrong, and where; of a key that takes several types, pydantic reports a problem for each of them."""
     by_key: dict[Location, list[ErrorDetails]] = {}
     for problem in problems:
-        by_key.setdefault(location_of(problem, written), []).append(problem)
+        location = location_of(problem, written)
+        if problem["loc"][-1] == "[key]":
+            yield location, sentence(problem, location)
+        else:
+            by_key.setdefault(location, []).append(problem)
     for location, found in by_key.items():
-        others = [problem for problem in found if not is_of_type(problem)]
+        others = [problem for problem in found if problem["type"] not in {*KINDS, "literal_error"}]
         for problem in others:
             yield location, sentence(problem, location)
         if not others and not any(other != location and other[: len(location)] == location for other in by_key):
@@ -115,10 +119,6 @@ def location_of(problem: ErrorDetails, written: Any) -> Location:
         if step in written if isinstance(written, dict) else isinstance(written, list) and isinstance(step, int):
             location, written = (*location, step), written[step]
     return (*location, problem["loc"][-1]) if problem["type"] == "missing" else location
-
-
-def is_of_type(problem: ErrorDetails) -> bool:
-    return problem["type"] in KINDS or problem["type"] == "literal_error" and problem["loc"][-1] != "[key]"
 
 
 def sentence(problem: ErrorDetails, location: Location) -> str:
