@@ -2,12 +2,12 @@
 
 import ast
 import builtins
-import importlib.machinery
 import importlib.util
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_origin
@@ -214,12 +214,8 @@ def last_name(node: ast.expr) -> str:
 
 def imported_module(source: ModuleSource, node: ast.ImportFrom) -> str:
     """The full name of the module in `from ..module import name`."""
-    if not node.level:
-        return node.module or ""
-    parts = source.module.split(".")
-    num_above = node.level - (source.path.name == "__init__.py")
-    above = ".".join(parts[: len(parts) - num_above])
-    return f"{above}.{node.module}" if node.module else above
+    package = source.module if source.path.name == "__init__.py" else source.module.rpartition(".")[0]
+    return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
 
 
 @lru_cache(maxsize=128)
@@ -235,19 +231,15 @@ def parse_module(name: str) -> ModuleSource | None:
 
 
 def find_source(name: str) -> Path | None:
-    """The module's file. Only the top-level package is asked for, which imports nothing."""
+    """The module's file. The machinery of `import` looks for it in folders, which imports nothing."""
     top, *below = name.split(".")
-    spec = importlib.util.find_spec(top) or importlib.machinery.PathFinder.find_spec(top, [str(Path.cwd())])
+    spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, [str(Path.cwd())])
     if spec is None:
         raise ResourceError(f"the package `{top}` is not installed. Install it: pip install {top}")
-    if not below:
-        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
-    for folder in spec.submodule_search_locations or ():
-        path = Path(folder, *below)
-        for candidate in (path.with_suffix(".py"), path / "__init__.py"):
-            if candidate.is_file():
-                return candidate
-    return None
+    for step in below:  # transformers sets its folder as a Path, which PathFinder passes over
+        folders = [str(folder) for folder in (spec and spec.submodule_search_locations) or ()]
+        spec = PathFinder.find_spec(step, folders)
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
 
 
 BUILT_IN_COLUMNS: dict[str, tuple[str, ...]] = {
