@@ -13,16 +13,7 @@ from typing import Any
 
 from cpt.plugins import did_you_mean
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
-from cpt.recipe.keys import (
-    ACCUMULATION,
-    AUTO,
-    DEFAULT_MICRO_BATCH,
-    MICRO_BATCH,
-    MOVED,
-    OTHER_WORDS,
-    format_new_key,
-    place_of_key,
-)
+from cpt.recipe.keys import ACCUMULATION, AUTO, DEFAULT_MICRO_BATCH, MICRO_BATCH, PLACES, format_new_key
 from cpt.recipe.paths import COMPRESSED_FILES, DOCUMENT_FILES, TEXT_FILES, document_suffix, is_function, is_local
 from cpt.recipe.schema import (
     Budget,
@@ -69,11 +60,9 @@ def check_rules(sections: Mapping[str, Any], root: Node, mistakes: Mistakes) -> 
             continue
         for found in rule(*(sections[name] for name in needed)):
             location = steps_of(found.location) if isinstance(found.location, str) else found.location
-            here, where = place_of(root, location), ""
+            here = place_of(root, location)
             other = node_at(root, steps_of(found.other)) if found.other else None
-            if other is not None and (other.place.line or other.place != here):
-                is_same_file = other.place.line and other.place.file == here.file
-                where = f" (`{found.other}`: {f'line {other.place.line}' if is_same_file else other.place})"
+            where = f" (`{found.other}`: {other.place.seen_from(here)})" if other is not None else ""
             mistakes.add(here, found.text + where)
 
 
@@ -392,9 +381,9 @@ def check_option_names(optimizer: Optimizer, schedule: Schedule) -> Violations:
     sections: dict[str, Component] = {"optimizer": optimizer, "schedule": schedule}
     for key, section in sections.items():
         for option in section.options:
-            if ":" in section.name or option not in {**MOVED, **OTHER_WORDS}:
+            if ":" in section.name or option not in PLACES:
                 continue
-            written, place = f"{key}.{option}", place_of_key(option)
+            written, place = f"{key}.{option}", PLACES[option]
             if place[0] == key and place != (key, option):
                 yield Violation(written, f"`{written}` is written as {format_new_key(option)}", dotted(place))
 

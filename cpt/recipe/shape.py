@@ -16,7 +16,7 @@ from cpt.recipe.keys import (
     MOVED,
     NO_EFFECT,
     NO_EFFECT_ON_EXAMPLES,
-    OTHER_WORDS,
+    PLACES,
     all_keys,
     annotation_at,
     child_annotation,
@@ -140,7 +140,7 @@ def suggestion(name: str, beside: Collection[str], above: Location) -> str:
     """The key that was meant: a slip of one beside it, else one of that very name elsewhere, else one much like it."""
     if simplified(name) in beside:
         return did_you_mean(name, beside)
-    if name in MOVED or name in OTHER_WORDS:
+    if name in PLACES:
         return f" Write it as {format_new_key(name)}."
     near = closest(name, [*beside, *MOVED])
     if near is None or SequenceMatcher(None, name, near).ratio() < 0.85:
@@ -256,10 +256,8 @@ def explain_moved_key(key: str, node: Node, root: Node) -> str:
     ours = node_at(root, MOVED[key])
     if ours is None or len(MOVED[key]) == 1 and MOVED[key][0] in ("name", "stage") or MOVED[key][0] == "training":
         return f"`training.{key}` is not written here: write {format_new_key(key)}"
-    there = f"line {ours.place.line}" if ours.place.file == node.place.file and ours.place.line else str(ours.place)
-    here = f"line {node.place.line}" if node.place.line else "the command line"
-    name = dotted(MOVED[key])
-    return f"one knob is set twice: `{name}` ({there}) and `training.{key}` ({here}). Keep `{name}`"
+    name, there = dotted(MOVED[key]), ours.place.seen_from(node.place)
+    return f"one knob is set twice: `training.{key}` and `{name}` ({there}). Keep `{name}`"
 
 
 def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -> None:

@@ -26,6 +26,9 @@ class Place:
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" if self.line else self.file
 
+    def seen_from(self, here: "Place") -> str:
+        return f"line {self.line}" if self.line and self.file == here.file else str(self)
+
 
 @dataclass
 class Node:
@@ -154,8 +157,6 @@ def read_yaml(path: Path, mistakes: Mistakes) -> Node:
         there = closest(path.name, (file.name for file in path.parent.glob("*.y*ml")))
         hint = f" Did you mean {path.parent / there}?" if there else ""
         reason = f"no such file (looked from {Path.cwd()}).{hint}"
-    except IsADirectoryError:
-        reason = "is a folder. Give the .yaml file."
     except OSError as problem:
         reason = f"cannot be read: {problem.strerror}"
     else:
