@@ -63,20 +63,20 @@ def check_rules(sections: Mapping[str, Any], root: Node, mistakes: Mistakes) -> 
             here = place_of(root, location)
             other = node_at(root, steps_of(found.other)) if found.other else None
             where = f" (`{found.other}`: {other.place.seen_from(here)})" if other is not None else ""
-            mistakes.add(here, found.text + where)
+            mistakes.add(here, f"`{dotted(location)}`: {found.text}{where}")
 
 
 def not_both(location: str, other: str) -> Violation:
-    return Violation(location, f"give `{location}` or `{other}`, not both", other)
+    return Violation(location, f"give this or `{other}`, not both", other)
 
 
 def no_effect(location: str, why: str, other: str | None = None) -> Violation:
-    return Violation(location, f"`{location}` has no effect{why}", other)
+    return Violation(location, f"has no effect{why}", other)
 
 
 def check_budget(budget: Budget) -> Violations:
     if budget.tokens is None and budget.epochs is None:
-        yield Violation("budget", "how long to train is missing: give `budget.tokens` or `budget.epochs`")
+        yield Violation("budget", "`budget.tokens` or `budget.epochs` is missing: how long to train")
     if budget.tokens is not None and budget.epochs is not None:
         yield not_both("budget.epochs", "budget.tokens")
 
@@ -89,20 +89,19 @@ def check_global_batch(budget: Budget, data: Data, training: dict[str, Any]) -> 
         return
     tokens = rows * data.sequence_length
     if wanted % tokens:
-        text = f"{wanted:,} is no multiple of the {tokens:,} tokens of a micro-batch of {rows} rows x"
-        text = f"{text} {data.sequence_length:,}. The next multiple is {-(-wanted // tokens) * tokens}"
+        text = f"no multiple of the {tokens:,} tokens of a micro-batch of {rows} rows; the next multiple is"
+        text = f"{text} {-(-wanted // tokens) * tokens}"
         yield Violation("budget.global_batch_tokens", text, "data.sequence_length")
 
 
 def check_accumulation(budget: Budget, training: dict[str, Any]) -> Violations:
     """Gradient accumulation follows from the global batch; the tokens of a step must not depend on what fits."""
     if budget.global_batch_tokens is not None and training.get(ACCUMULATION, AUTO) != AUTO:
-        text = "one knob is set twice: accumulation follows from `budget.global_batch_tokens`. Remove one of them"
+        text = "one knob is set twice: this follows from `budget.global_batch_tokens`"
         yield Violation(f"training.{ACCUMULATION}", text, "budget.global_batch_tokens")
     for key in (MICRO_BATCH, ACCUMULATION):
         if training.get(key) == AUTO and budget.global_batch_tokens is None:
-            text = "auto needs `budget.global_batch_tokens`: the tokens of a step must not depend on what fits"
-            yield Violation(f"training.{key}", text, "budget")
+            yield Violation(f"training.{key}", "auto needs `budget.global_batch_tokens`", "budget")
 
 
 def check_phase_ends(budget: Budget, data: Data) -> Violations:
@@ -115,22 +114,19 @@ def check_phase_ends(budget: Budget, data: Data) -> Violations:
         here = f"data.phases[{index}]"
         until, rate = f"{here}.until", f"{here}.until_learning_rate"
         if index and budget.tokens is not None and begins >= budget.tokens:
-            text = f"`{here}` never begins: the phase before ends at {begins:,} tokens, the run at {budget.tokens:,}"
-            yield Violation(here, text, "budget.tokens")
+            yield Violation(here, f"never begins: the phase before ends at {begins:,} tokens", "budget.tokens")
         if phase.until is None and phase.until_learning_rate is None and index < len(data.phases) - 1:
-            yield Violation(here, f"`{until}` is missing: only the last phase may last to the end of the run")
+            yield Violation(until, "missing: only the last phase may last to the end of the run")
             return
         if phase.until is not None and phase.until <= begins:
-            text = f"`{until}` is {phase.until:,}: the phase ends before it starts, at {begins:,} tokens"
+            text = f"the phase ends before it starts, at {begins:,} tokens"
             yield Violation(until, text, f"data.phases[{index - 1}].until")
         if phase.until is not None and phase.until_learning_rate is not None:
             yield not_both(rate, until)
         elif phase.until_learning_rate is not None and budget.tokens is None:
-            text = f"`{rate}` needs a recipe with `budget.tokens` and a schedule"
-            yield Violation(rate, text, "budget.epochs")
+            yield Violation(rate, "needs a recipe with `budget.tokens` and a schedule", "budget.epochs")
         elif phase.until_learning_rate is not None and phase.until_learning_rate >= lowest:
-            text = f"`{rate}` is {phase.until_learning_rate:g}, but an earlier phase ends at {lowest:g}"
-            yield Violation(rate, text)
+            yield Violation(rate, f"an earlier phase ends at {lowest:g}")
         begins = max(begins, phase.until or 0)
         lowest = min(lowest, phase.until_learning_rate or 1.0)
 
@@ -147,11 +143,10 @@ def check_phases(data: Data) -> Violations:
                 text = f"no source is called `{name}`.{did_you_mean(name, names)} There is: {', '.join(names)}"
                 yield Violation((*steps_of(here), "weights", name), text)
         if not any(phase.weights.values()):
-            yield Violation(f"{here}.weights", f"`{here}.weights`: one source at least needs a weight above 0")
+            yield Violation(f"{here}.weights", "one source at least needs a weight above 0")
         length = f"{here}.context_length"
         if phase.context_length is not None and phase.context_length > data.sequence_length:
-            text = f"`{length}` is more than the {data.sequence_length:,} tokens of a row"
-            yield Violation(length, text, "data.sequence_length")
+            yield Violation(length, f"rows have {data.sequence_length:,} tokens", "data.sequence_length")
         if phase.context_length is not None and data.packing == "token_budget":
             yield Violation(length, "`packing: token_budget` does not cut documents: take best_fit", "data.packing")
         if phase.change == "linear" and index == 0:
@@ -166,18 +161,18 @@ def check_phases(data: Data) -> Violations:
 def check_stride(data: Data) -> Violations:
     """Only sliding windows have a stride, and they skip no token."""
     if data.packing == "sliding_window" and data.stride is None:
-        yield Violation("data.packing", f"`data.stride` is missing, such as {max(1, data.sequence_length // 2)}")
+        yield Violation("data.packing", f"needs `data.stride`, such as {max(1, data.sequence_length // 2)}")
     if data.packing != "sliding_window" and data.stride is not None:
         yield no_effect("data.stride", " without `packing: sliding_window`", "data.packing")
     if data.stride is not None and data.stride > data.sequence_length:
-        text = f"more than `data.sequence_length` = {data.sequence_length:,}: tokens between windows would be skipped"
-        yield Violation("data.stride", f"`data.stride` is {text}", "data.sequence_length")
+        text = f"windows of {data.sequence_length:,} tokens would skip tokens between them"
+        yield Violation("data.stride", text, "data.sequence_length")
 
 
 def check_token_budget(data: Data, training: dict[str, Any]) -> Violations:
     """Rows that are batches are not batched again."""
     if data.packing == "token_budget" and training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH) != 1:
-        text = f"a row of `packing: token_budget` is a whole micro-batch: write `training.{MICRO_BATCH}: 1`"
+        text = f"a row of token_budget is a whole micro-batch: write `training.{MICRO_BATCH}: 1`"
         yield Violation("data.packing", text, f"training.{MICRO_BATCH}")
 
 
@@ -223,7 +218,7 @@ def check_source_options(data: Data, evaluation: Evaluation) -> Violations:
             yield not_both(f"{location}.{last}", f"{location}.{other}")
         for name in entry.chat if isinstance(entry.chat, dict) else ():
             if name not in PARTS_OF_EXAMPLES:
-                text = f"`chat` has no part called `{name}`.{did_you_mean(name, PARTS_OF_EXAMPLES)} There is:"
+                text = f"not a part of an example.{did_you_mean(name, PARTS_OF_EXAMPLES)} There is:"
                 yield Violation((*steps_of(location), "chat", name), f"{text} {', '.join(PARTS_OF_EXAMPLES)}")
         if entry.chat is not None and isinstance(entry, Source) and entry.fill_in_the_middle is not None:
             yield not_both(f"{location}.fill_in_the_middle", f"{location}.chat")
@@ -262,9 +257,8 @@ def check_stage(stage: str) -> Violations:
 
 def check_start(stage: str, model: Model) -> Violations:
     if stage == "cpt" and model.from_scratch:
-        text = "stage `cpt` continues from trained weights: write `stage: pretrain`, or remove `model.from_scratch`"
-        other = "" if model.path is not None else " and give `model.path`"
-        yield Violation("model.from_scratch", text + other, "stage")
+        text = "stage `cpt` continues from the weights of `model.path`: write `stage: pretrain`, or remove this"
+        yield Violation("model.from_scratch", text, "stage")
 
 
 def check_rewards(stage: str, rewards: list[Reward]) -> Violations:
@@ -273,9 +267,6 @@ def check_rewards(stage: str, rewards: list[Reward]) -> Violations:
         yield Violation("stage", f"stage `{stage}` needs `rewards`, as in `rewards: [exact_match]`")
     if rewards and stage in STAGE_CONFIGS and stage not in REWARDED:
         yield no_effect("rewards", f" in stage `{stage}`: it is for {', '.join(REWARDED)}", "stage")
-    for number, reward in enumerate(rewards):
-        if reward.weight == 0:
-            yield no_effect(f"rewards[{number}].weight", ", because it is 0: remove the reward")
 
 
 def check_stage_options(stage: str, training: dict[str, Any]) -> Violations:
@@ -290,15 +281,15 @@ def check_weights(model: Model) -> Violations:
     """A model is loaded from a path, or initialised from a config; new rows are part of whole, trained tables."""
     from_scratch, train_only = "model.from_scratch", "model.train_only"
     if not model.from_scratch and model.path is None:
-        yield Violation("model", "`model.path` is missing; for new weights write `from_scratch: true` and `config`")
+        yield Violation("model.path", "missing; for new weights write `from_scratch: true` and `config`")
     if model.from_scratch and model.path is None and model.config is None:
         yield Violation(from_scratch, "new weights need an architecture: give `model.config` or `model.path`")
     if model.config is not None and "model_type" not in model.config:
-        yield Violation("model.config", "`model.config.model_type` is missing: llama, qwen3, gpt2, ...")
+        yield Violation("model.config.model_type", "missing: llama, qwen3, gpt2, ...")
     if model.lora is not None and model.from_scratch:
         yield Violation("model.lora", "LoRA adapts trained weights: remove it, or start from a model", from_scratch)
     if model.trust_remote_code and re.fullmatch(r"[0-9a-f]{40}", model.revision or "") is None:
-        text = "code of others must be pinned: set `model.revision` to a full commit hash (40 hex digits)"
+        text = "needs a full commit hash (40 hex digits) as `model.revision`"
         yield Violation("model.trust_remote_code", text, "model.revision")
     if model.train_only is not None and model.lora is not None:
         yield Violation(train_only, "LoRA freezes what `train_only: new_rows` trains: remove one", "model.lora")
@@ -314,10 +305,9 @@ def check_sharded_rows(model: Model, training: dict[str, Any]) -> Violations:
 def check_tokenizer(model: Model, tokenizer: Tokenizer) -> Violations:
     """There is a tokenizer, and each path and revision has an effect."""
     if model.from_scratch and model.config is not None and tokenizer.path is not None and model.path is not None:
-        why = ": `from_scratch` takes the shape from `model.config`. Remove it (`path: null` over a base's)"
-        yield no_effect("model.path", why, "model.config")
+        yield no_effect("model.path", ": the shape is that of `model.config`. Write `path: null`", "model.config")
     if model.path is None and model.from_scratch and tokenizer.path is None:
-        yield Violation("tokenizer", "`tokenizer.path` is missing: a model from scratch brings no tokenizer")
+        yield Violation("tokenizer.path", "missing: a model from scratch brings no tokenizer")
     if model.revision is not None and model.path is None:
         yield no_effect("model.revision", " without `model.path`")
     if tokenizer.revision is not None and tokenizer.path is None and model.path is None:
@@ -339,14 +329,12 @@ def check_average(checkpoints: Checkpoints, model: Model) -> Violations:
         return
     here, kept = "checkpoints.average", checkpoints.kept
     if checkpoints.every_tokens is None and checkpoints.every_steps is None:
-        yield Violation(here, "`checkpoints.average`: write `checkpoints.every_tokens` or `every_steps` too")
+        yield Violation(here, "needs `checkpoints.every_tokens` or `every_steps`")
     last = kept.options.get("last", 3) if kept is not None and kept.name == "newest" else None
     if isinstance(last, int) and last < checkpoints.average:
-        text = f"`{here}` is more than the {last} checkpoints that are kept: raise `checkpoints.keep`"
-        yield Violation(here, text, "checkpoints.keep")
+        yield Violation(here, f"only {last} checkpoints are kept: raise `checkpoints.keep`", "checkpoints.keep")
     if model.lora is not None:
-        text = "the mean of LoRA's factors is not the mean of the models: remove `checkpoints.average` or `model.lora`"
-        yield Violation(here, text, "model.lora")
+        yield Violation(here, "the mean of LoRA's factors is not the mean of the models", "model.lora")
 
 
 def check_evaluation(evaluation: Evaluation) -> Violations:
@@ -359,7 +347,7 @@ def check_evaluation(evaluation: Evaluation) -> Violations:
             yield no_effect(f"evaluation.{key}", " without `evaluation.held_out_share` or `evaluation.perplexity`")
     for name, rise in evaluation.retain.items():
         if rise is not None and every_steps is None and every_tokens is None:
-            text = f"`evaluation.retain.{name}` never stops the run: give `evaluation.every_tokens`, or write null"
+            text = "never stops the run without `evaluation.every_tokens`: give it, or write null"
             yield Violation(("evaluation", "retain", name), text)
 
 
@@ -373,7 +361,7 @@ def check_retained_sets(data: Data, evaluation: Evaluation) -> Violations:
             public = f"A public general set, for `evaluation.perplexity`: {GENERAL_TEXT}"
             yield Violation(("evaluation", "retain", name), f"{text} {', '.join(names) or 'none'}. {public}")
     if evaluation.retain and names and not set(names) - set(evaluation.retain):
-        yield Violation("evaluation.retain", "`evaluation.retain` must leave a held-out set to measure the domain")
+        yield Violation("evaluation.retain", "must leave a held-out set to measure the domain")
 
 
 def check_option_names(optimizer: Optimizer, schedule: Schedule) -> Violations:
@@ -385,7 +373,7 @@ def check_option_names(optimizer: Optimizer, schedule: Schedule) -> Violations:
                 continue
             written, place = f"{key}.{option}", PLACES[option]
             if place[0] == key and place != (key, option):
-                yield Violation(written, f"`{written}` is written as {format_new_key(option)}", dotted(place))
+                yield Violation(written, f"write it as {format_new_key(option)}", dotted(place))
 
 
 def check_training(training: dict[str, Any]) -> Violations:
