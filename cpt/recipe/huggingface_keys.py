@@ -61,13 +61,9 @@ ANYTHING: frozenset[type] = frozenset({bool, int, float, str, list, dict, NoneTy
 class Key:
     kinds: frozenset[type]
     """What it may be, of `ANYTHING`."""
-    enums: tuple[tuple[str, str], ...] = ()
-    """(module, name) of the classes that list its choices."""
+    choices: tuple[str, ...] = ()
+    """The words it may be; empty where any text will do."""
     description: str = ""
-
-    def choices(self) -> list[str]:
-        """The words it may be; empty where any text will do."""
-        return [word for module, name in self.enums for word in enum_values(module, name)]
 
 
 @dataclass(frozen=True)
@@ -130,11 +126,12 @@ def key_of(field: ast.AnnAssign, module: str) -> Key | None:
         kinds |= kinds_of_class(type(literal(value)))
     description = literal(metadata.get("help"))
     description = "" if description is ... else str(description)
-    enums = tuple((module, name) for name in sorted(names) if enum_values(module, name))
-    if len(enums) < len(names):
+    enums = [enum_values(module, name) for name in sorted(names)]
+    if not all(enums):
         return Key(ANYTHING, description=description)
     kinds |= {str} if enums else set()
-    return Key(frozenset(kinds - {int} if float in kinds else kinds), enums, description)
+    words = tuple(word for enum in enums for word in enum)
+    return Key(frozenset(kinds - {int} if float in kinds else kinds), words, description)
 
 
 def literal(expression: ast.expr | None) -> Any:

@@ -179,7 +179,7 @@ def check_token_budget(data: Data, training: dict[str, Any]) -> Violations:
 def check_names(data: Data, evaluation: Evaluation) -> Violations:
     """Reports can tell sources apart, and held-out sets, shares of sources included."""
     first: dict[str, str] = {}
-    for location, entry in all_sources(data, evaluation):
+    for location, entry in keyed_sources(data, evaluation):
         if location == "evaluation.perplexity[0]" and evaluation.held_out_share is None:
             first = {}  # no source is reported next to the held-out sets
         name = reported_name(entry)
@@ -188,7 +188,7 @@ def check_names(data: Data, evaluation: Evaluation) -> Violations:
         first.setdefault(name, location)
 
 
-def all_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, DocumentSource]]:
+def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, DocumentSource]]:
     yield from ((f"data.sources[{index}]", source) for index, source in enumerate(data.sources))
     yield from ((f"evaluation.perplexity[{index}]", entry) for index, entry in enumerate(evaluation.perplexity))
 
@@ -204,7 +204,7 @@ def reported_name(entry: DocumentSource) -> str:
 
 def check_source_options(data: Data, evaluation: Evaluation) -> Violations:
     """Every option of a source has an effect, and a document is made in one way: column, template or chat."""
-    for location, entry in all_sources(data, evaluation):
+    for location, entry in keyed_sources(data, evaluation):
         if is_local(entry.path) or ":" in entry.path:
             given: dict[str, Any] = {"subset": entry.subset, "revision": entry.revision}
             given |= {"split": entry.split != "train", "data_files": entry.data_files, "streaming": entry.streaming}

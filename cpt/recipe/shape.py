@@ -275,8 +275,8 @@ def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -
         problem = expected(key.kinds, value)
         if location[0] == "training" and name in AUTOMATIC:
             problem = problem.replace(", got ", f" or {AUTO}, got ", 1)
-    elif isinstance(value, str) and key.enums and value not in key.choices():
-        problem = one_of(key.choices(), value)
+    elif isinstance(value, str) and key.choices and value not in key.choices:
+        problem = one_of(key.choices, value)
     elif name in BOUNDS and type(value) in (int, float):
         read_option(node, location, BOUNDS[name], mistakes)
     if problem:
