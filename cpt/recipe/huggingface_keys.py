@@ -217,18 +217,8 @@ def imported_module(source: ModuleSource, node: ast.ImportFrom) -> str:
 
 @lru_cache(maxsize=128)
 def parse_module(name: str) -> ModuleSource | None:
-    """The module's source; None where it is not in Python (built-in modules, compiled ones)."""
-    path = find_source(name)
-    if path is None:
-        return None
-    try:
-        return ModuleSource(name, path, ast.parse(path.read_bytes()))
-    except (SyntaxError, OSError) as problem:
-        raise ResourceError(f"cannot read {path}: {problem}. Reinstall the package.") from problem
-
-
-def find_source(name: str) -> Path | None:
-    """The module's file. The machinery of `import` looks for it in folders, which imports nothing."""
+    """The module's source, looked for by the machinery of `import`, which imports nothing; None where it is not in
+    Python (built-in modules, compiled ones)."""
     top, *below = name.split(".")
     spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, [str(Path.cwd())])
     if spec is None:
@@ -236,7 +226,13 @@ def find_source(name: str) -> Path | None:
     for step in below:  # transformers sets its folder as a Path, which PathFinder passes over
         folders = [str(folder) for folder in (spec and spec.submodule_search_locations) or ()]
         spec = PathFinder.find_spec(step, folders)
-    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+    path = Path((spec and spec.origin) or "")
+    if path.suffix != ".py":
+        return None
+    try:
+        return ModuleSource(name, path, ast.parse(path.read_bytes()))
+    except (SyntaxError, OSError) as problem:
+        raise ResourceError(f"cannot read {path}: {problem}. Reinstall the package.") from problem
 
 
 BUILT_IN_COLUMNS: dict[str, tuple[str, ...]] = {

@@ -211,6 +211,7 @@ LORA_IS_SET = {
     *("peft_type", "task_type", "inference_mode", "base_model_name_or_path"),
     *("auto_mapping", "peft_version", "revision"),
 }
+LORA_CHOICES = {"preset": LORA_PRESETS, **LORA_QUANTIZATION}
 
 
 def check_passed_on_keys(root: Node, mistakes: Mistakes) -> None:
@@ -241,10 +242,9 @@ def check_lora_keys(lora: Node, mistakes: Mistakes) -> None:
     for key, node in lora.value.items():
         if key in LORA_IS_SET:
             mistakes.add(node.place, f"`model.lora.{key}` is set by cpt: remove it")
-        elif key == "preset" or key in LORA_QUANTIZATION:
-            choices = LORA_PRESETS if key == "preset" else LORA_QUANTIZATION[key]
-            if node.value not in choices:
-                mistakes.add(node.place, f"`model.lora.{key}`: {one_of(map(in_yaml, choices), node.value)}")
+        elif key in LORA_CHOICES:
+            if node.value not in LORA_CHOICES[key]:
+                mistakes.add(node.place, f"`model.lora.{key}`: {one_of(map(in_yaml, LORA_CHOICES[key]), node.value)}")
             elif method not in ((LORA,) if key == "preset" else TAKES_4_BIT):
                 mistakes.add(node.place, f"`model.lora.{key}` is not for `method: {method}`: remove one of them")
         elif key != "method":
