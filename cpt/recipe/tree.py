@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,17 @@ def merged(over: Node, base: Node) -> Node:
 def dotted(location: Iterable[str | int]) -> str:
     """`data.sources[0].weight`."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location).removeprefix(".")
+
+
+def leaves(value: Any, above: Location = ()) -> Iterator[tuple[Location, Any]]:
+    """The deepest keys of a section with their values; a list without sections is a value."""
+    if value and (
+        isinstance(value, dict) or isinstance(value, list) and any(isinstance(item, dict) for item in value)
+    ):
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(child, (*above, key))
+    else:
+        yield above, value
 
 
 def steps_of(key: str) -> Location:
