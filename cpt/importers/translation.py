@@ -167,12 +167,9 @@ class Translation:
 
     def not_translated(self) -> list[str]:
         """`key: value (reason)` for everything in the config that is not in the recipe."""
-        remaining = leaves({self.names.get(key, key): value for key, value in self.values.items()})
-        left = {dotted(key): value for key, value in remaining if value not in (None, [], "", {})}
-        missing = {
-            **{key: (value, HINTS.get(key, "") if value else "") for key, value in left.items()},
-            **self.dropped,
-        }
+        values = leaves({self.names.get(key, key): value for key, value in self.values.items()})
+        left = {dotted(key): value for key, value in values if value not in (None, [], "", {})}
+        missing = {key: (value, HINTS.get(key, "") if value else "") for key, value in left.items()} | self.dropped
         return [
             " ".join(f"{key}: {in_yaml(value)} {f'({reason})' if reason else ''}".split())
             for key, (value, reason) in missing.items()

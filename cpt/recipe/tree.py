@@ -123,12 +123,14 @@ def dotted(location: Iterable[str | int]) -> str:
 
 def leaves(value: Any, above: Location = ()) -> Iterator[tuple[Location, Any]]:
     """The deepest keys of a section with their values; a list without sections is a value."""
-    if value and (
-        isinstance(value, dict) or isinstance(value, list) and any(isinstance(item, dict) for item in value)
-    ):
-        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from leaves(child, (*above, key))
-    else:
+    children: Any = ()
+    if isinstance(value, dict):
+        children = value.items()
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        children = enumerate(value)
+    for key, child in children:
+        yield from leaves(child, (*above, key))
+    if not children:
         yield above, value
 
 
