@@ -89,16 +89,14 @@ def check_global_batch(budget: Budget, data: Data, training: dict[str, Any]) -> 
         return
     tokens = rows * data.sequence_length
     if wanted % tokens:
-        text = f"no multiple of the {tokens:,} tokens of a micro-batch of {rows} rows; the next multiple is"
-        text = f"{text} {-(-wanted // tokens) * tokens}"
+        text = f"no multiple of a micro-batch of {tokens:,} tokens; the next is {-(-wanted // tokens) * tokens}"
         yield Violation("budget.global_batch_tokens", text, "data.sequence_length")
 
 
 def check_accumulation(budget: Budget, training: dict[str, Any]) -> Violations:
     """Gradient accumulation follows from the global batch; the tokens of a step must not depend on what fits."""
     if budget.global_batch_tokens is not None and training.get(ACCUMULATION, AUTO) != AUTO:
-        text = "one knob is set twice: this follows from `budget.global_batch_tokens`"
-        yield Violation(f"training.{ACCUMULATION}", text, "budget.global_batch_tokens")
+        yield Violation(f"training.{ACCUMULATION}", "one knob is set twice: remove one", "budget.global_batch_tokens")
     for key in (MICRO_BATCH, ACCUMULATION):
         if training.get(key) == AUTO and budget.global_batch_tokens is None:
             yield Violation(f"training.{key}", "auto needs `budget.global_batch_tokens`", "budget")
@@ -119,8 +117,7 @@ def check_phase_ends(budget: Budget, data: Data) -> Violations:
             yield Violation(until, "missing: only the last phase may last to the end of the run")
             return
         if phase.until is not None and phase.until <= begins:
-            text = f"the phase ends before it starts, at {begins:,} tokens"
-            yield Violation(until, text, f"data.phases[{index - 1}].until")
+            yield Violation(until, f"the phase starts at {begins:,} tokens", f"data.phases[{index - 1}].until")
         if phase.until is not None and phase.until_learning_rate is not None:
             yield not_both(rate, until)
         elif phase.until_learning_rate is not None and budget.tokens is None:
@@ -347,8 +344,8 @@ def check_evaluation(evaluation: Evaluation) -> Violations:
             yield no_effect(f"evaluation.{key}", " without `evaluation.held_out_share` or `evaluation.perplexity`")
     for name, rise in evaluation.retain.items():
         if rise is not None and every_steps is None and every_tokens is None:
-            text = "never stops the run without `evaluation.every_tokens`: give it, or write null"
-            yield Violation(("evaluation", "retain", name), text)
+            here = ("evaluation", "retain", name)
+            yield Violation(here, "never stops the run without `evaluation.every_tokens`: give it, or write null")
 
 
 def check_retained_sets(data: Data, evaluation: Evaluation) -> Violations:
