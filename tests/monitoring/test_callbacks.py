@@ -74,7 +74,7 @@ def test_one_that_cannot_be_made_is_a_mistake_of_the_recipe(trained):
     [
         ("costs", "`cost`"),
         ("cost", "`dollars_per_gpu_hour`"),
-        ({"name": "cost", "dollars_per_gpu_hour": "2"}, "dollars_per_gpu_hour`: expected `float"),
+        ({"name": "cost", "dollars_per_gpu_hour": "2"}, "dollars_per_gpu_hour`: expected a number"),
         ({"name": "alert", "figure": "loss"}, "`above`"),
         ({"name": "tiny_watchers:note", "abov": 1}, "`above`"),
         ({"name": "tiny_watchers:Adds"}, "`figure`"),

@@ -45,7 +45,7 @@ def test_two_of_one_kind_have_names_of_their_own():
         (Reward(name="exact_mach"), "Did you mean `exact_match`"),
         (Reward(name="format"), r"`rewards\[0\]` needs `pattern`"),
         (Reward(name="format", pattern="("), "not a regular expression"),
-        (Reward(name="length", at_least="long"), "expected `int`"),
+        (Reward(name="length", at_least="long"), "expected a whole number"),
         (Reward(name="length", at_least=3, at_most=2), "at_least <= at_most"),
         (Reward(name="exact_match", colum="a"), "Did you mean `column`"),
     ],
