@@ -92,7 +92,7 @@ def test_a_task_that_there_is_not_is_a_mistake(load, tmp_path):
     (line,) = mistakes(load(evaluation={"tasks": [{**task, "limt": 3}]}))
     assert "`evaluation.tasks[0].limt` is not an option" in line and "Did you mean `limit`?" in line
     (line,) = mistakes(load(evaluation={"tasks": [{"name": "domain_test", "questions": "few"}]}))
-    assert "`evaluation.tasks[0].questions`: expected `int`" in line
+    assert "`evaluation.tasks[0].questions`: expected a whole number" in line
 
 
 @pytest.mark.slow
