@@ -18,6 +18,15 @@ from cpt.errors import CptError, RecipeError, UserCodeError
 
 REPORTED_BY_CALLER = ("reward", "callback")
 """Kinds of functions whose callers report what they raise: a reward with its completion, a callback as an event."""
+IN_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "keys and values",
+    NoneType: "null",
+}
 
 
 def find(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -115,8 +124,7 @@ def check_options(
                 f"It takes: {', '.join(known) or 'none'}."
             )
         if not fits(value, hints.get(option, Any)):
-            wanted = inspect.formatannotation(hints[option])
-            raise RecipeError(f"`{key}.{option}`: expected `{wanted}`, got {value!r}.")
+            raise RecipeError(f"`{key}.{option}`: expected {in_words(hints[option])}, got {value!r}.")
     missing = [name for name, p in by_name.items() if p.default is p.empty and name not in options]
     if missing:
         raise RecipeError(f"`{key}` needs {', '.join(f'`{name}`' for name in missing)} ({function.__name__}).")
@@ -143,6 +151,19 @@ def fits(value: object, hint: Any) -> bool:
         items = get_args(hint)[:1] or (Any,)
         return isinstance(value, list) and all(fits(item, items[0]) for item in value)
     return True
+
+
+def in_words(hint: Any) -> str:
+    """`a number or null` for `float | None`."""
+    origin = get_origin(hint)
+    if origin in (typing.Union, UnionType):
+        return " or ".join(in_words(part) for part in get_args(hint))
+    if origin is typing.Literal:
+        return f"one of {', '.join(map(str, get_args(hint)))}"
+    kind = origin or hint
+    if isinstance(kind, type) and kind not in IN_WORDS and issubclass(kind, Iterable):
+        return IN_WORDS[dict] if issubclass(kind, Mapping) else IN_WORDS[list]
+    return IN_WORDS.get(kind, str(hint))
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

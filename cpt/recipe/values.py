@@ -13,17 +13,8 @@ from typing import Annotated, Any
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from cpt.plugins import IN_WORDS
 from cpt.recipe.tree import resolve_scalar
-
-IN_WORDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    list: "a list",
-    dict: "keys and values",
-    NoneType: "null",
-}
 
 
 def expected(kinds: Collection[type], got: object) -> str:
