@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from cpt.errors import ResourceError
-from cpt.recipe.huggingface_keys import find_class, find_source, parse_module
+from cpt.recipe.huggingface_keys import find_class, parse_module
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def test_a_name_that_is_not_there_is_none(lab):
 
 def test_a_package_that_is_not_installed_is_an_error():
     with pytest.raises(ResourceError, match="pip install not_a_package_at_all"):
-        find_source("not_a_package_at_all.part")
+        parse_module("not_a_package_at_all.part")
 
 
 def test_a_module_is_a_file_or_a_folder():
-    assert find_source("json").name == "__init__.py" and find_source("json.decoder").name == "decoder.py"
+    assert parse_module("json").path.name == "__init__.py" and parse_module("json.decoder").path.name == "decoder.py"

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from cpt.recipe.keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES, keys_of
 from cpt.recipe.paths import is_local
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Recipe, Source
+from cpt.recipe.tree import dotted, leaves
 from cpt.recipe.values import in_yaml, write_yaml
 from cpt.training.engine_profiles import read_profile
 
@@ -166,8 +167,9 @@ class Translation:
 
     def not_translated(self) -> list[str]:
         """`key: value (reason)` for everything in the config that is not in the recipe."""
-        left = flat({self.names.get(key, key): value for key, value in self.values.items()})
-        missing = {**{key: (value, HINTS.get(key, "") if value else "") for key, value in left}, **self.dropped}
+        values = leaves({self.names.get(key, key): value for key, value in self.values.items()})
+        left = {dotted(key): value for key, value in values if value not in (None, [], "", {})}
+        missing = {key: (value, HINTS.get(key, "") if value else "") for key, value in left.items()} | self.dropped
         return [
             " ".join(f"{key}: {in_yaml(value)} {f'({reason})' if reason else ''}".split())
             for key, (value, reason) in missing.items()
@@ -194,17 +196,6 @@ class Translation:
 def is_on(value: Any) -> bool:
     """Both tools also take texts such as "true"."""
     return value.lower() in ("true", "yes", "on", "1", "auto") if isinstance(value, str) else bool(value)
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """`datasets[0].shards` and its value, without empty values."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-            yield from flat({f"{prefix}{key}[{number}]": item for number, item in enumerate(value)})
-        elif value not in (None, [], ""):
-            yield f"{prefix}{key}", value
 
 
 def target_modules(value: Any) -> Any:

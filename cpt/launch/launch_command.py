@@ -17,6 +17,7 @@ from cpt.plugins import did_you_mean
 from cpt.recipe.keys import AUTO, MICRO_BATCH
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
+from cpt.recipe.tree import shown_path
 from cpt.training.engine_profiles import DEFAULT_MICRO_BATCH
 
 PORT = 29500
@@ -97,13 +98,13 @@ def command(
         "name": loaded.name,
         "folder": str(folder),
         "back": os.path.relpath(".", folder),
-        "recipe": shlex.join([shown(recipe, work), *(overrides or ()), *(["--lora"] if lora else [])]),
+        "recipe": shlex.join([shown_path(recipe), *(overrides or ()), *(["--lora"] if lora else [])]),
         "launcher": LAUNCHERS[launcher][0 if alone else 1],
         "nodes": nodes,
         "gpus": gpus_per_node,
         "processes": nodes * gpus_per_node,
         "distributed_type": "MULTI_GPU" if nodes * gpus_per_node > 1 else "'NO'",
-        "venv": shlex.quote(shown(venv or Path(sys.prefix), work)),
+        "venv": shlex.quote(shown_path(venv or Path(sys.prefix))),
         "port": port,
         "start": f"{'srun ' * in_slurm}bash {folder}/node.sh{'' if alone or in_slurm else ' NODE_RANK'}",
         "sbatch": "\n".join(f"#SBATCH {option}" for option in options),
@@ -171,11 +172,6 @@ def text_of_hostfile(hosts: str | None, nodes: int) -> str:
             f"--nodes {nodes}, but --hosts names {len(names)}. Write --hosts node-a,node-b, or use --launcher slurm."
         )
     return "".join(f"{name}\n" for name in names)
-
-
-def shown(path: Path, work: Path) -> str:
-    whole = work / path
-    return str(whole.relative_to(work) if whole.is_relative_to(work) else whole)
 
 
 def filled(text: str, values: dict[str, object]) -> str:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
 import torch
@@ -21,7 +21,7 @@ from cpt.distributed import local_rank, num_nodes, rank, tell
 from cpt.errors import CptError, LaunchError
 from cpt.hardware import find_gpus
 from cpt.recipe.schema import Recipe
-from cpt.recipe.tree import Location, dotted
+from cpt.recipe.tree import dotted, leaves
 from cpt.recipe.values import in_yaml, shortened
 from cpt.runs.record import PACKAGES, hash_of_code, installed_version
 
@@ -101,26 +101,19 @@ def look_for(token: Path, writer: str) -> str | None:
 def facts_of_node(recipe: Recipe) -> Facts:
     gpus = find_gpus()
     versions = {name: version for name in PACKAGES if (version := installed_version(name))}
+    dumped = recipe.model_dump(mode="json", by_alias=True)
     variables = {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "GLOO_"))}
     return {
         "Python": platform.python_version(),
         **versions,
         "CUDA of torch": str(torch.version.cuda),
         "the hash of cpt's source files": hash_of_code()[:12],
-        **{f"recipe key `{key}`": text for key, text in keys_of(recipe.model_dump(mode="json", by_alias=True))},
+        **{f"recipe key `{dotted(key)}`": in_yaml(value) for key, value in leaves(dumped)},
         **files_of_recipe(recipe),
         "GPUs": f"{len(gpus)} x {gpus[0].name}" if gpus else "none",
         "GPU driver": gpus[0].driver if gpus else "none",
         **{name: value for name, value in variables.items() if not name.endswith("IFNAME")},
     }
-
-
-def keys_of(value: Any, above: Location = ()) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict | list) and value:
-        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from keys_of(child, (*above, key))
-    else:
-        yield dotted(above), in_yaml(value)
 
 
 def files_of_recipe(recipe: Recipe) -> Facts:

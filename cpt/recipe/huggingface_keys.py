@@ -2,12 +2,12 @@
 
 import ast
 import builtins
-import importlib.machinery
 import importlib.util
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_origin
@@ -61,13 +61,9 @@ ANYTHING: frozenset[type] = frozenset({bool, int, float, str, list, dict, NoneTy
 class Key:
     kinds: frozenset[type]
     """What it may be, of `ANYTHING`."""
-    enums: tuple[tuple[str, str], ...] = ()
-    """(module, name) of the classes that list its choices."""
+    choices: tuple[str, ...] = ()
+    """The words it may be; empty where any text will do."""
     description: str = ""
-
-    def choices(self) -> list[str]:
-        """The words it may be; empty where any text will do."""
-        return [word for module, name in self.enums for word in enum_values(module, name)]
 
 
 @dataclass(frozen=True)
@@ -130,11 +126,12 @@ def key_of(field: ast.AnnAssign, module: str) -> Key | None:
         kinds |= kinds_of_class(type(literal(value)))
     description = literal(metadata.get("help"))
     description = "" if description is ... else str(description)
-    enums = tuple((module, name) for name in sorted(names) if enum_values(module, name))
-    if len(enums) < len(names):
+    enums = [enum_values(module, name) for name in sorted(names)]
+    if not all(enums):
         return Key(ANYTHING, description=description)
     kinds |= {str} if enums else set()
-    return Key(frozenset(kinds - {int} if float in kinds else kinds), enums, description)
+    words = tuple(word for enum in enums for word in enum)
+    return Key(frozenset(kinds - {int} if float in kinds else kinds), words, description)
 
 
 def literal(expression: ast.expr | None) -> Any:
@@ -214,40 +211,28 @@ def last_name(node: ast.expr) -> str:
 
 def imported_module(source: ModuleSource, node: ast.ImportFrom) -> str:
     """The full name of the module in `from ..module import name`."""
-    if not node.level:
-        return node.module or ""
-    parts = source.module.split(".")
-    num_above = node.level - (source.path.name == "__init__.py")
-    above = ".".join(parts[: len(parts) - num_above])
-    return f"{above}.{node.module}" if node.module else above
+    package = source.module if source.path.name == "__init__.py" else source.module.rpartition(".")[0]
+    return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
 
 
 @lru_cache(maxsize=128)
 def parse_module(name: str) -> ModuleSource | None:
-    """The module's source; None where it is not in Python (built-in modules, compiled ones)."""
-    path = find_source(name)
-    if path is None:
+    """The module's source, looked for by the machinery of `import`, which imports nothing; None where it is not in
+    Python (built-in modules, compiled ones)."""
+    top, *below = name.split(".")
+    spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, [str(Path.cwd())])
+    if spec is None:
+        raise ResourceError(f"the package `{top}` is not installed. Install it: pip install {top}")
+    for step in below:  # transformers sets its folder as a Path, which PathFinder passes over
+        folders = [str(folder) for folder in (spec and spec.submodule_search_locations) or ()]
+        spec = PathFinder.find_spec(step, folders)
+    path = Path((spec and spec.origin) or "")
+    if path.suffix != ".py":
         return None
     try:
         return ModuleSource(name, path, ast.parse(path.read_bytes()))
     except (SyntaxError, OSError) as problem:
         raise ResourceError(f"cannot read {path}: {problem}. Reinstall the package.") from problem
-
-
-def find_source(name: str) -> Path | None:
-    """The module's file. Only the top-level package is asked for, which imports nothing."""
-    top, *below = name.split(".")
-    spec = importlib.util.find_spec(top) or importlib.machinery.PathFinder.find_spec(top, [str(Path.cwd())])
-    if spec is None:
-        raise ResourceError(f"the package `{top}` is not installed. Install it: pip install {top}")
-    if not below:
-        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
-    for folder in spec.submodule_search_locations or ():
-        path = Path(folder, *below)
-        for candidate in (path.with_suffix(".py"), path / "__init__.py"):
-            if candidate.is_file():
-                return candidate
-    return None
 
 
 BUILT_IN_COLUMNS: dict[str, tuple[str, ...]] = {

@@ -87,8 +87,8 @@ def properties_of(configs: Iterable[str], without: set[str]) -> dict[str, Any]:
     for name, key in keys.items():
         types = sorted(JSON_TYPES[kind] for kind in key.kinds)
         schema: dict[str, Any] = {"type": types if len(types) > 1 else types[0]}
-        if key.enums and key.kinds <= {str, NoneType}:
-            schema = {"enum": [*key.choices(), *([None] if NoneType in key.kinds else [])]}
+        if key.choices and key.kinds <= {str, NoneType}:
+            schema = {"enum": [*key.choices, *([None] if NoneType in key.kinds else [])]}
         if name in AUTOMATIC:
             schema = {"anyOf": [schema, {"const": AUTO}]}
         properties[name] = {**schema, "description": key.description} if key.description else schema

@@ -26,12 +26,6 @@ def without_none(annotation: Any) -> Any:
     return annotation
 
 
-def types_in(annotation: Any) -> list[Any]:
-    """`[X, Y]` for `X | Y | None`."""
-    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    return [part for part in parts if part is not NoneType]
-
-
 def section_in(annotation: Any) -> type[BaseModel] | None:
     inner = without_none(annotation)
     return inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
@@ -145,8 +139,8 @@ OF_OTHERS = {  # axolotl, LLaMA-Factory, TRL's scripts
 }
 MOVED: dict[str, Location] = {word: steps_of(key) for word, key in by_word(OF_HUGGING_FACE).items()}
 """Hugging Face's key -> where a recipe has it."""
-OTHER_WORDS: dict[str, Location] = {word: steps_of(key) for word, key in by_word(OF_OTHERS).items()}
-"""The same for words that no key of Hugging Face's Trainer has."""
+PLACES = {word: steps_of(key) for word, key in by_word(OF_OTHERS).items()} | MOVED
+"""The same, with words that no key of Hugging Face's Trainer has."""
 
 NOTES = by_word(
     {
@@ -211,11 +205,7 @@ NO_EFFECT_ON_EXAMPLES = by_word(
 def format_new_key(key: str) -> str:
     """`optimizer.learning_rate`, with what to know when writing it there."""
     note = f" ({NOTES[key]})" if key in NOTES else ""
-    return f"`{dotted(place_of_key(key))}`{note}"
-
-
-def place_of_key(key: str) -> Location:
-    return MOVED.get(key) or OTHER_WORDS[key]
+    return f"`{dotted(PLACES[key])}`{note}"
 
 
 AUTO = "auto"

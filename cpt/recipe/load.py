@@ -55,15 +55,12 @@ def load_with_places(path: str | Path, overrides: Sequence[str] = (), *, lora: b
     """As `load_recipe`, and the tree: `tree.place_of(root, ("data", "sources", 0))` is where that was written."""
     path, mistakes = Path(path), Mistakes()
     root = read_or_raise(path, mistakes)
-    if not root.value.keys() & {"data", "budget", "base"}:  # another kind of file: one sentence, not one for each key
-        if "steps" in root.value:
-            raise RecipeError(f"{path} is a pipeline. Check it: cpt pipeline {path} --dry-run")
-        if names := {"base_model", "model_name_or_path"} & root.value.keys():
-            tool = "axolotl" if "base_model" in names else "LLaMA-Factory or TRL"
-            raise RecipeError(
-                f"{path} is a config of {tool}. Translate one of axolotl or LLaMA-Factory: cpt import {path} --output"
-                " my_recipe.yaml"
-            )
+    keys = root.value.keys()
+    if keys & {"steps", "base_model", "model_name_or_path"} and not keys & {"data", "budget", "base"}:
+        raise RecipeError(
+            f"{path} is not a recipe. Check a pipeline: cpt pipeline {path} --dry-run. Translate a config of axolotl"
+            f" or LLaMA-Factory: cpt import {path} --output my_recipe.yaml"
+        )
     root = resolve_references(root, Recipe, mistakes, trail=(path.resolve(),))
     root = apply_overrides(root, overrides, mistakes)
     model = root.value.get("model")

@@ -13,7 +13,7 @@ from typing import Any
 
 from cpt.plugins import did_you_mean
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
-from cpt.recipe.keys import AUTO, DEFAULT_MICRO_BATCH, MOVED, OTHER_WORDS, format_new_key, place_of_key
+from cpt.recipe.keys import ACCUMULATION, AUTO, DEFAULT_MICRO_BATCH, MICRO_BATCH, PLACES, format_new_key
 from cpt.recipe.paths import COMPRESSED_FILES, DOCUMENT_FILES, TEXT_FILES, document_suffix, is_function, is_local
 from cpt.recipe.schema import (
     Budget,
@@ -60,51 +60,46 @@ def check_rules(sections: Mapping[str, Any], root: Node, mistakes: Mistakes) -> 
             continue
         for found in rule(*(sections[name] for name in needed)):
             location = steps_of(found.location) if isinstance(found.location, str) else found.location
-            here, where = place_of(root, location), ""
+            here = place_of(root, location)
             other = node_at(root, steps_of(found.other)) if found.other else None
-            if other is not None and (other.place.line or other.place != here):
-                is_same_file = other.place.line and other.place.file == here.file
-                where = f" (`{found.other}`: {f'line {other.place.line}' if is_same_file else other.place})"
-            mistakes.add(here, found.text + where)
+            where = f" (`{found.other}`: {other.place.seen_from(here)})" if other is not None else ""
+            mistakes.add(here, f"`{dotted(location)}`: {found.text}{where}")
 
 
 def not_both(location: str, other: str) -> Violation:
-    return Violation(location, f"give `{location}` or `{other}`, not both", other)
+    return Violation(location, f"give this or `{other}`, not both", other)
 
 
 def no_effect(location: str, why: str, other: str | None = None) -> Violation:
-    return Violation(location, f"`{location}` has no effect{why}", other)
+    return Violation(location, f"has no effect{why}", other)
 
 
 def check_budget(budget: Budget) -> Violations:
     if budget.tokens is None and budget.epochs is None:
-        yield Violation("budget", "how long to train is missing: give `budget.tokens` or `budget.epochs`")
+        yield Violation("budget", "`budget.tokens` or `budget.epochs` is missing: how long to train")
     if budget.tokens is not None and budget.epochs is not None:
         yield not_both("budget.epochs", "budget.tokens")
 
 
 def check_global_batch(budget: Budget, data: Data, training: dict[str, Any]) -> Violations:
     """A step is a whole number of micro-batches, on one GPU at least."""
-    rows = training.get("per_device_train_batch_size") or DEFAULT_MICRO_BATCH
+    rows = training.get(MICRO_BATCH) or DEFAULT_MICRO_BATCH
     wanted = budget.global_batch_tokens
     if wanted is None or not isinstance(rows, int) or rows <= 0:
         return
     tokens = rows * data.sequence_length
     if wanted % tokens:
-        text = f"{wanted:,} tokens do not divide into micro-batches of {rows} rows x {data.sequence_length:,} tokens ="
-        text = f"{text} {tokens:,}. The next that does: {-(-wanted // tokens) * tokens}"
+        text = f"no multiple of a micro-batch of {tokens:,} tokens; the next is {-(-wanted // tokens) * tokens}"
         yield Violation("budget.global_batch_tokens", text, "data.sequence_length")
 
 
 def check_accumulation(budget: Budget, training: dict[str, Any]) -> Violations:
     """Gradient accumulation follows from the global batch; the tokens of a step must not depend on what fits."""
-    if budget.global_batch_tokens is not None and training.get("gradient_accumulation_steps", AUTO) != AUTO:
-        text = "one knob is set twice: gradient accumulation follows from `budget.global_batch_tokens`. Remove one of"
-        yield Violation("training.gradient_accumulation_steps", f"{text} them", "budget.global_batch_tokens")
-    for key in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+    if budget.global_batch_tokens is not None and training.get(ACCUMULATION, AUTO) != AUTO:
+        yield Violation(f"training.{ACCUMULATION}", "one knob is set twice: remove one", "budget.global_batch_tokens")
+    for key in (MICRO_BATCH, ACCUMULATION):
         if training.get(key) == AUTO and budget.global_batch_tokens is None:
-            text = "auto needs `budget.global_batch_tokens`: the tokens of a step must not depend on what fits"
-            yield Violation(f"training.{key}", text, "budget")
+            yield Violation(f"training.{key}", "auto needs `budget.global_batch_tokens`", "budget")
 
 
 def check_phase_ends(budget: Budget, data: Data) -> Violations:
@@ -117,23 +112,18 @@ def check_phase_ends(budget: Budget, data: Data) -> Violations:
         here = f"data.phases[{index}]"
         until, rate = f"{here}.until", f"{here}.until_learning_rate"
         if index and budget.tokens is not None and begins >= budget.tokens:
-            text = f"`{here}` never begins: the phase before lasts until {begins:,} tokens, the run"
-            yield Violation(here, f"{text} {budget.tokens:,}", "budget.tokens")
+            yield Violation(here, f"never begins: the phase before ends at {begins:,} tokens", "budget.tokens")
         if phase.until is None and phase.until_learning_rate is None and index < len(data.phases) - 1:
-            yield Violation(here, f"`{until}` is missing: only the last phase may last to the end of the run")
+            yield Violation(until, "missing: only the last phase may last to the end of the run")
             return
         if phase.until is not None and phase.until <= begins:
-            text = f"`{until}` is {phase.until:,}: the phase ends before it starts, at {begins:,} tokens"
-            yield Violation(until, text, f"data.phases[{index - 1}].until")
+            yield Violation(until, f"the phase starts at {begins:,} tokens", f"data.phases[{index - 1}].until")
         if phase.until is not None and phase.until_learning_rate is not None:
             yield not_both(rate, until)
         elif phase.until_learning_rate is not None and budget.tokens is None:
-            text = f"`{rate}` needs a run whose length in tokens is known, and its schedule: write"
-            text = f"{text} `budget.tokens`. A mixture file alone does not have them: name a recipe"
-            yield Violation(rate, text, "budget.epochs")
+            yield Violation(rate, "needs a recipe with `budget.tokens` and a schedule", "budget.epochs")
         elif phase.until_learning_rate is not None and phase.until_learning_rate >= lowest:
-            text = f"`{rate}` is {phase.until_learning_rate:g}, but an earlier phase ends at {lowest:g}"
-            yield Violation(rate, text)
+            yield Violation(rate, f"an earlier phase ends at {lowest:g}")
         begins = max(begins, phase.until or 0)
         lowest = min(lowest, phase.until_learning_rate or 1.0)
 
@@ -150,50 +140,43 @@ def check_phases(data: Data) -> Violations:
                 text = f"no source is called `{name}`.{did_you_mean(name, names)} There is: {', '.join(names)}"
                 yield Violation((*steps_of(here), "weights", name), text)
         if not any(phase.weights.values()):
-            yield Violation(f"{here}.weights", f"`{here}.weights`: one source at least needs a weight above 0")
+            yield Violation(f"{here}.weights", "one source at least needs a weight above 0")
         length = f"{here}.context_length"
         if phase.context_length is not None and phase.context_length > data.sequence_length:
-            text = f"rows have {data.sequence_length:,} tokens, and a phase cannot read more at a time. Make rows as"
-            yield Violation(length, f"{text} long as the longest", "data.sequence_length")
+            yield Violation(length, f"rows have {data.sequence_length:,} tokens", "data.sequence_length")
         if phase.context_length is not None and data.packing == "token_budget":
-            text = "documents are not cut under `packing: token_budget`: take best_fit"
-            yield Violation(length, text, "data.packing")
+            yield Violation(length, "`packing: token_budget` does not cut documents: take best_fit", "data.packing")
         if phase.change == "linear" and index == 0:
-            text = "the first phase has nothing to change from: put a phase with the first weights before it"
-            yield Violation(f"{here}.change", text)
+            yield Violation(f"{here}.change", "the first phase has no phase before it to change from")
         elif phase.change == "linear" and phase.until is None and phase.until_learning_rate is None:
-            text = "a linear change needs an end: give the phase's `until` or `until_learning_rate`"
-            yield Violation(f"{here}.change", text)
+            yield Violation(f"{here}.change", "a linear change needs the phase's `until` or `until_learning_rate`")
     for index, name in enumerate(names):
         if data.phases and not any(phase.weights.get(name) for phase in data.phases):
-            text = f"`{name}` is never read: no phase gives it a weight"
-            yield Violation(f"data.sources[{index}]", text, "data.phases")
+            yield Violation(f"data.sources[{index}]", f"no phase gives `{name}` a weight", "data.phases")
 
 
 def check_stride(data: Data) -> Violations:
     """Only sliding windows have a stride, and they skip no token."""
     if data.packing == "sliding_window" and data.stride is None:
-        text = "`data.stride` is missing: the tokens from one window to the next, for instance"
-        yield Violation("data.packing", f"{text} {max(1, data.sequence_length // 2)}")
+        yield Violation("data.packing", f"needs `data.stride`, such as {max(1, data.sequence_length // 2)}")
     if data.packing != "sliding_window" and data.stride is not None:
         yield no_effect("data.stride", " without `packing: sliding_window`", "data.packing")
     if data.stride is not None and data.stride > data.sequence_length:
-        text = f"`data.stride` is more than `data.sequence_length` = {data.sequence_length:,}: the tokens between"
-        yield Violation("data.stride", f"{text} two windows would be skipped", "data.sequence_length")
+        text = f"windows of {data.sequence_length:,} tokens would skip tokens between them"
+        yield Violation("data.stride", text, "data.sequence_length")
 
 
 def check_token_budget(data: Data, training: dict[str, Any]) -> Violations:
     """Rows that are batches are not batched again."""
-    key = "per_device_train_batch_size"
-    if data.packing == "token_budget" and training.get(key, DEFAULT_MICRO_BATCH) != 1:
-        text = "a row of `packing: token_budget` is a whole micro-batch of up to `data.sequence_length` tokens: write"
-        yield Violation("data.packing", f"{text} `training.{key}: 1`", f"training.{key}")
+    if data.packing == "token_budget" and training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH) != 1:
+        text = f"a row of token_budget is a whole micro-batch: write `training.{MICRO_BATCH}: 1`"
+        yield Violation("data.packing", text, f"training.{MICRO_BATCH}")
 
 
 def check_names(data: Data, evaluation: Evaluation) -> Violations:
     """Reports can tell sources apart, and held-out sets, shares of sources included."""
     first: dict[str, str] = {}
-    for location, entry in all_sources(data, evaluation):
+    for location, entry in keyed_sources(data, evaluation):
         if location == "evaluation.perplexity[0]" and evaluation.held_out_share is None:
             first = {}  # no source is reported next to the held-out sets
         name = reported_name(entry)
@@ -202,7 +185,7 @@ def check_names(data: Data, evaluation: Evaluation) -> Violations:
         first.setdefault(name, location)
 
 
-def all_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, DocumentSource]]:
+def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, DocumentSource]]:
     yield from ((f"data.sources[{index}]", source) for index, source in enumerate(data.sources))
     yield from ((f"evaluation.perplexity[{index}]", entry) for index, entry in enumerate(evaluation.perplexity))
 
@@ -218,7 +201,7 @@ def reported_name(entry: DocumentSource) -> str:
 
 def check_source_options(data: Data, evaluation: Evaluation) -> Violations:
     """Every option of a source has an effect, and a document is made in one way: column, template or chat."""
-    for location, entry in all_sources(data, evaluation):
+    for location, entry in keyed_sources(data, evaluation):
         if is_local(entry.path) or ":" in entry.path:
             given: dict[str, Any] = {"subset": entry.subset, "revision": entry.revision}
             given |= {"split": entry.split != "train", "data_files": entry.data_files, "streaming": entry.streaming}
@@ -226,18 +209,16 @@ def check_source_options(data: Data, evaluation: Evaluation) -> Violations:
                 if value not in (None, False, []):
                     yield no_effect(f"{location}.{key}", f": `{entry.path}` is not a dataset on the Hub")
         if entry.options and not is_function(entry.path):
-            text = f"`options` are for your own `package.module:function`, not for `{entry.path}`"
-            yield Violation(f"{location}.options", text)
+            yield no_effect(f"{location}.options", f": `{entry.path}` is not your own `package.module:function`")
         *others, last = [key for key, is_given in ways_to_make_text(entry).items() if is_given] or [""]
         for other in others:
             yield not_both(f"{location}.{last}", f"{location}.{other}")
         for name in entry.chat if isinstance(entry.chat, dict) else ():
             if name not in PARTS_OF_EXAMPLES:
-                text = f"`chat` has no part called `{name}`.{did_you_mean(name, PARTS_OF_EXAMPLES)} There is:"
+                text = f"not a part of an example.{did_you_mean(name, PARTS_OF_EXAMPLES)} There is:"
                 yield Violation((*steps_of(location), "chat", name), f"{text} {', '.join(PARTS_OF_EXAMPLES)}")
         if entry.chat is not None and isinstance(entry, Source) and entry.fill_in_the_middle is not None:
-            text = "`fill_in_the_middle` is not for chats: give it or `chat`"
-            yield Violation(f"{location}.fill_in_the_middle", text, f"{location}.chat")
+            yield not_both(f"{location}.fill_in_the_middle", f"{location}.chat")
         if suffix := document_suffix(entry.path):  # of folders it is known when their files are listed
             for key in options_without_effect(entry, {suffix}):
                 yield no_effect(f"{location}.{key}", f" on {suffix} files: remove it")
@@ -273,71 +254,57 @@ def check_stage(stage: str) -> Violations:
 
 def check_start(stage: str, model: Model) -> Violations:
     if stage == "cpt" and model.from_scratch:
-        text = "stage `cpt` continues from trained weights: write `stage: pretrain`, or remove `model.from_scratch`"
-        other = "" if model.path is not None else " and give `model.path`"
-        yield Violation("model.from_scratch", text + other, "stage")
+        text = "stage `cpt` continues from the weights of `model.path`: write `stage: pretrain`, or remove this"
+        yield Violation("model.from_scratch", text, "stage")
 
 
 def check_rewards(stage: str, rewards: list[Reward]) -> Violations:
     """Rewards are for the stages that generate completions."""
     if stage in REWARDED and not rewards:
-        text = f"stage `{stage}` learns from rewards: give `rewards`, as in `rewards: [exact_match]`"
-        yield Violation("stage", text)
+        yield Violation("stage", f"stage `{stage}` needs `rewards`, as in `rewards: [exact_match]`")
     if rewards and stage in STAGE_CONFIGS and stage not in REWARDED:
         yield no_effect("rewards", f" in stage `{stage}`: it is for {', '.join(REWARDED)}", "stage")
-    for number, reward in enumerate(rewards):
-        if reward.weight == 0:
-            yield no_effect(f"rewards[{number}].weight", ", because it is 0: remove the reward")
 
 
 def check_stage_options(stage: str, training: dict[str, Any]) -> Violations:
     """A student has a teacher; at beta 0 every answer has the same loss, and the gradient is 0."""
     if stage in TAUGHT and training.get("teacher_model_name_or_path") is None:
-        text = "give `training.teacher_model_name_or_path`, a Hub id, a folder or a run"
-        yield Violation("stage", f"stage `{stage}` learns from another model: {text}")
+        yield Violation("stage", f"stage `{stage}` needs a teacher: `training.teacher_model_name_or_path`")
     if stage in PAIRED and training.get("beta") == 0:
-        text = f"stage `{stage}` learns nothing with `training.beta` 0: the usual value is 0.1"
-        yield Violation("training.beta", text, "stage")
+        yield Violation("training.beta", f"stage `{stage}` learns nothing with `training.beta` 0", "stage")
 
 
 def check_weights(model: Model) -> Violations:
     """A model is loaded from a path, or initialised from a config; new rows are part of whole, trained tables."""
     from_scratch, train_only = "model.from_scratch", "model.train_only"
     if not model.from_scratch and model.path is None:
-        text = "`model.path` is missing: the weights to start from. For new weights: `from_scratch: true` with a"
-        yield Violation("model", f"{text} `config`")
+        yield Violation("model.path", "missing; for new weights write `from_scratch: true` and `config`")
     if model.from_scratch and model.path is None and model.config is None:
-        text = "new weights need an architecture: give `model.config`, or the `model.path` that has it"
-        yield Violation(from_scratch, text)
+        yield Violation(from_scratch, "new weights need an architecture: give `model.config` or `model.path`")
     if model.config is not None and "model_type" not in model.config:
-        text = "`model.config.model_type` is missing: which architecture is it? (llama, qwen3, gpt2, ...)"
-        yield Violation("model.config", text)
+        yield Violation("model.config.model_type", "missing: llama, qwen3, gpt2, ...")
     if model.lora is not None and model.from_scratch:
         yield Violation("model.lora", "LoRA adapts trained weights: remove it, or start from a model", from_scratch)
     if model.trust_remote_code and re.fullmatch(r"[0-9a-f]{40}", model.revision or "") is None:
-        text = "code that comes with the weights must be pinned: `model.revision` must be a full commit hash (40 hex"
-        yield Violation("model.trust_remote_code", f"{text} digits)", "model.revision")
+        text = "needs a full commit hash (40 hex digits) as `model.revision`"
+        yield Violation("model.trust_remote_code", text, "model.revision")
     if model.train_only is not None and model.lora is not None:
-        text = "LoRA freezes the embedding that `train_only: new_rows` trains: remove one of them"
-        yield Violation(train_only, text, "model.lora")
+        yield Violation(train_only, "LoRA freezes what `train_only: new_rows` trains: remove one", "model.lora")
     if model.train_only is not None and model.from_scratch:
-        text = "`train_only: new_rows` keeps trained weights, and there are none: remove it"
-        yield Violation(train_only, text, from_scratch)
+        yield no_effect(train_only, ": `new_rows` keeps trained weights, and there are none", from_scratch)
 
 
 def check_sharded_rows(model: Model, training: dict[str, Any]) -> Violations:
     if model.train_only is not None and training.get("fsdp"):
-        text = "FSDP flattens parameters, so single rows cannot be frozen: use DeepSpeed, or no sharding"
-        yield Violation("model.train_only", text, "training.fsdp")
+        yield Violation("model.train_only", "FSDP cannot freeze single rows: use DeepSpeed", "training.fsdp")
 
 
 def check_tokenizer(model: Model, tokenizer: Tokenizer) -> Violations:
     """There is a tokenizer, and each path and revision has an effect."""
     if model.from_scratch and model.config is not None and tokenizer.path is not None and model.path is not None:
-        why = ": `from_scratch` takes the shape from `model.config`. Remove it (`path: null` over a base's)"
-        yield no_effect("model.path", why, "model.config")
+        yield no_effect("model.path", ": the shape is that of `model.config`. Write `path: null`", "model.config")
     if model.path is None and model.from_scratch and tokenizer.path is None:
-        yield Violation("tokenizer", "`tokenizer.path` is missing: a model from scratch brings no tokenizer")
+        yield Violation("tokenizer.path", "missing: a model from scratch brings no tokenizer")
     if model.revision is not None and model.path is None:
         yield no_effect("model.revision", " without `model.path`")
     if tokenizer.revision is not None and tokenizer.path is None and model.path is None:
@@ -350,8 +317,7 @@ def check_saving(checkpoints: Checkpoints) -> Violations:
         yield not_both("checkpoints.every_steps", "checkpoints.every_tokens")
     saves = checkpoints.every_tokens is not None or checkpoints.every_steps is not None
     if checkpoints.keep != Checkpoints().keep and not saves and checkpoints.weights_every_steps is None:
-        why = ": only the end is saved. Give `checkpoints.every_tokens` or `every_steps`"
-        yield no_effect("checkpoints.keep", why)
+        yield no_effect("checkpoints.keep", " without `checkpoints.every_tokens` or `every_steps`")
 
 
 def check_average(checkpoints: Checkpoints, model: Model) -> Violations:
@@ -360,14 +326,12 @@ def check_average(checkpoints: Checkpoints, model: Model) -> Violations:
         return
     here, kept = "checkpoints.average", checkpoints.kept
     if checkpoints.every_tokens is None and checkpoints.every_steps is None:
-        yield Violation(here, "`checkpoints.average`: write `checkpoints.every_tokens` or `every_steps` too")
+        yield Violation(here, "needs `checkpoints.every_tokens` or `every_steps`")
     last = kept.options.get("last", 3) if kept is not None and kept.name == "newest" else None
     if isinstance(last, int) and last < checkpoints.average:
-        text = f"`checkpoints.average` is {checkpoints.average}, but only {last} checkpoints are kept"
-        yield Violation(here, f"{text}: raise `checkpoints.keep`", "checkpoints.keep")
+        yield Violation(here, f"only {last} checkpoints are kept: raise `checkpoints.keep`", "checkpoints.keep")
     if model.lora is not None:
-        text = "the mean of LoRA's factors is not the mean of the models: remove `checkpoints.average`, or train all"
-        yield Violation(here, f"{text} parameters", "model.lora")
+        yield Violation(here, "the mean of LoRA's factors is not the mean of the models", "model.lora")
 
 
 def check_evaluation(evaluation: Evaluation) -> Violations:
@@ -377,12 +341,11 @@ def check_evaluation(evaluation: Evaluation) -> Violations:
         yield not_both("evaluation.every_steps", "evaluation.every_tokens")
     for key, interval in {"every_tokens": every_tokens, "every_steps": every_steps}.items():
         if interval is not None and evaluation.held_out_share is None and not evaluation.perplexity:
-            why = ": nothing is held out. Give `evaluation.held_out_share` or `evaluation.perplexity`"
-            yield no_effect(f"evaluation.{key}", why)
+            yield no_effect(f"evaluation.{key}", " without `evaluation.held_out_share` or `evaluation.perplexity`")
     for name, rise in evaluation.retain.items():
         if rise is not None and every_steps is None and every_tokens is None:
-            text = f"`evaluation.retain.{name}` never stops the run: it is only evaluated before and after. Give"
-            yield Violation(("evaluation", "retain", name), f"{text} `evaluation.every_tokens`, or write null")
+            here = ("evaluation", "retain", name)
+            yield Violation(here, "never stops the run without `evaluation.every_tokens`: give it, or write null")
 
 
 def check_retained_sets(data: Data, evaluation: Evaluation) -> Violations:
@@ -395,8 +358,7 @@ def check_retained_sets(data: Data, evaluation: Evaluation) -> Violations:
             public = f"A public general set, for `evaluation.perplexity`: {GENERAL_TEXT}"
             yield Violation(("evaluation", "retain", name), f"{text} {', '.join(names) or 'none'}. {public}")
     if evaluation.retain and names and not set(names) - set(evaluation.retain):
-        text = "`evaluation.retain` names every held-out set: none is left to measure the domain"
-        yield Violation("evaluation.retain", text)
+        yield Violation("evaluation.retain", "must leave a held-out set to measure the domain")
 
 
 def check_option_names(optimizer: Optimizer, schedule: Schedule) -> Violations:
@@ -404,11 +366,11 @@ def check_option_names(optimizer: Optimizer, schedule: Schedule) -> Violations:
     sections: dict[str, Component] = {"optimizer": optimizer, "schedule": schedule}
     for key, section in sections.items():
         for option in section.options:
-            if ":" in section.name or option not in {**MOVED, **OTHER_WORDS}:
+            if ":" in section.name or option not in PLACES:
                 continue
-            written, place = f"{key}.{option}", place_of_key(option)
+            written, place = f"{key}.{option}", PLACES[option]
             if place[0] == key and place != (key, option):
-                yield Violation(written, f"`{written}` is written as {format_new_key(option)}", dotted(place))
+                yield Violation(written, f"write it as {format_new_key(option)}", dotted(place))
 
 
 def check_training(training: dict[str, Any]) -> Violations:

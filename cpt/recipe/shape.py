@@ -1,7 +1,7 @@
 """The first gate: does every key exist, and is every value of its type? Keys of Hugging Face's classes too."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Annotated, Any, get_args
 
@@ -9,24 +9,21 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from cpt.plugins import closest, did_you_mean, fits, simplified
-from cpt.recipe.huggingface_keys import LORA, PEFT_METHODS, STAGE_CONFIGS, TAKES_4_BIT, Key, keys_of_config, method_of
+from cpt.recipe.huggingface_keys import LORA, PEFT_METHODS, STAGE_CONFIGS, TAKES_4_BIT, keys_of_config, method_of
 from cpt.recipe.keys import (
     AUTO,
     AUTOMATIC,
     MOVED,
     NO_EFFECT,
     NO_EFFECT_ON_EXAMPLES,
-    OTHER_WORDS,
+    PLACES,
     all_keys,
     annotation_at,
     child_annotation,
     format_new_key,
-    is_free_mapping,
     item_in,
     keys_of,
     section_in,
-    types_in,
-    without_none,
 )
 from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION, Component, Recipe, Schedule
 from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at, nodes_along, plain
@@ -37,7 +34,12 @@ COMPARISONS = {
     "greater_than_equal": "at least {ge}",
     "less_than": "less than {lt}",
     "less_than_equal": "at most {le}",
+    "finite_number": "a finite number",
 }
+KINDS = {"bool_type": bool, "int_type": int, "float_type": float, "string_type": str, "path_type": str}
+KINDS |= {"list_type": list, "dict_type": dict, "model_type": dict}
+"""pydantic's problem -> what was expected."""
+MOST_LISTED = 30  # keys in a message
 
 
 def check_shape(root: Node, plain_recipe: Mapping[str, Any], mistakes: Mistakes) -> tuple[Recipe | None, set[str]]:
@@ -46,7 +48,7 @@ def check_shape(root: Node, plain_recipe: Mapping[str, Any], mistakes: Mistakes)
         return Recipe.model_validate(plain_recipe), set()
     except ValidationError as found:
         problems = found.errors(include_url=False)
-    for location, text in sentences(problems):
+    for location, text in sentences(problems, plain_recipe):
         written = nodes_along(root, location)
         if not any(node.broken for node in written):
             mistakes.add(written[-1].place, text)
@@ -85,7 +87,7 @@ def read_option(node: Node, location: Location, annotation: Any, mistakes: Mista
         value = adapter.validate_python(plain(node))
     except ValidationError as found:
         for problem in found.errors(include_url=False):
-            mistakes.add(node.place, f"`{dotted((*location, *problem['loc']))}`: {wrong_value(problem, annotation)}")
+            mistakes.add(node.place, f"`{dotted((*location, *problem['loc']))}`: {wrong_value(problem)}")
         return
     if isinstance(node.value, str):
         node.value = value
@@ -93,31 +95,30 @@ def read_option(node: Node, location: Location, annotation: Any, mistakes: Mista
         mistakes.add(node.place, f"`{dotted(location)}`: must be a finite number, got {in_yaml(value)}")
 
 
-def sentences(problems: Iterable[ErrorDetails]) -> Iterator[tuple[Location, str]]:
+def sentences(problems: Iterable[ErrorDetails], written: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     """What is wrong, and where; of a key that takes several types, pydantic reports a problem for each of them."""
-    by_key: dict[Location, list[tuple[Location, ErrorDetails]]] = {}
+    by_key: dict[Location, list[ErrorDetails]] = {}
     for problem in problems:
-        location: Location = ()
-        key_of_several: Location | None = None
-        for step in problem["loc"]:  # names of types, and "[key]" of a mapping's key, are not steps to a key
-            if key_of_several is None and len(types_in(annotation_at(location))) > 1:
-                key_of_several = location
-            elif step != "[key]":
-                location = (*location, step)
-        if key_of_several is None:
+        location = location_of(problem, written)
+        if problem["loc"][-1] == "[key]":
             yield location, sentence(problem, location)
         else:
-            by_key.setdefault(key_of_several, []).append((location, problem))
-    for key, found in by_key.items():
-        of_values = [one for one in found if one[1]["type"] in {*COMPARISONS, "value_error"}]
-        inside = [one for one in found if one[0] != key] or of_values
-        for location, problem in inside:
+            by_key.setdefault(location, []).append(problem)
+    for location, found in by_key.items():
+        others = [problem for problem in found if problem["type"] not in {*KINDS, "literal_error"}]
+        for problem in others:
             yield location, sentence(problem, location)
-        if not inside:
-            kinds, got = kinds_of(annotation_at(key)), found[0][1]["input"]
-            words = [word for _, problem in found for word in words_of(problem)]
-            words += ["true", "false"] * (bool in kinds)
-            yield key, f"`{dotted(key)}`: {one_of(words, got) if words else expected(kinds, got)}"
+        if not others and not any(other != location and other[: len(location)] == location for other in by_key):
+            yield location, f"`{dotted(location)}`: {wrong_type(found)}"
+
+
+def location_of(problem: ErrorDetails, written: Any) -> Location:
+    """The steps to a key, without those that pydantic adds: names of types, and "[key]" of a mapping's key."""
+    location: Location = ()
+    for step in problem["loc"]:
+        if step in written if isinstance(written, dict) else isinstance(written, list) and isinstance(step, int):
+            location, written = (*location, step), written[step]
+    return (*location, problem["loc"][-1]) if problem["type"] == "missing" else location
 
 
 def sentence(problem: ErrorDetails, location: Location) -> str:
@@ -129,20 +130,19 @@ def sentence(problem: ErrorDetails, location: Location) -> str:
         where = f"a key of `{dotted(above)}`" if above else "a recipe key"
         return f"`{dotted(location)}` is not {where}.{suggestion(str(key), list(fields), tuple(above))}"
     if problem["type"] == "missing":
-        field = fields.get(str(key))
-        inner = section_in(field.annotation) if field else None
-        purpose = (field.description if field else None) or (inner.__doc__ if inner else None)
-        return f"`{dotted(location)}` is missing.{f' {purpose}' if purpose else ''}"
-    return f"`{dotted(location)}`: {wrong_value(problem, annotation_at(location))}"
+        field = fields[str(key)]
+        inner = section_in(field.annotation)
+        return f"`{dotted(location)}` is missing. {field.description or (inner and inner.__doc__) or ''}".rstrip()
+    return f"`{dotted(location)}`: {wrong_value(problem)}"
 
 
-def suggestion(name: str, beside: list[str], above: Location) -> str:
+def suggestion(name: str, beside: Collection[str], above: Location) -> str:
     """The key that was meant: a slip of one beside it, else one of that very name elsewhere, else one much like it."""
     if simplified(name) in beside:
         return did_you_mean(name, beside)
-    if name in MOVED or name in OTHER_WORDS:
+    if name in PLACES:
         return f" Write it as {format_new_key(name)}."
-    near = closest(name, beside)
+    near = closest(name, [*beside, *MOVED])
     if near is None or SequenceMatcher(None, name, near).ratio() < 0.85:
         elsewhere = [key for key in all_keys() if key[-1] == name and key[:-1] != above]
         inside = [key for key in elsewhere if key[: len(above)] == above]
@@ -152,31 +152,31 @@ def suggestion(name: str, beside: list[str], above: Location) -> str:
             return f" It would have no effect: {NO_EFFECT[name]}."
         if name in keys_of_config(STAGE_CONFIGS["cpt"]):
             return f" It is Hugging Face's: write it as `training.{name}`."
-    return f" Did you mean `{near}`?" if near else f" There {'are' if len(beside) > 1 else 'is'}: {', '.join(beside)}."
+    if near is not None:
+        return f" Did you mean `{near}`?{'' if near in beside else f' It is written as {format_new_key(near)}.'}"
+    return f" There {'are' if len(beside) > 1 else 'is'}: {', '.join(beside)}." if len(beside) <= MOST_LISTED else ""
 
 
-def wrong_value(problem: ErrorDetails, annotation: Any) -> str:
+def wrong_value(problem: ErrorDetails) -> str:
     kind, got, context = problem["type"], problem["input"], problem.get("ctx", {})
     if kind in COMPARISONS:
         limits = {name: int(limit) if limit == int(limit) else limit for name, limit in context.items()}
         return f"must be {COMPARISONS[kind].format(**limits)}, got {in_yaml(got)}"
     if kind == "value_error":
         return f"{context['error']}, got {in_words(got)}"
-    if kind == "finite_number":
-        return f"must be a finite number, got {in_yaml(got)}"
-    if kind == "literal_error":
-        return one_of(words_of(problem), got)
     if kind == "string_pattern_mismatch":
         return f"may hold letters, digits, `.`, `_` and `-`, and begins with a letter or digit; got {in_words(got)}"
-    if kind == "too_short":
+    if kind in ("too_short", "string_too_short"):
         return "must not be empty"
-    return expected(kinds_of(annotation), got)
+    return wrong_type([problem])
 
 
-def words_of(problem: ErrorDetails) -> list[str]:
-    """The words that the key takes; empty where it takes other values."""
-    listed = problem["ctx"]["expected"] if problem["type"] == "literal_error" else ""
-    return listed.replace("'", "").replace(" or ", ", ").split(", ") if listed else []
+def wrong_type(problems: Sequence[ErrorDetails]) -> str:
+    """Of one key, by each of the types that it takes."""
+    got, kinds = problems[0]["input"], [KINDS[problem["type"]] for problem in problems if problem["type"] in KINDS]
+    listed = ", ".join(problem["ctx"]["expected"] for problem in problems if problem["type"] == "literal_error")
+    words = listed.replace("'", "").replace(" or ", ", ").split(", ") + ["true", "false"] * (bool in kinds)
+    return one_of(words, got) if listed else expected(kinds, got)
 
 
 def one_of(choices: Iterable[str], got: object) -> str:
@@ -184,18 +184,6 @@ def one_of(choices: Iterable[str], got: object) -> str:
     choices = list(choices)
     hint = did_you_mean(got, choices) if isinstance(got, str) else ""
     return f"expected one of {', '.join(choices)}; got {in_words(got)}.{hint}".removesuffix(".")
-
-
-def kinds_of(annotation: Any) -> list[type]:
-    """The types of YAML values that an annotation of the schema allows."""
-    if len(types := types_in(annotation)) > 1:
-        return [kind for one in types for kind in kinds_of(one)]
-    if section_in(annotation) or is_free_mapping(annotation):
-        return [dict]
-    if item_in(annotation) is not None:
-        return [list]
-    inner = without_none(annotation)
-    return [inner] if inner in (bool, int, float, str) else [str]
 
 
 AT_LEAST_1 = (
@@ -223,6 +211,7 @@ LORA_IS_SET = {
     *("peft_type", "task_type", "inference_mode", "base_model_name_or_path"),
     *("auto_mapping", "peft_version", "revision"),
 }
+LORA_CHOICES = {"preset": LORA_PRESETS, **LORA_QUANTIZATION}
 
 
 def check_passed_on_keys(root: Node, mistakes: Mistakes) -> None:
@@ -253,10 +242,9 @@ def check_lora_keys(lora: Node, mistakes: Mistakes) -> None:
     for key, node in lora.value.items():
         if key in LORA_IS_SET:
             mistakes.add(node.place, f"`model.lora.{key}` is set by cpt: remove it")
-        elif key == "preset" or key in LORA_QUANTIZATION:
-            choices = LORA_PRESETS if key == "preset" else LORA_QUANTIZATION[key]
-            if node.value not in choices:
-                mistakes.add(node.place, f"`model.lora.{key}`: {one_of(map(in_yaml, choices), node.value)}")
+        elif key in LORA_CHOICES:
+            if node.value not in LORA_CHOICES[key]:
+                mistakes.add(node.place, f"`model.lora.{key}`: {one_of(map(in_yaml, LORA_CHOICES[key]), node.value)}")
             elif method not in ((LORA,) if key == "preset" else TAKES_4_BIT):
                 mistakes.add(node.place, f"`model.lora.{key}` is not for `method: {method}`: remove one of them")
         elif key != "method":
@@ -268,18 +256,17 @@ def explain_moved_key(key: str, node: Node, root: Node) -> str:
     ours = node_at(root, MOVED[key])
     if ours is None or len(MOVED[key]) == 1 and MOVED[key][0] in ("name", "stage") or MOVED[key][0] == "training":
         return f"`training.{key}` is not written here: write {format_new_key(key)}"
-    there = f"line {ours.place.line}" if ours.place.file == node.place.file and ours.place.line else str(ours.place)
-    here = f"line {node.place.line}" if node.place.line else "the command line"
-    name = dotted(MOVED[key])
-    return f"one knob is set twice: `{name}` ({there}) and `training.{key}` ({here}). Keep `{name}`"
+    name, there = dotted(MOVED[key]), ours.place.seen_from(node.place)
+    return f"one knob is set twice: `training.{key}` and `{name}` ({there}). Keep `{name}`"
 
 
 def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -> None:
     """Does the class have the key, and is the value of its type and within its bounds?"""
     keys, name, value = keys_of_config(config), str(location[-1]), plain(node)
     if name not in keys:
-        class_name = config.partition(":")[2]
-        mistakes.add(node.place, f"`{dotted(location)}` is not a key of {class_name}.{suggest_config_key(name, keys)}")
+        usable = keys.keys() - {*MOVED, *NO_EFFECT, *LORA_IS_SET}
+        text = f"`{dotted(location)}` is not a key of {config.partition(':')[2]}."
+        mistakes.add(node.place, text + suggestion(name, sorted(usable), location[:-1]))
         return
     key, problem = keys[name], None
     if isinstance(value, float) and not math.isfinite(value):
@@ -288,27 +275,11 @@ def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -
         problem = expected(key.kinds, value)
         if location[0] == "training" and name in AUTOMATIC:
             problem = problem.replace(", got ", f" or {AUTO}, got ", 1)
-    elif isinstance(value, str) and key.enums and value not in key.choices():
-        problem = one_of(key.choices(), value)
+    elif isinstance(value, str) and key.choices and value not in key.choices:
+        problem = one_of(key.choices, value)
     elif name in BOUNDS and type(value) in (int, float):
         read_option(node, location, BOUNDS[name], mistakes)
     if problem:
         mistakes.add(node.place, f"`{dotted(location)}`: {problem}")
     elif isinstance(value, float) and float not in key.kinds and int in key.kinds:
         node.value = int(value)
-
-
-def suggest_config_key(key: str, keys: Mapping[str, Key]) -> str:
-    """The Hugging Face key that was meant, or ours of that name."""
-    if key in MOVED or key in OTHER_WORDS:
-        return f" Write it as {format_new_key(key)}."
-    ours = [dotted(location) for location in all_keys() if location[-1] == key and 0 not in location]
-    if len(ours) == 1:
-        return f" It is `{ours[0]}`."
-    if key in keys_of_config(STAGE_CONFIGS["cpt"]) and key not in NO_EFFECT:
-        return f" It is `training.{key}`."
-    usable = {name for name in keys if not {name} & {*MOVED, *NO_EFFECT, *LORA_IS_SET}}
-    near = closest(key, [*usable, *MOVED])
-    if near is None:
-        return ""
-    return f" Did you mean `{near}`?{'' if near in usable else f' It is written as {format_new_key(near)}.'}"

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ class Place:
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" if self.line else self.file
+
+    def seen_from(self, here: "Place") -> str:
+        return f"line {self.line}" if self.line and self.file == here.file else str(self)
 
 
 @dataclass
@@ -118,6 +121,19 @@ def dotted(location: Iterable[str | int]) -> str:
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location).removeprefix(".")
 
 
+def leaves(value: Any, above: Location = ()) -> Iterator[tuple[Location, Any]]:
+    """The deepest keys of a section with their values; a list without sections is a value."""
+    children: Any = ()
+    if isinstance(value, dict):
+        children = value.items()
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        children = enumerate(value)
+    for key, child in children:
+        yield from leaves(child, (*above, key))
+    if not children:
+        yield above, value
+
+
 def steps_of(key: str) -> Location:
     """`("data", "sources", 0, "weight")` of `data.sources[0].weight` or `data.sources.0.weight`."""
     return tuple(int(step) if step.isdigit() else step for step in re.sub(r"\[(\d+)\]", r".\1", key).split("."))
@@ -154,8 +170,6 @@ def read_yaml(path: Path, mistakes: Mistakes) -> Node:
         there = closest(path.name, (file.name for file in path.parent.glob("*.y*ml")))
         hint = f" Did you mean {path.parent / there}?" if there else ""
         reason = f"no such file (looked from {Path.cwd()}).{hint}"
-    except IsADirectoryError:
-        reason = "is a folder. Give the .yaml file."
     except OSError as problem:
         reason = f"cannot be read: {problem.strerror}"
     else:

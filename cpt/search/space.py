@@ -14,10 +14,9 @@ from pydantic import BeforeValidator, Field, ValidationError
 from cpt.errors import RecipeError, ResourceError
 from cpt.hf_internals import trial_id
 from cpt.plugins import did_you_mean, find
-from cpt.recipe.keys import annotation_at
+from cpt.recipe.keys import annotation_at, without_none
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Component, Recipe, Section
-from cpt.recipe.shape import kinds_of
 from cpt.recipe.tree import Mistakes, Node, Place, place_of, plain, read_or_raise, steps_of
 from cpt.recipe.values import Positive, in_words, in_yaml, whole_number
 
@@ -143,9 +142,9 @@ def distribution_of(key: str, value: Any) -> Any:
     for name in value.keys() - OF_A_RANGE:
         raise ValueError(f"a range has no `{name}`.{did_you_mean(name, OF_A_RANGE)}")
     numbers = {name: whole_number(number) for name, number in value.items() if name != "log"}
-    kinds = kinds_of(annotation_at(steps_of(key)))
+    wanted = without_none(annotation_at(steps_of(key)))
     # `{low: 0, high: 1}` of a key that takes any number, such as a weight, means the numbers between, too.
-    is_whole = kinds == [int] or kinds != [float] and all(isinstance(value[name], int) for name in numbers)
+    is_whole = wanted is int or wanted is not float and all(isinstance(value[name], int) for name in numbers)
     kind = distributions.IntDistribution if is_whole else distributions.FloatDistribution
     return kind(**numbers, log=bool(value.get("log", False)))
 

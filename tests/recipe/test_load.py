@@ -41,8 +41,8 @@ def test_four_planted_mistakes_are_told_at_once_with_their_lines(mistakes, here)
             " `gradient_checkpointing`?"
         ),
         (
-            "r.yaml:10: one knob is set twice: `optimizer.learning_rate` (line 7) and `training.learning_rate` (line"
-            " 10). Keep `optimizer.learning_rate`"
+            "r.yaml:10: one knob is set twice: `training.learning_rate` and `optimizer.learning_rate` (line 7). Keep"
+            " `optimizer.learning_rate`"
         ),
     ]
 

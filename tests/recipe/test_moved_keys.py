@@ -6,7 +6,7 @@ import pytest
 
 from cpt.errors import RecipeError
 from cpt.recipe.huggingface_keys import PEFT_METHODS, keys_of_config
-from cpt.recipe.keys import MOVED, NOTES, OTHER_WORDS, all_keys, format_new_key, place_of_key
+from cpt.recipe.keys import NOTES, PLACES, all_keys, format_new_key
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import LORA_QUANTIZATION
 
@@ -20,9 +20,9 @@ OPTIONS_OF_BUILT_INS = {
 }
 
 
-@pytest.mark.parametrize("key", [*MOVED, *OTHER_WORDS])
+@pytest.mark.parametrize("key", PLACES)
 def test_the_new_place_exists(key):
-    place = place_of_key(key)
+    place = PLACES[key]
     if place[0] == "training":
         assert place[1] in keys_of_config("transformers:TrainingArguments")
     elif place[:2] == ("model", "lora") and len(place) == 3:
@@ -34,7 +34,7 @@ def test_the_new_place_exists(key):
 def test_the_new_place_is_told_with_its_unit():
     assert format_new_key("max_steps") == "`budget.tokens` (in tokens: steps x tokens of a step)"
     assert format_new_key("warmup_ratio") == "`schedule.warmup_share`"
-    assert {*NOTES} <= {*MOVED, *OTHER_WORDS}
+    assert {*NOTES} <= {*PLACES}
 
 
 SOUND = """\

@@ -19,7 +19,6 @@ EVERY = "checkpoints.every_steps=1"
         ("stage: my_lab:stage\n", [], "r.yaml:5: `my_lab:stage`"),
         ("stage: grpo\n", [], "`grpo` `rewards`"),
         ("stage: sft\nrewards: [exact_match]\n", [], "`rewards` effect `sft`"),
-        ("stage: ppo\nrewards: [{name: length, weight: 0}]\n", [], "`rewards[0].weight` effect"),
         ("stage: cpt\n", ["model.from_scratch=true"], "`model.from_scratch` pretrain"),
         ("", ["model={attention: sdpa}"], "`model.path`"),
         (SCRATCH, ["model={from_scratch: true}"], "`model.config` `model.path`"),

@@ -81,7 +81,7 @@ def test_every_bound_is_of_a_key_that_a_class_has():
 
 def test_one_knob_set_twice_is_told_with_both_lines(mistakes):
     assert mistakes("optimizer:\n  learning_rate: 1e-5\n\ntraining:\n  learning_rate: 2e-5\n") == [
-        "r.yaml:9: one knob is set twice: `optimizer.learning_rate` (line 6) and `training.learning_rate` (line 9). "
+        "r.yaml:9: one knob is set twice: `training.learning_rate` and `optimizer.learning_rate` (line 6). "
         "Keep `optimizer.learning_rate`"
     ]
 
@@ -90,8 +90,7 @@ def test_one_knob_set_twice_in_two_files_is_told_with_both_places(mistakes, here
     (here / "o.yaml").write_text("\nlearning_rate: 1e-5\n")
     (line,) = mistakes("optimizer: o.yaml\n", "training.learning_rate=2e-5")
     assert line.endswith(
-        "`optimizer.learning_rate` (o.yaml:2) and `training.learning_rate` (the command line). Keep"
-        " `optimizer.learning_rate`"
+        "`training.learning_rate` and `optimizer.learning_rate` (o.yaml:2). Keep `optimizer.learning_rate`"
     )
 
 

@@ -127,7 +127,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_fine():
     assert plain(root) == {"a": 1, "b": "x"} and not said
 
 
-@pytest.mark.parametrize(("name", "hint"), [("gone.yaml", ""), ("demo.yml", "demo.yaml"), ("folder", "folder")])
+@pytest.mark.parametrize(("name", "hint"), [("gone.yaml", ""), ("demo.yml", "demo.yaml"), ("folder", "directory")])
 def test_a_path_that_is_no_file_is_a_mistake(tmp_path: Path, name, hint):
     (tmp_path / "folder").mkdir()
     (tmp_path / "demo.yaml").touch()

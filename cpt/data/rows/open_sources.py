@@ -1,7 +1,6 @@
 """Open the recipe's sources, and find what is wrong with their files before a run."""
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 from cpt.cache import key_of
@@ -16,6 +15,7 @@ from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, reading_content
 from cpt.distributed import is_main_process
 from cpt.errors import CptError
+from cpt.recipe.rules import keyed_sources as keyed_sources
 from cpt.recipe.rules import options_without_effect, reported_name
 from cpt.recipe.schema import Data, DocumentSource, Evaluation, Source
 
@@ -37,11 +37,6 @@ def unchecked_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = Fal
         for key, source in keyed_sources(data, evaluation)
         if (kind := kind_of(source.path)) in unchecked
     ]
-
-
-def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, DocumentSource]]:
-    for key, sources in (("data.sources", data.sources), ("evaluation.perplexity", evaluation.perplexity)):
-        yield from ((f"{key}[{number}]", source) for number, source in enumerate(sources))
 
 
 def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) -> list[str]:
