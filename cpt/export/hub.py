@@ -81,13 +81,10 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
 def what_went_wrong(problem: BaseException, name: str, folder: Path | None = None) -> ResourceError:
     response = vars(problem).get("response")  # of huggingface_hub's errors, and of those of httpx that it lets through
     status = 0 if response is None else int(response.status_code)
-    reason = {
-        401: f"the Hub does not know the token. Make one that may write at {TOKENS}, then: hf auth login.",
-        403: f"the token may not write to {name}. Make one that may at {TOKENS}, then: hf auth login.",
-    }.get(status)
-    if reason is None:
-        lines = str(problem).strip().splitlines() or [type(problem).__name__]
-        reason = f"the Hub cannot be reached, or does not take it: {lines[0][:200]}."
+    lines = str(problem).strip().splitlines() or [type(problem).__name__]
+    reason = f"the Hub cannot be reached, or does not take it: {lines[0][:200]}."
+    if status in (401, 403):
+        reason = f"the token may not write to {name} ({status}). Make one that may at {TOKENS}, then: hf auth login."
     if folder is not None:
         again = f"cpt export {folder} --push-to-hub {name}"
         reason += f" The export is in {folder}; what the Hub has already is not sent again: {again}"

@@ -27,10 +27,10 @@ from transformers import (
 from cpt.checkpoints.model_folder import weight_files
 from cpt.errors import CheckpointError, CptError, DataError, ResourceError
 from cpt.evaluation.sets import data_of_recipe, open_evaluation_sets
-from cpt.export.export import copy_model_files
+from cpt.export.export import copy_model_files, new_folder
 from cpt.export.proof import CARD, TEXT, logits_of, proof_text, read_text, reload_and_compare
 from cpt.export.trained import Trained
-from cpt.export.write import ExportOptions, export_whole, name_of, written_whole_or_not
+from cpt.export.write import ExportOptions, export_whole, name_of
 from cpt.files import write_atomic
 from cpt.models.config import value_of
 
@@ -109,7 +109,7 @@ def export_quantised(
         for line in export_whole(trained, whole, options):
             if not line.startswith(("Wrote", "Serve")):  # the scratch folder
                 yield line
-        with written_whole_or_not(output) as unfinished:
+        with new_folder(output) as unfinished:
             unfinished.mkdir(parents=True)
             copy_model_files(whole, unfinished)  # saving the quantised model completes the configs
             report = []

@@ -111,10 +111,7 @@ def find_trained(path: Path) -> Trained:
             raise CheckpointError(f"{path} {why}")
         folder, kind = newest, kind_of(newest)
     if kind == "nothing":
-        nemo = " A .nemo file must be converted by NVIDIA's tools first." if list(folder.glob("*.nemo")) else ""
-        raise CheckpointError(
-            f"{folder} holds no weights: neither a model, nor an adapter, nor DeepSpeed's parts.{nemo}"
-        )
+        raise CheckpointError(f"{folder} holds no weights: neither a model, nor an adapter, nor DeepSpeed's parts.")
     if PATTERN.fullmatch(folder.name):
         refuse_changed_weights(folder)
     if kind == "model":

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,12 +11,10 @@ from typing import Literal
 import torch
 import xxhash
 from peft import PeftModel
-from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.checkpoints.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, weight_files
-from cpt.checkpoints.transaction import in_words, reason_of
 from cpt.errors import CheckpointError, RecipeError
 from cpt.export.export import BASE_WEIGHTS, build_base, finish, new_folder
 from cpt.export.model_card import write_model_card
@@ -102,7 +99,7 @@ def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iter
                 raise CheckpointError("rounding changes the model more than that. Use --dtype float32 or --tolerance.")
     vocabulary = check_vocabulary(vocabulary_size(model.config), tokenizer)
     expected = logits_of(model, text.ids)
-    with written_whole_or_not(output) as unfinished:
+    with new_folder(output) as unfinished:
         model.save_pretrained(unfinished, max_shard_size=options.max_shard_size)
         tokenizer.save_pretrained(unfinished)
         del model
@@ -135,7 +132,7 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
     expected = logits_of(with_adapter(base, trained), text.ids)
     if torch.equal(untouched, expected):
         raise CheckpointError(NO_EFFECT)
-    with written_whole_or_not(output) as unfinished:
+    with new_folder(output) as unfinished:
         unfinished.mkdir(parents=True)
         for name in (ADAPTER_CONFIG, *ADAPTER_WEIGHTS):
             if (trained.folder / name).is_file():
@@ -241,17 +238,3 @@ def fingerprints(model: nn.Module, dtype: torch.dtype) -> dict[str, str]:
         raw = parameter.detach().to(dtype).contiguous().flatten().view(torch.uint8)
         hashes[name] = xxhash.xxh3_128_hexdigest(raw.numpy().data)
     return hashes
-
-
-@contextmanager
-def written_whole_or_not(output: Path) -> Iterator[Path]:
-    """As `new_folder`, with a CheckpointError for a full or read-only disk."""
-    try:
-        with new_folder(output) as unfinished:
-            yield unfinished
-    except (OSError, SafetensorError) as failure:
-        if reason_of(failure) != "storage" or isinstance(failure, OSError) and failure.errno is None:
-            raise  # libraries also raise OSError for files that they cannot read
-        raise CheckpointError(
-            f"{output} could not be written: {in_words(failure)}. Make room, or choose another place."
-        ) from failure
