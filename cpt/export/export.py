@@ -189,7 +189,7 @@ def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
     loaded = {name for name in get_peft_model_state_dict(adapted, save_embedding_layers=False) if part in name}
     if differing := saved ^ loaded:  # peft only warns, and leaves those layers as they were
         raise CheckpointError(
-            f"{refusal}: {len(differing)} of its tensors have no place there or are missing, such as {min(differing)}."
+            f"{refusal}: {len(differing)} of its tensors have no place or are missing: {min(differing)}, ..."
         )
     return adapted
 
@@ -219,9 +219,7 @@ def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype |
     last one's config and tokenizer. Sums are made in float64; numbers are written in the last model's dtype if `dtype`
     is None. CheckpointError for fewer than two, for no models, or for different shapes."""
     if len(folders) < 2:
-        raise CheckpointError(
-            "an average needs two checkpoints or more: cpt merge --method average runs/x/checkpoint-* --output FOLDER"
-        )
+        raise CheckpointError("an average needs two checkpoints or more: cpt merge --method average CHECKPOINT ...")
     models = [open_model(folder) for folder in folders]
     last = models[-1]
     for other in models[:-1]:

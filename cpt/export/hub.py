@@ -19,16 +19,12 @@ def check_push(name: str, *, private: bool, sure: bool) -> None:
     if not HUB_ID.fullmatch(name):
         raise RecipeError(f"--push-to-hub {name} is no name on the Hub. Write it as OWNER/NAME.")
     if not private and not sure and not typer.get_text_stream("stdin").isatty():
-        raise RecipeError(
-            "--push-to-hub makes the model public, and nobody is there to be asked. Add --yes, or --private."
-        )
+        raise RecipeError("--push-to-hub makes the model public, and nobody can be asked. Add --yes, or --private.")
     if constants.HF_HUB_OFFLINE:
-        raise ResourceError(
-            "--push-to-hub needs the network, and HF_HUB_OFFLINE is set. Unset it, and run the command again."
-        )
+        raise ResourceError("--push-to-hub needs the network, and HF_HUB_OFFLINE is set. Unset it, and try again.")
     if get_token() is None:
         raise ResourceError(
-            f"--push-to-hub needs a token that may write. Make one at {TOKENS}, then: hf auth login, or set HF_TOKEN."
+            f"--push-to-hub needs a token that may write: {TOKENS}. Run hf auth login, or set HF_TOKEN."
         )
     try:
         who = HfApi().whoami()
@@ -37,9 +33,7 @@ def check_push(name: str, *, private: bool, sure: bool) -> None:
     own = [who["name"], *(one["name"] for one in who.get("orgs", []))]
     owner = name.partition("/")[0]
     if owner not in own:
-        raise ResourceError(
-            f"the token is {who['name']}'s, who may not write to {owner}. Yours are: {', '.join(own)}."
-        )
+        raise ResourceError(f"the token is {who['name']}'s, who cannot write to {owner}. Yours are: {', '.join(own)}.")
 
 
 def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]:
@@ -67,12 +61,8 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
     try:
         url = api.create_repo(name, private=private, exist_ok=True)
         if private and not api.model_info(name).private:
-            raise RecipeError(
-                f"{name} exists and is public. Make it private in its settings, or push under another name."
-            )
-        commit = api.upload_folder(
-            repo_id=name, folder_path=folder, commit_message=f"{folder.name}, exported and proven by cpt"
-        )
+            raise RecipeError(f"{name} exists and is public. Make it private in its settings, or use another name.")
+        commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message=f"{folder.name}, proven by cpt")
     except failures as problem:
         raise what_went_wrong(problem.__cause__ or problem, name, folder) from problem
     yield f"Pushed {folder} to {url}, commit {commit.oid[:12]}."

@@ -119,7 +119,7 @@ def reload_and_compare(
     what, library = ("The export", "transformers") if base is None else ("The adapter", "peft")
     if not found.is_allowed:
         raise CheckpointError(
-            f"{what.lower()} has other logits when plain {library} loads it: largest difference of logits {found}."
+            f"{what.lower()} has other logits when plain {library} loads it: largest difference {found}."
         )
     return f"{what} loaded back by plain {library}, in a process without cpt: largest difference of logits {found}."
 
@@ -225,7 +225,7 @@ def check_seal(folder: Path) -> Path:
     changed = {name for name, digest in proven.items() if found.get(name) != digest} | found.keys() - proven.keys()
     if changed - edited:
         raise CheckpointError(
-            f"{folder} was changed since it was proven: {', '.join(sorted(changed - edited))}. Export it again."
+            f"{folder} was changed since its proof: {', '.join(sorted(changed - edited))}. Export it again."
         )
     return folder
 

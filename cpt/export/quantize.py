@@ -92,9 +92,7 @@ def check_quantising(method: Method, dtype: torch.dtype) -> None:
             " Use --quantize nf4."
         )
     if dtype != torch.bfloat16:
-        raise ResourceError(
-            "the kernels of --quantize int4 compute in bfloat16 only. Leave --dtype out, or use --quantize nf4."
-        )
+        raise ResourceError("--quantize int4 computes in bfloat16 only. Leave --dtype out, or use --quantize nf4.")
 
 
 def export_quantised(
@@ -171,9 +169,7 @@ def quantisation(method: Method, model: PreTrainedModel, dtype: torch.dtype) -> 
     # torchao skips layers that the group size does not divide, without a warning.
     size = next((size for size in GROUPS if all(width % size == 0 for width in widths)), None)
     if size is None:
-        raise CheckpointError(
-            f"int4 takes weights in groups of 32 or more, and a layer is {min(widths)} wide. Use --quantize int8."
-        )
+        raise CheckpointError(f"int4 takes groups of 32 weights or more; a layer is {min(widths)} wide. Use --quantize int8.")
     from torchao.quantization import Int4WeightOnlyConfig
 
     return TorchAoConfig(Int4WeightOnlyConfig(group_size=size, int4_packing_format="tile_packed_to_4d"))

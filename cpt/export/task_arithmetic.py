@@ -74,7 +74,7 @@ def open_part(folder: Path) -> Part:
     config = saved_config(folder)
     if config.model_type in FAMILIES:
         raise CheckpointError(
-            f"{folder} is a checkpoint of `{config.model_type}`. Export it first: cpt export {folder} --output FOLDER"
+            f"{folder} is of `{config.model_type}`. Export it first: cpt export {folder} --output FOLDER"
         )
     return Part(tensors, config, from_folder_or_hub(str(folder), None, False))
 

@@ -97,9 +97,7 @@ def find_trained(path: Path) -> Trained:
     path = path.expanduser()
     if not path.is_dir():
         what = "is a file" if path.exists() else f"does not exist (looked in {Path.cwd()})"
-        raise CheckpointError(
-            f"{path} {what}. Give the folder of a run, of one of its checkpoints, of a model or of an adapter."
-        )
+        raise CheckpointError(f"{path} {what}. Give the folder of a run, a checkpoint, a model or an adapter.")
     folder, kind = path, kind_of(path)
     if kind == "nothing" and (path / RECIPE).is_file():
         run = Run(path)
@@ -148,9 +146,7 @@ def tokenizer_of(trained: Trained) -> PreTrainedTokenizerBase:
         return load_tokenizer(trained.recipe.tokenizer, trained.recipe.model)
     if trained.is_adapter:
         return from_folder_or_hub(str(trained.base.path), trained.base.revision, False)
-    raise CheckpointError(
-        f"{trained.folder} has no tokenizer. Copy tokenizer.json and tokenizer_config.json of its base model into it."
-    )
+    raise CheckpointError(f"{trained.folder} has no tokenizer. Copy its base model's tokenizer files into it.")
 
 
 def load_whole(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
@@ -183,9 +179,7 @@ def with_adapter(base: PreTrainedModel, trained: Trained) -> PeftModel:
 def saved_config(folder: Path) -> PreTrainedConfig:
     """The config of a model of transformers or of ours; CheckpointError if there is none."""
     if not (folder / "config.json").is_file():
-        raise CheckpointError(
-            f"{folder} has no config.json, which gives the shape of the weights. Copy the one of the training."
-        )
+        raise CheckpointError(f"{folder} has no config.json, the shape of its weights. Copy that of the training.")
     register_families()
     return AutoConfig.from_pretrained(folder)
 

@@ -109,7 +109,7 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
         for name, parameter in adapted.named_parameters():
             if parameter.requires_grad and parameter.dtype != torch.float32:
                 raise RecipeError(
-                    f"`model.lora` trains {name} in half precision. Remove `bias`, or set `model.dtype: float32`."
+                    f"`model.lora` trains {name} in half precision. Remove `bias`, or use `dtype: float32`."
                 )
     method, (trainable, total) = method_of(options), adapted.get_nb_trainable_parameters()
     if trainable == 0:
@@ -226,7 +226,6 @@ class Quantization:
             bnb_4bit_quant_type=self.kind,
             bnb_4bit_use_double_quant=self.double,
             bnb_4bit_compute_dtype=compute,
-            bnb_4bit_quant_storage=torch.uint8,
         )
 
 
@@ -238,13 +237,13 @@ def quantization_of(lora: Mapping[str, Any] | None) -> Quantization | None:
     return Quantization(str(lora["quantize"]), bool(lora.get("double_quantize", True)))
 
 
-def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> Quantization | None:
-    found = quantization_of(lora)
-    if found is not None and zero3:
+def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> None:
+    if quantization_of(lora) is None:
+        return
+    if zero3:
         raise RecipeError("`model.lora.quantize`: ZeRO-3 cannot divide weights in 4 bit. Remove `training.deepspeed`.")
-    if found is not None and find_spec("bitsandbytes") is None:
+    if find_spec("bitsandbytes") is None:
         raise ResourceError("`model.lora.quantize` needs bitsandbytes. Install it: pip install 'cpt[bitsandbytes]'")
-    return found
 
 
 def keep_layout_on_cpu(model: nn.Module) -> None:

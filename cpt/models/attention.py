@@ -247,18 +247,11 @@ def same_width(*states: torch.Tensor) -> list[torch.Tensor]:
 
 
 def package_kernel(
-    package: str,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bounds: torch.Tensor,
-    longest: int,
-    scale: float,
-    window: int | None,
+    package: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any
 ) -> torch.Tensor:
     """flash-attn's, called by transformers, which asks the tokens themselves for nothing when it gets the bounds."""
     q, k, v = (states[None] for states in same_width(query, key, value))
-    return flash_attention(package, q, k, v, bounds, longest, scale, window)[0]
+    return flash_attention(package, q, k, v, *others)[0]
 
 
 @torch.compiler.disable  # other lengths in each batch: compiled, each batch would be a graph of its own

@@ -127,9 +127,7 @@ def read_config(model: Model) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=model.trust_remote_code)
     except OSError as problem:
         if is_local(path):
-            raise RecipeError(
-                f"model.path: {' '.join(str(problem).split())[:300]} Copy the folder again."
-            ) from problem
+            raise RecipeError(f"model.path: {' '.join(str(problem).split())[:300]} Copy it again.") from problem
         raise _hub_error(path, problem) from problem
     except (ValueError, KeyError, StrictDataclassError) as problem:
         reason = str(problem).split("\n")[0]
@@ -147,7 +145,7 @@ def _hub_error(path: str, problem: OSError) -> RecipeError | ResourceError:
         return ResourceError(f"model.path: {path} is gated. Accept its licence on the Hub, then run: hf auth login")
     if isinstance(cause, RepositoryNotFoundError):
         return RecipeError(
-            f"model.path: there is no {path} on the Hub (or it is private: hf auth login), and no such folder here."
+            f"model.path: no folder {path} here, and none on the Hub (if it is private: hf auth login)."
         )
     return ResourceError(
         f"model.path: the Hub gives no config.json for {path}: {' '.join(str(problem).split())[:300]} "

@@ -157,9 +157,7 @@ def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> N
     key = "`training.parallelism_config.sp_size`"
     values = config.get_text_config().to_dict()
     if attention not in VARLEN_NAMES:
-        raise RecipeError(
-            f"{key}: with `{attention}` documents of one row would read each other. Write `model.attention: {VARLEN}`."
-        )
+        raise RecipeError(f"{key}: `{attention}` mixes documents of one row. Write `model.attention: {VARLEN}`.")
     if config.model_type not in PROVEN_SHARED.split():
         why = f"whether {config.model_type} learns the same from parts of rows has not been tried"
         raise RecipeError(f"{key}: {why}. Remove it: ZeRO-3 and FSDP2 split any model.")

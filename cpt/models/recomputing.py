@@ -56,7 +56,7 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
     for name in given:
         if name not in (*OURS, *TORCHS):
             raise RecipeError(
-                f"{KEY}: no sub-key called `{name}`.{did_you_mean(name, (*OURS, *TORCHS))} It takes {', '.join(OURS)}."
+                f"{KEY}: no sub-key `{name}`.{did_you_mean(name, (*OURS, *TORCHS))} Use {', '.join(OURS)}."
             )
     for name in ("selective", "offload"):
         if not isinstance(given.get(name, False), bool):

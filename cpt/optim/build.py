@@ -34,7 +34,7 @@ def build_optimizer(
     build = find_optimizer(section.name)
     if partitioned and section.name in FOR_MATRICES | IN_LITTLE_MEMORY:
         raise RecipeError(
-            f"`optimizer.name`: `{section.name}` needs whole parameters. Use adamw, or remove `training.deepspeed`."
+            f"`optimizer.name`: `{section.name}` needs whole parameters. Use adamw, or no `training.deepspeed`."
         )
     if partitioned and section.options.get("rounding") is not None:
         raise RecipeError("`optimizer.rounding`: DeepSpeed keeps fp32 weights, so nothing is rounded. Remove it.")
@@ -50,9 +50,7 @@ def build_optimizer(
         embeddings_apart=section.name in IN_LITTLE_MEMORY,
     )
     if section.name not in RELEASING and not partitioned and trains_half(groups):
-        log.warning(
-            f"optimizer.name: {section.name} keeps no fp32 copy of weights in half precision. Use adamw or adamw_8bit."
-        )
+        log.warning(f"optimizer.name: {section.name} keeps no fp32 copy of weights in half precision. Use adamw.")
     optimizer: torch.optim.Optimizer = build(groups, section.learning_rate, **options)
     return optimizer
 
@@ -86,9 +84,7 @@ def check_optimizer(section: Optimizer) -> None:
     check_options(find_optimizer(section.name), section.options, "optimizer", also=FOR_ALL)
     rate = section.options.get("embedding_learning_rate")
     if rate is not None and rate <= 0:
-        raise RecipeError(
-            f"`optimizer.embedding_learning_rate` is {rate}: write more than 0. `lora` freezes embeddings."
-        )
+        raise RecipeError(f"`optimizer.embedding_learning_rate` is {rate}: write more than 0.")
 
 
 def check_rounding(recipe: Recipe) -> None:
@@ -211,7 +207,7 @@ def from_pytorch_optimizer(
         import pytorch_optimizer  # type: ignore[import-not-found, unused-ignore]  # an extra
     except ImportError as problem:
         raise ResourceError(
-            f"`optimizer.name`: {name} comes from pytorch_optimizer. Install it: pip install 'cpt[optimizers]'"
+            f"`optimizer.name`: {name} needs pytorch_optimizer: pip install 'cpt[optimizers]'"
         ) from problem
     kind: Any = vars(pytorch_optimizer)[name]
     built: torch.optim.Optimizer = kind(groups, lr=learning_rate, betas=(betas[0], betas[1]), **options)
@@ -227,9 +223,7 @@ def offloaded_adamw(groups: ParameterGroups, **options: Any) -> torch.optim.Opti
     try:
         return DeepSpeedCPUAdam(groups, adamw_mode=True, **options)  # type: ignore[no-any-return]
     except RuntimeError as problem:
-        raise ResourceError(
-            f"DeepSpeed's CPU AdamW could not be compiled: {problem.__cause__ or problem}. Run: apt-get install g++"
-        ) from problem
+        raise ResourceError(f"DeepSpeed's CPU AdamW needs g++: {problem.__cause__ or problem}") from problem
 
 
 def replay_step_counter(optimizer: torch.optim.Optimizer, steps: int) -> None:
