@@ -19,7 +19,8 @@ from cpt.export.export import finish, new_folder, write_average
 from cpt.export.proof import check_vocabulary, logits_in_another_process, model_warnings, proof_text
 from cpt.export.task_arithmetic import write_chat_vector
 from cpt.export.trained import TOKENIZER_FILES, find_trained, stored_dtype
-from cpt.export.write import DTYPES, ExportOptions, check_output, export_whole, name_of
+from cpt.export.write import ExportOptions, check_output, export_whole, name_of
+from cpt.models.build import DTYPES
 from cpt.models.config import weights_folder
 
 Method = Literal["lora", "task_arithmetic", "average"]

@@ -253,11 +253,8 @@ def refuse_other_shapes(one: Tensors, other: Tensors, apart_from: Sequence[str] 
     for name in sorted(shapes[0].keys() | shapes[1].keys()):
         mine, theirs = (known.get(name, "not") for known in shapes)
         if mine != theirs and (name not in apart_from or "not" in (mine, theirs)):
-            raise CheckpointError(
-                f"{name} is {mine} in {one.folder} and {theirs} in {other.folder}: models of different shapes cannot"
-                " be added. Give checkpoints of one run. If one was only written differently (an old file, a stored"
-                " tied head), rewrite both with `cpt export` and merge those."
-            )
+            where = f"{name} is {mine} in {one.folder} and {theirs} in {other.folder}"
+            raise CheckpointError(f"{where}: different shapes. Give models of one run, or rewrite both: cpt export.")
 
 
 def written_dtype(tensors: Tensors, name: str, dtype: torch.dtype | None) -> torch.dtype:

@@ -33,7 +33,7 @@ def check_push(name: str, *, private: bool, sure: bool) -> None:
     own = [who["name"], *(one["name"] for one in who.get("orgs", []))]
     owner = name.partition("/")[0]
     if owner not in own:
-        raise ResourceError(f"the token is {who['name']}'s, who cannot write to {owner}. Yours are: {', '.join(own)}.")
+        raise ResourceError(f"{who['name']}'s token may not write to {owner}. Yours are: {', '.join(own)}.")
 
 
 def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]:
@@ -49,10 +49,7 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
     data = card.partition("## Data\n")[2].strip().partition("\n\n")[0]
     yield f"Data:\n{data}"
     if not private and (base is None or UNKNOWN_LICENCE in base + data):
-        yield (
-            "warning: not every licence is stated here. Make sure that you may publish it (data.sources[].licence, the"
-            " base's own card)."
-        )
+        yield "warning: not every licence is stated here. Make sure that you may publish it."
     if not (private or sure):
         typer.confirm("Publish it?", abort=True)
     api = HfApi()

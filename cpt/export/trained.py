@@ -76,10 +76,7 @@ class Trained:
             return self.recipe.model
         name = json.loads((self.folder / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
         if not name:
-            raise CheckpointError(
-                f"{self.folder}: its adapter_config.json names no base model. Name it: cpt merge --method lora BASE"
-                f" {self.folder}"
-            )
+            raise CheckpointError(f"{self.folder} names no base. Name it: cpt merge --method lora BASE {self.folder}")
         return Model(path=name)
 
     @property

@@ -81,10 +81,8 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
         for word in words:
             pattern = word if is_pattern else rf"(.*\.)?{re.escape(word)}"
             if word != ALL_LINEAR and not any(re.fullmatch(pattern, name) for name in modules):
-                raise RecipeError(
-                    f"`model.lora.{key}`: {model.config.model_type} has nothing called `{word}`."
-                    f"{did_you_mean(word, names)} It has: {', '.join(names)}."
-                )
+                what = f"{model.config.model_type} has nothing called `{word}`.{did_you_mean(word, names)}"
+                raise RecipeError(f"`model.lora.{key}`: {what} It has: {', '.join(names)}.")
 
 
 def count_lora_parameters(model: PreTrainedModel, options: Mapping[str, Any]) -> int:
@@ -153,10 +151,8 @@ def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str
         paths = {id(module): name for name, module in model.named_modules()}
         names = [paths[id(module)].rpartition(".")[2] for module in ends]
         if is_tied and names[0] not in EMBEDDING_LAYER_NAMES:
-            raise RecipeError(
-                f"`model.lora`: the head of {model.config.model_type} is its embedding `{names[0]}`. Write"
-                " `lora: {r: 128, lora_alpha: 32, use_rslora: true}`, which trains neither, or `lora: null`."
-            )
+            tied = f"the head of {model.config.model_type} is its embedding `{names[0]}`"
+            raise RecipeError(f"`model.lora`: {tied}. Write `{{r: 128, lora_alpha: 32, use_rslora: true}}` or null.")
         chosen["modules_to_save"] = names
         chosen.setdefault("ensure_weight_tying", is_tied)
     return chosen

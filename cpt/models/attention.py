@@ -79,10 +79,8 @@ def choose_attention(
         return wanted
     known = ["auto", "eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
     if wanted not in known and "/" not in wanted:  # with a slash it is a kernel on the Hub, which transformers fetches
-        raise RecipeError(
-            f"model.attention: no implementation called `{wanted}`.{did_you_mean(wanted, known)} "
-            "Use auto, sdpa, eager, varlen, flash_attention_2, flex_attention, or your own `package.module:function`."
-        )
+        listed = f"{', '.join(known)}, or your own `package.module:function`"
+        raise RecipeError(f"model.attention: no `{wanted}`.{did_you_mean(wanted, known)} Use {listed}.")
     remedy = "Use `model.attention: auto`."
     is_supported = {"flash": supports_flash, "sdpa": supports_sdpa, "flex": supports_flex}.get(wanted.split("_")[0])
     if is_supported is not None and not is_supported(model_class):

@@ -72,10 +72,8 @@ def build_model(
     config = load_config(model)
     known = vocabulary_size(config)
     if len(tokenizer) > known and not model.resize_embeddings:
-        raise RecipeError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {known}. Set `model.resize_embeddings:"
-            " true` to let the vocabulary grow, or choose the model's own tokenizer (tokenizer.path)."
-        )
+        sizes = f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {known}"
+        raise RecipeError(f"{sizes}. Set `model.resize_embeddings: true`, or `tokenizer.path` to the model's own.")
     learning = new_ids(Path(str(model.path)).expanduser()) if model.train_only == "new_rows" else None
     # Training never reuses keys and values, and with a cache documents would not be kept apart.
     config.use_cache = False
@@ -139,10 +137,8 @@ def _build_whole(
 def _attention(model: Model, config: PreTrainedConfig, *, half_precision: bool, packed: bool) -> str | None:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # its class comes with the weights
         if packed and (model.attention == VARLEN or "flash" in model.attention):
-            raise RecipeError(
-                f"model.attention: {model.attention}: whether documents of packed rows stay apart with it cannot be"
-                " known of the model's own code. Use `model.attention: sdpa`, or `data.packing: token_budget`."
-            )
+            why = "whether the model's own code keeps documents of packed rows apart is not known"
+            raise RecipeError(f"model.attention: {model.attention}: {why}. Use sdpa, or `packing: token_budget`.")
         return None if model.attention == "auto" else model.attention
     model_class = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     needs: dict[str, Any] = {"config": config, "half_precision": half_precision, "packed": packed}

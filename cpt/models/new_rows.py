@@ -80,7 +80,8 @@ def new_ids(folder: Path) -> list[int]:
     try:
         return [int(token["id"]) for token in json.loads((folder / EXTENSION).read_text())["tokens"]]
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise RecipeError(f"`model.train_only`: {folder} has no {EXTENSION} of cpt tokenizer extend.") from problem
+        made = "made by: cpt tokenizer extend MODEL"
+        raise RecipeError(f"`model.train_only`: {folder} has no {EXTENSION}, {made}") from problem
 
 
 def carry_extension(path: str | None, folder: Path) -> None:

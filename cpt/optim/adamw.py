@@ -52,10 +52,10 @@ def adamw(
         of_engine: another implementation, for an engine that keeps the fp32 weights, so that nothing is rounded.
         rounding: of bfloat16 weights, in place of a master copy.
     """
-    options = {"lr": learning_rate, "betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
+    options: dict[str, Any] = {"betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
     if of_engine is None and trains_half(groups):
-        return OneKernelAdamW(groups, rounding=rounding, **options)
-    return (of_engine or fused_by_torch)(groups, **options)
+        return OneKernelAdamW(groups, rounding=rounding, lr=learning_rate, **options)
+    return (of_engine or fused_by_torch)(groups, lr=learning_rate, **options)
 
 
 fused_by_torch = partial(torch.optim.AdamW, fused=True)
@@ -94,8 +94,7 @@ def paged_adamw_8bit(
     rounding: Rounding = DEFAULT_ROUNDING,
 ) -> torch.optim.Optimizer:
     """As `adamw_8bit`, with the states of large parameters in pinned host memory, copied while the GPU computes."""
-    options = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "rounding": rounding}
-    return adamw_8bit(groups, learning_rate, True, **options)
+    return adamw_8bit(groups, learning_rate, True, betas=betas, eps=eps, weight_decay=weight_decay, rounding=rounding)
 
 
 FEWEST_IN_8_BIT = 4096  # smaller parameters keep fp32 moments, as bitsandbytes' do: there is nothing to save
@@ -228,10 +227,8 @@ class OneKernelAdamW(torch.optim.Optimizer):
             try:
                 self.arena, self.used = host_memory(total, parameter.device), 0
             except (torch.cuda.CudaError, OSError) as problem:
-                raise ResourceError(
-                    f"`optimizer.name`: {total / 2**30:.1f} GiB of host memory for states could not be page-locked"
-                    f" ({problem}). Free host memory, raise `ulimit -l`, or use adamw_8bit."
-                ) from problem
+                what = f"{total / 2**30:.1f} GiB of host memory could not be page-locked ({problem})"
+                raise ResourceError(f"`optimizer.name`: {what}. Free some, or use adamw_8bit.") from problem
         size = shape.numel() * dtype.itemsize
         found = self.arena[self.used : self.used + size].view(dtype).view(shape)
         self.used += aligned(size)
@@ -259,10 +256,8 @@ class OneKernelAdamW(torch.optim.Optimizer):
         by_number = dict(zip(saved, chain.from_iterable(group["params"] for group in self.param_groups), strict=True))
         for number, kept in state_dict["state"].items():
             if kept.keys() != (names := {"step", *self.layouts[parameter := by_number[number]]}):
-                raise CheckpointError(
-                    f"`optimizer`: the checkpoint has {', '.join(sorted(kept))} for a parameter, not"
-                    f" {', '.join(sorted(names))}. Use the same optimizer and `model.dtype`, or start over with --new."
-                )
+                what = f"{', '.join(sorted(kept))} for a parameter, not {', '.join(sorted(names))}"
+                raise CheckpointError(f"`optimizer`: the checkpoint has {what}. Use its recipe, or start with --new.")
             for name, value in self.state_of(parameter).items():
                 value.copy_(kept[name])
 

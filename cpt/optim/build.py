@@ -242,15 +242,8 @@ def replay_step_counter(optimizer: torch.optim.Optimizer, steps: int) -> None:
         optimizer.ds_opt_adam.adam_update(*settings, weight, gradient, moment, square)
 
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adamw": adamw,
-    "adamw_8bit": adamw_8bit,
-    "paged_adamw_8bit": paged_adamw_8bit,
-    "sgd": sgd,
-    "muon": muon,
-    "soap": soap,
-    "shampoo": shampoo,
-}
+BUILT_IN = (adamw, adamw_8bit, paged_adamw_8bit, sgd, muon, soap, shampoo)
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {function.__name__: function for function in BUILT_IN}
 IN_LITTLE_MEMORY = {"adamw_8bit", "paged_adamw_8bit"}
 FOR_MATRICES = {"muon", "soap", "shampoo"}
 FOR_ALL: dict[str, Any] = {"embedding_learning_rate": float | None, "release_gradients": bool}

@@ -226,14 +226,7 @@ def progress(tokens: float, total_tokens: float, warmup_tokens: float) -> float:
     return min(1.0, (tokens - warmup_tokens) / max(1, total_tokens - warmup_tokens))
 
 
-SCHEDULES: dict[str, Callable[..., float]] = {
-    "constant": constant,
-    "linear": linear,
-    "cosine": cosine,
-    "rewarm_cosine": rewarm_cosine,
-    "wsd": wsd,
-    "infinite": infinite,
-    "continued": continued,
-}
+BUILT_IN = (constant, linear, cosine, rewarm_cosine, wsd, infinite, continued)
+SCHEDULES: dict[str, Callable[..., float]] = {function.__name__: function for function in BUILT_IN}
 PARTS = ("warmup_tokens", "cooldown_tokens", "decay_tokens", "anneal_tokens")
 NOT_ZERO = {"wsd": ("decay_tokens",), "infinite": ("cooldown_tokens", "constant", "floor")}
