@@ -188,9 +188,7 @@ def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
         raise CheckpointError(f"{refusal}: {' '.join(str(problem).split())[:300]}") from problem
     loaded = {name for name in get_peft_model_state_dict(adapted, save_embedding_layers=False) if part in name}
     if differing := saved ^ loaded:  # peft only warns, and leaves those layers as they were
-        raise CheckpointError(
-            f"{refusal}: {len(differing)} of its tensors have no place or are missing: {min(differing)}, ..."
-        )
+        raise CheckpointError(f"{refusal}: {len(differing)} of its tensors differ, such as {min(differing)}.")
     return adapted
 
 

@@ -23,9 +23,7 @@ def check_push(name: str, *, private: bool, sure: bool) -> None:
     if constants.HF_HUB_OFFLINE:
         raise ResourceError("--push-to-hub needs the network, and HF_HUB_OFFLINE is set. Unset it, and try again.")
     if get_token() is None:
-        raise ResourceError(
-            f"--push-to-hub needs a token that may write: {TOKENS}. Run hf auth login, or set HF_TOKEN."
-        )
+        raise ResourceError(f"--push-to-hub needs a token that may write: {TOKENS}. Run: hf auth login")
     try:
         who = HfApi().whoami()
     except broken() as problem:

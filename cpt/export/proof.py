@@ -118,9 +118,7 @@ def reload_and_compare(
     found = difference(expected, logits, dtype, tolerance)
     what, library = ("The export", "transformers") if base is None else ("The adapter", "peft")
     if not found.is_allowed:
-        raise CheckpointError(
-            f"{what.lower()} has other logits when plain {library} loads it: largest difference {found}."
-        )
+        raise CheckpointError(f"{what.lower()} has other logits when plain {library} loads it: difference {found}.")
     return f"{what} loaded back by plain {library}, in a process without cpt: largest difference of logits {found}."
 
 
@@ -218,9 +216,7 @@ def check_seal(folder: Path) -> Path:
     edited = {CARD} & found.keys()
     changed = {name for name, digest in proven.items() if found.get(name) != digest} | found.keys() - proven.keys()
     if changed - edited:
-        raise CheckpointError(
-            f"{folder} was changed since its proof: {', '.join(sorted(changed - edited))}. Export it again."
-        )
+        raise CheckpointError(f"{folder} was changed since its proof: {', '.join(sorted(changed - edited))}. Redo it.")
     return folder
 
 

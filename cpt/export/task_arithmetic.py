@@ -73,9 +73,7 @@ def open_part(folder: Path) -> Part:
     tensors = open_model(folder)
     config = saved_config(folder)
     if config.model_type in FAMILIES:
-        raise CheckpointError(
-            f"{folder} is of `{config.model_type}`. Export it first: cpt export {folder} --output FOLDER"
-        )
+        raise CheckpointError(f"{folder} is of `{config.model_type}`. Export it first: cpt export {folder} -o FOLDER")
     return Part(tensors, config, from_folder_or_hub(str(folder), None, False))
 
 

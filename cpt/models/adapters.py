@@ -106,9 +106,7 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
         train_copies_in_fp32(adapted, around=model.dtype)
         for name, parameter in adapted.named_parameters():
             if parameter.requires_grad and parameter.dtype != torch.float32:
-                raise RecipeError(
-                    f"`model.lora` trains {name} in half precision. Remove `bias`, or use `dtype: float32`."
-                )
+                raise RecipeError(f"`model.lora` trains {name} in half precision. Remove `bias`, or use float32.")
     method, (trainable, total) = method_of(options), adapted.get_nb_trainable_parameters()
     if trainable == 0:
         raise RecipeError(f"`model.lora`: {method} with these options trains nothing: they choose no layer.")
@@ -151,8 +149,8 @@ def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str
         paths = {id(module): name for name, module in model.named_modules()}
         names = [paths[id(module)].rpartition(".")[2] for module in ends]
         if is_tied and names[0] not in EMBEDDING_LAYER_NAMES:
-            tied = f"the head of {model.config.model_type} is its embedding `{names[0]}`"
-            raise RecipeError(f"`model.lora`: {tied}. Write `{{r: 128, lora_alpha: 32, use_rslora: true}}` or null.")
+            tied = f"`model.lora`: the head of {model.config.model_type} is its embedding `{names[0]}`"
+            raise RecipeError(f"{tied}. Write `lora: {{r: 128, lora_alpha: 32, use_rslora: true}}`, or `null`.")
         chosen["modules_to_save"] = names
         chosen.setdefault("ensure_weight_tying", is_tied)
     return chosen

@@ -142,9 +142,7 @@ def _hub_error(path: str, problem: OSError) -> RecipeError | ResourceError:
     if isinstance(cause, GatedRepoError):
         return ResourceError(f"model.path: {path} is gated. Accept its licence on the Hub, then run: hf auth login")
     if isinstance(cause, RepositoryNotFoundError):
-        return RecipeError(
-            f"model.path: no folder {path} here, and none on the Hub (if it is private: hf auth login)."
-        )
+        return RecipeError(f"model.path: no folder {path} here, and none on the Hub (if private: hf auth login).")
     reason = " ".join(str(problem).split())[:300]
     return ResourceError(f"model.path: the Hub gives no config.json for {path}: {reason} Try: hf download {path}")
 

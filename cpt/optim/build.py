@@ -33,9 +33,7 @@ def build_optimizer(
     check_optimizer(section)
     build = find_optimizer(section.name)
     if partitioned and section.name in FOR_MATRICES | IN_LITTLE_MEMORY:
-        raise RecipeError(
-            f"`optimizer.name`: `{section.name}` needs whole parameters. Use adamw, or no `training.deepspeed`."
-        )
+        raise RecipeError(f"`optimizer.name`: `{section.name}` needs whole parameters. Use adamw, or no DeepSpeed.")
     if partitioned and section.options.get("rounding") is not None:
         raise RecipeError("`optimizer.rounding`: DeepSpeed keeps fp32 weights, so nothing is rounded. Remove it.")
     if offloaded and section.name != "adamw":
@@ -206,9 +204,7 @@ def from_pytorch_optimizer(
     try:
         import pytorch_optimizer  # type: ignore[import-not-found, unused-ignore]  # an extra
     except ImportError as problem:
-        raise ResourceError(
-            f"`optimizer.name`: {name} needs pytorch_optimizer: pip install 'cpt[optimizers]'"
-        ) from problem
+        raise ResourceError(f"`optimizer.name`: {name} comes with: pip install 'cpt[optimizers]'") from problem
     kind: Any = vars(pytorch_optimizer)[name]
     built: torch.optim.Optimizer = kind(groups, lr=learning_rate, betas=(betas[0], betas[1]), **options)
     return built
