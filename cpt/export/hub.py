@@ -47,7 +47,8 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
     data = card.partition("## Data\n")[2].strip().partition("\n\n")[0]
     yield f"Data:\n{data}"
     if not private and (base is None or UNKNOWN_LICENCE in base + data):
-        yield "warning: not every licence is stated here. Make sure that you may publish it."
+        where = "(data.sources[].licence, the base's own card)"
+        yield f"warning: not every licence is stated here. Make sure that you may publish it {where}."
     if not (private or sure):
         typer.confirm("Publish it?", abort=True)
     api = HfApi()
@@ -68,8 +69,11 @@ def what_went_wrong(problem: BaseException, name: str, folder: Path | None = Non
     status = 0 if response is None else int(response.status_code)
     lines = str(problem).strip().splitlines() or [type(problem).__name__]
     reason = f"the Hub cannot be reached, or does not take it: {lines[0][:200]}."
-    if status in (401, 403):
-        reason = f"the token may not write to {name} ({status}). Make one that may at {TOKENS}, then: hf auth login."
+    remedy = f"Make one that may write at {TOKENS}, then: hf auth login."
+    if status == 401:
+        reason = f"the Hub does not know the token. {remedy}"
+    if status == 403:
+        reason = f"the token may not write to {name}. {remedy}"
     if folder is not None:
         again = f"cpt export {folder} --push-to-hub {name}"
         reason += f" The export is in {folder}; what the Hub has already is not sent again: {again}"

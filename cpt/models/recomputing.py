@@ -55,7 +55,9 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
     given: Mapping[str, Any] = next((training[key] for key in keys if training.get(key)), {})
     for name in given:
         if name not in (*OURS, *TORCHS):
-            raise RecipeError(f"{KEY}: no sub-key `{name}`.{did_you_mean(name, (*OURS, *TORCHS))} {', '.join(OURS)}.")
+            raise RecipeError(
+                f"{KEY}: `{name}` is not one of {', '.join(OURS)}.{did_you_mean(name, (*OURS, *TORCHS))}"
+            )
     for name in ("selective", "offload"):
         if not isinstance(given.get(name, False), bool):
             raise RecipeError(f"{KEY}: `{name}` is true or false, not {given[name]!r}.")

@@ -107,7 +107,7 @@ def test_a_private_push_is_private_and_never_lands_in_a_public_repository(hub, c
     ("environment", "name", "message"),
     [
         ({"HF_TOKEN": ""}, "chemist/model", "needs a token that may write"),
-        ({"HF_TOKEN": "hf_wrong"}, "chemist/model", "may not write to"),
+        ({"HF_TOKEN": "hf_wrong"}, "chemist/model", "does not know the token"),
         ({"HF_TOKEN": READ_ONLY}, "chemist/model", "the token may not write to chemist/model"),
         ({"HF_TOKEN": TOKEN}, "stranger/model", "may not write to stranger. Yours are: chemist, lab"),
     ],
