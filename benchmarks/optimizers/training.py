@@ -34,7 +34,7 @@ class Arm:
 REFERENCE = Arm("fp32 weights, adamw", torch.float32, adamw, 8)
 ARMS = (
     Arm("bf16, fp32 master: adamw", torch.bfloat16, adamw, 12),
-    Arm("bf16, torch's AdamW alone", torch.bfloat16, fused_by_torch, 4),
+    Arm("bf16, torch's AdamW alone", torch.bfloat16, lambda groups, rate: adamw(groups, rate, fused_by_torch), 4),
     Arm("bf16, adamw, kahan", torch.bfloat16, lambda groups, rate: adamw(groups, rate, rounding="kahan"), 10),
     Arm("bf16, adamw, stochastic", torch.bfloat16, lambda groups, rate: adamw(groups, rate, rounding="stochastic"), 8),
     Arm("bf16, adamw_8bit, kahan", torch.bfloat16, lambda groups, rate: adamw_8bit(groups, rate, rounding="kahan"), 4),

@@ -15,11 +15,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from cpt.checkpoints.model_folder import config_json, weight_files
 from cpt.errors import CheckpointError, RecipeError
-from cpt.export.export import finish, write_average
+from cpt.export.export import finish, new_folder, write_average
 from cpt.export.proof import check_vocabulary, logits_in_another_process, model_warnings, proof_text
 from cpt.export.task_arithmetic import write_chat_vector
 from cpt.export.trained import TOKENIZER_FILES, find_trained, stored_dtype
-from cpt.export.write import DTYPES, ExportOptions, check_output, export_whole, name_of, written_whole_or_not
+from cpt.export.write import ExportOptions, check_output, export_whole, name_of
+from cpt.models.build import DTYPES
 from cpt.models.config import weights_folder
 
 Method = Literal["lora", "task_arithmetic", "average"]
@@ -86,7 +87,7 @@ def average(folders: list[Path], output: Path, *, dtype: torch.dtype | None, max
 
 def written(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
     """Write, make it loadable by others, and load it in another process."""
-    with written_whole_or_not(output) as unfinished:
+    with new_folder(output) as unfinished:
         yield from write(unfinished)
         dtype = stored_dtype(unfinished)
         path = unfinished / "config.json"

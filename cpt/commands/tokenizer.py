@@ -15,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.command_line import refuse_ignored
 from cpt.data.readers.sources import open_source
 from cpt.errors import DataError, RecipeError
-from cpt.export.write import written_whole_or_not
+from cpt.export.export import new_folder
 from cpt.formatting import open_console
 from cpt.models.build import load_weights
 from cpt.models.config import load_config
@@ -211,7 +211,7 @@ def write_extended(
 ) -> dict[str, float]:
     """Write the folder whole or not at all, and return bytes per token of the sample before and after; RecipeError if
     the tokenizer that is read back differs from the one that was made, or makes a text longer."""
-    with written_whole_or_not(output) as unfinished:
+    with new_folder(output) as unfinished:
         extension.tokenizer.save_pretrained(unfinished)
         written = from_folder_or_hub(str(unfinished), None, trust_remote_code=False)
         texts = [*sample, "".join(tokenizer.all_special_tokens)]

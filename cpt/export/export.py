@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from cpt.checkpoints.model_folder import ADAPTER_CONFIG, HEADS, Tensors, kind_of, write_tensors
 from cpt.checkpoints.resume import complete_checkpoints
 from cpt.checkpoints.retention import published_in
-from cpt.checkpoints.transaction import in_words, rename_over
+from cpt.checkpoints.transaction import in_words, reason_of, rename_over
 from cpt.distributed import is_main_process, main_process_decides, same_command, tell
 from cpt.errors import CheckpointError
 from cpt.export.model_card import write_model_card
@@ -71,7 +71,7 @@ def export_model(
         problem = failure  # of the main process, which writes last: the others wait for its answer below
 
     def publish_export() -> None:
-        with new_folder_of_run(folder, is_begun=True):
+        with new_folder(folder, of_run=True, is_begun=True):
             if problem is not None:
                 raise problem
             complete(unfinished, adapted, recipe, tokenizer, run=folder.parent)
@@ -85,32 +85,28 @@ def unfinished_name(folder: Path) -> Path:
 
 
 @contextmanager
-def new_folder(folder: Path, *, is_begun: bool = False) -> Iterator[Path]:
-    """A hidden folder that becomes `folder`, or is removed on an error; `is_begun` keeps what it already has."""
+def new_folder(folder: Path, *, of_run: bool = False, is_begun: bool = False) -> Iterator[Path]:
+    """A hidden folder that becomes `folder`, or is removed on an error; CheckpointError if it cannot be written.
+
+    Args:
+        of_run: the error says where the trained weights are safe.
+        is_begun: keep what the hidden folder already has.
+    """
     unfinished = unfinished_name(folder)
     if not is_begun:
         shutil.rmtree(unfinished, ignore_errors=True)
     try:
         yield unfinished
         rename_over(unfinished, folder)
+    except (OSError, SafetensorError) as failure:
+        if not of_run and (reason_of(failure) != "storage" or isinstance(failure, OSError) and failure.errno is None):
+            raise  # libraries also raise OSError for files that they cannot read
+        remedy = "Make room, or choose another place."
+        if of_run and (newest := published_in(folder.parent)[-1:]):
+            remedy = f"{newest[0].folder} holds all that was trained: make room, and {same_command()} only exports."
+        raise CheckpointError(f"{folder} could not be written: {in_words(failure)}. {remedy}") from failure
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-
-
-@contextmanager
-def new_folder_of_run(folder: Path, *, is_begun: bool = False) -> Iterator[Path]:
-    """As `new_folder`, with a CheckpointError that says that the trained weights are safe."""
-    try:
-        with new_folder(folder, is_begun=is_begun) as unfinished:
-            yield unfinished
-    except (OSError, SafetensorError) as failure:
-        newest, remedy = published_in(folder.parent)[-1:], "Fix that, and start the run again."
-        if newest:
-            saved = f"{newest[0].folder} holds all that was trained"
-            remedy = f"{saved}. Free some space: {same_command()} then only exports."
-        raise CheckpointError(
-            f"the model could not be written to {folder}: {in_words(failure)}. {remedy}"
-        ) from failure
 
 
 def complete(
@@ -192,9 +188,7 @@ def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
         raise CheckpointError(f"{refusal}: {' '.join(str(problem).split())[:300]}") from problem
     loaded = {name for name in get_peft_model_state_dict(adapted, save_embedding_layers=False) if part in name}
     if differing := saved ^ loaded:  # peft only warns, and leaves those layers as they were
-        raise CheckpointError(
-            f"{refusal}: {len(differing)} of its tensors have no place there or are missing, such as {min(differing)}."
-        )
+        raise CheckpointError(f"{refusal}: {len(differing)} of its tensors differ, such as {min(differing)}.")
     return adapted
 
 
@@ -208,7 +202,7 @@ def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path
         return
 
     def write() -> None:
-        with new_folder_of_run(run / AVERAGE) as unfinished:
+        with new_folder(run / AVERAGE, of_run=True) as unfinished:
             write_average(folders, unfinished, dtype=None, max_shard_size="5GB")
             tokenizer.save_pretrained(unfinished)
             finish(unfinished)
@@ -223,9 +217,7 @@ def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype |
     last one's config and tokenizer. Sums are made in float64; numbers are written in the last model's dtype if `dtype`
     is None. CheckpointError for fewer than two, for no models, or for different shapes."""
     if len(folders) < 2:
-        raise CheckpointError(
-            "an average needs two checkpoints or more: cpt merge --method average runs/x/checkpoint-* --output FOLDER"
-        )
+        raise CheckpointError("an average needs two checkpoints or more: cpt merge --method average CHECKPOINT ...")
     models = [open_model(folder) for folder in folders]
     last = models[-1]
     for other in models[:-1]:
@@ -247,37 +239,20 @@ def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype |
 
 def open_model(folder: Path) -> Tensors:
     """The tensors of a whole model; CheckpointError if the folder holds something else."""
-    export = f"cpt export {folder} --output FOLDER"
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"{folder} is no folder (looked in {Path.cwd()}). Give folders of models or of a run's checkpoints."
-        )
-    match kind_of(folder):
-        case "adapter":
-            raise CheckpointError(f"{folder} is an adapter. Merge it first: {export}")
-        case "zero":
-            raise CheckpointError(f"{folder} holds the parts of a ZeRO checkpoint. Put them together: {export}")
-        case "nothing":
-            raise CheckpointError(f"{folder} holds no weights. Give folders of models or of a run's checkpoints.")
+    what = {"adapter": "is an adapter. Merge it", "zero": "holds the parts of a ZeRO checkpoint. Put them together"}
+    if (kind := kind_of(folder)) in what:
+        raise CheckpointError(f"{folder} {what[kind]} first: cpt export {folder} --output FOLDER")
     return Tensors(folder)
 
 
 def refuse_other_shapes(one: Tensors, other: Tensors, apart_from: Sequence[str] = ()) -> None:
     """Weights can be added only where names and shapes are the same; CheckpointError names the first that differ."""
-    names = sorted(set(one.shapes) ^ set(other.shapes))
-    if names:
-        holder = one if names[0] in one.shapes else other
-        raise CheckpointError(
-            f"{one.folder} and {other.folder} are of different architectures: {len(names)} tensors are in only one,"
-            f" such as {names[0]} in {holder.folder}. If they were only written differently (an old file, a stored"
-            " tied head), rewrite both with `cpt export` and merge those."
-        )
-    for name, shape in one.shapes.items():
-        if name not in apart_from and shape != other.shapes[name]:
-            raise CheckpointError(
-                f"{name} is {list(shape)} in {one.folder} and {list(other.shapes[name])} in {other.folder}: models of"
-                " different shapes cannot be added. Give checkpoints of one run."
-            )
+    shapes = [{name: list(shape) for name, shape in tensors.shapes.items()} for tensors in (one, other)]
+    for name in sorted(shapes[0].keys() | shapes[1].keys()):
+        mine, theirs = (known.get(name, "not") for known in shapes)
+        if mine != theirs and (name not in apart_from or "not" in (mine, theirs)):
+            where = f"{name} is {mine} in {one.folder} and {theirs} in {other.folder}"
+            raise CheckpointError(f"{where}: different shapes. Give models of one run, or rewrite both: cpt export.")
 
 
 def written_dtype(tensors: Tensors, name: str, dtype: torch.dtype | None) -> torch.dtype:

@@ -19,17 +19,11 @@ def check_push(name: str, *, private: bool, sure: bool) -> None:
     if not HUB_ID.fullmatch(name):
         raise RecipeError(f"--push-to-hub {name} is no name on the Hub. Write it as OWNER/NAME.")
     if not private and not sure and not typer.get_text_stream("stdin").isatty():
-        raise RecipeError(
-            "--push-to-hub makes the model public, and nobody is there to be asked. Add --yes, or --private."
-        )
+        raise RecipeError("--push-to-hub makes the model public, and nobody can be asked. Add --yes, or --private.")
     if constants.HF_HUB_OFFLINE:
-        raise ResourceError(
-            "--push-to-hub needs the network, and HF_HUB_OFFLINE is set. Unset it, and run the command again."
-        )
+        raise ResourceError("--push-to-hub needs the network, and HF_HUB_OFFLINE is set. Unset it, and try again.")
     if get_token() is None:
-        raise ResourceError(
-            f"--push-to-hub needs a token that may write. Make one at {TOKENS}, then: hf auth login, or set HF_TOKEN."
-        )
+        raise ResourceError(f"--push-to-hub needs a token that may write: {TOKENS}. Run: hf auth login")
     try:
         who = HfApi().whoami()
     except broken() as problem:
@@ -37,9 +31,7 @@ def check_push(name: str, *, private: bool, sure: bool) -> None:
     own = [who["name"], *(one["name"] for one in who.get("orgs", []))]
     owner = name.partition("/")[0]
     if owner not in own:
-        raise ResourceError(
-            f"the token is {who['name']}'s, who may not write to {owner}. Yours are: {', '.join(own)}."
-        )
+        raise ResourceError(f"{who['name']}'s token may not write to {owner}. Yours are: {', '.join(own)}.")
 
 
 def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]:
@@ -55,10 +47,8 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
     data = card.partition("## Data\n")[2].strip().partition("\n\n")[0]
     yield f"Data:\n{data}"
     if not private and (base is None or UNKNOWN_LICENCE in base + data):
-        yield (
-            "warning: not every licence is stated here. Make sure that you may publish it (data.sources[].licence, the"
-            " base's own card)."
-        )
+        where = "(data.sources[].licence, the base's own card)"
+        yield f"warning: not every licence is stated here. Make sure that you may publish it {where}."
     if not (private or sure):
         typer.confirm("Publish it?", abort=True)
     api = HfApi()
@@ -67,12 +57,8 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
     try:
         url = api.create_repo(name, private=private, exist_ok=True)
         if private and not api.model_info(name).private:
-            raise RecipeError(
-                f"{name} exists and is public. Make it private in its settings, or push under another name."
-            )
-        commit = api.upload_folder(
-            repo_id=name, folder_path=folder, commit_message=f"{folder.name}, exported and proven by cpt"
-        )
+            raise RecipeError(f"{name} exists and is public. Make it private in its settings, or use another name.")
+        commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message=f"{folder.name}, proven by cpt")
     except failures as problem:
         raise what_went_wrong(problem.__cause__ or problem, name, folder) from problem
     yield f"Pushed {folder} to {url}, commit {commit.oid[:12]}."
@@ -81,13 +67,13 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
 def what_went_wrong(problem: BaseException, name: str, folder: Path | None = None) -> ResourceError:
     response = vars(problem).get("response")  # of huggingface_hub's errors, and of those of httpx that it lets through
     status = 0 if response is None else int(response.status_code)
-    reason = {
-        401: f"the Hub does not know the token. Make one that may write at {TOKENS}, then: hf auth login.",
-        403: f"the token may not write to {name}. Make one that may at {TOKENS}, then: hf auth login.",
-    }.get(status)
-    if reason is None:
-        lines = str(problem).strip().splitlines() or [type(problem).__name__]
-        reason = f"the Hub cannot be reached, or does not take it: {lines[0][:200]}."
+    lines = str(problem).strip().splitlines() or [type(problem).__name__]
+    reason = f"the Hub cannot be reached, or does not take it: {lines[0][:200]}."
+    remedy = f"Make one that may write at {TOKENS}, then: hf auth login."
+    if status == 401:
+        reason = f"the Hub does not know the token. {remedy}"
+    if status == 403:
+        reason = f"the token may not write to {name}. {remedy}"
     if folder is not None:
         again = f"cpt export {folder} --push-to-hub {name}"
         reason += f" The export is in {folder}; what the Hub has already is not sent again: {again}"

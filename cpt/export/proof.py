@@ -118,9 +118,7 @@ def reload_and_compare(
     found = difference(expected, logits, dtype, tolerance)
     what, library = ("The export", "transformers") if base is None else ("The adapter", "peft")
     if not found.is_allowed:
-        raise CheckpointError(
-            f"{what.lower()} has other logits when plain {library} loads it: largest difference of logits {found}."
-        )
+        raise CheckpointError(f"{what.lower()} has other logits when plain {library} loads it: difference {found}.")
     return f"{what} loaded back by plain {library}, in a process without cpt: largest difference of logits {found}."
 
 
@@ -165,10 +163,8 @@ def check_vocabulary(rows: int, tokenizer: PreTrainedTokenizerBase) -> str:
     """The report's line; CheckpointError if there are more tokens than rows of the embeddings."""
     tokens = max(tokenizer.get_vocab().values()) + 1
     if tokens > rows:
-        raise CheckpointError(
-            f"the tokenizer has {tokens:,} tokens, the model {rows:,} rows of embeddings: ids from {rows:,} on would"
-            " fail when served. Put the tokenizer of the training beside the weights."
-        )
+        sizes = f"the tokenizer has {tokens:,} tokens, the model {rows:,} rows of embeddings"
+        raise CheckpointError(f"{sizes}. Put the tokenizer of the training beside the weights.")
     padding = f" ({rows - tokens:,} rows are padding)" if rows > tokens else ""
     return f"Vocabulary: {tokens:,} tokens in {rows:,} rows of embeddings{padding}."
 
@@ -179,10 +175,9 @@ def model_warnings(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[str
     ends = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
     lines = []
     if path.is_file() and tokenizer.eos_token_id not in (ends if isinstance(ends, list) else [ends]):
-        lines.append(
-            f"warning: generation_config.json ends at token {ends}, documents at {tokenizer.eos_token_id}"
-            f" ({tokenizer.eos_token}): a server may not stop. Set eos_token_id in generation_config.json."
-        )
+        end = f"{tokenizer.eos_token_id} ({tokenizer.eos_token})"
+        ended = f"ends at token {ends}, documents at {end}"
+        lines.append(f"warning: generation_config.json {ended}: a server may not stop. Set eos_token_id there.")
     if not tokenizer.chat_template:
         lines.append("No chat template: servers complete text only. SFT on chats or a chat vector adds one.")
     return lines
@@ -216,17 +211,12 @@ def write_seal(folder: Path, report: Sequence[str]) -> None:
 def check_seal(folder: Path) -> Path:
     """The folder, if it is an export as it was proven, except for its card; CheckpointError otherwise."""
     if not (folder / SEAL).is_file():
-        raise CheckpointError(
-            f"{folder} is not a proven export ({SEAL} is not in it). Export it first: cpt export {folder}"
-            " --output FOLDER --push-to-hub OWNER/NAME"
-        )
+        raise CheckpointError(f"{folder} is not a proven export ({SEAL} is not in it). Give --output FOLDER, too.")
     proven, found = json.loads((folder / SEAL).read_text())["files"], hashes_of(folder)
     edited = {CARD} & found.keys()
     changed = {name for name, digest in proven.items() if found.get(name) != digest} | found.keys() - proven.keys()
     if changed - edited:
-        raise CheckpointError(
-            f"{folder} was changed since it was proven: {', '.join(sorted(changed - edited))}. Export it again."
-        )
+        raise CheckpointError(f"{folder} was changed since its proof: {', '.join(sorted(changed - edited))}. Redo it.")
     return folder
 
 

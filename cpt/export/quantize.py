@@ -27,11 +27,12 @@ from transformers import (
 from cpt.checkpoints.model_folder import weight_files
 from cpt.errors import CheckpointError, CptError, DataError, ResourceError
 from cpt.evaluation.sets import data_of_recipe, open_evaluation_sets
-from cpt.export.export import copy_model_files
+from cpt.export.export import copy_model_files, new_folder
 from cpt.export.proof import CARD, TEXT, logits_of, proof_text, read_text, reload_and_compare
 from cpt.export.trained import Trained
-from cpt.export.write import ExportOptions, export_whole, name_of, written_whole_or_not
+from cpt.export.write import ExportOptions, export_whole, name_of
 from cpt.files import write_atomic
+from cpt.models.adapters import Quantization
 from cpt.models.config import value_of
 
 Method = Literal["int8", "int4", "nf4"]
@@ -71,10 +72,8 @@ class QuantizationCost:
             f" {self.divergence:.2g} nats a token, same first choice for {self.agreement:.1%} of the tokens"
         )
         if not rise <= max_rise:  # NaN is not
-            raise CheckpointError(
-                f"{method} costs more than --max-rise {max_rise:g}: {found}. Use --quantize int8, measure on text of"
-                " your domain (--text FILE), or set a higher limit."
-            )
+            limit = f"{method} costs more than --max-rise {max_rise:g}"
+            raise CheckpointError(f"{limit}: {found}. Use --quantize int8, --text FILE, or a higher limit.")
         return f"What {method} costs: {found}."
 
 
@@ -87,14 +86,9 @@ def check_quantising(method: Method, dtype: torch.dtype) -> None:
     if method != "int4":
         return
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
-        raise ResourceError(
-            "--quantize int4 packs weights for the tensor cores of a GPU (Ampere or newer), and this machine has none."
-            " Use --quantize nf4."
-        )
+        raise ResourceError("--quantize int4 needs a GPU (Ampere or newer), and this machine has none. Use nf4.")
     if dtype != torch.bfloat16:
-        raise ResourceError(
-            "the kernels of --quantize int4 compute in bfloat16 only. Leave --dtype out, or use --quantize nf4."
-        )
+        raise ResourceError("--quantize int4 computes in bfloat16 only. Leave --dtype out, or use --quantize nf4.")
 
 
 def export_quantised(
@@ -109,7 +103,7 @@ def export_quantised(
         for line in export_whole(trained, whole, options):
             if not line.startswith(("Wrote", "Serve")):  # the scratch folder
                 yield line
-        with written_whole_or_not(output) as unfinished:
+        with new_folder(output) as unfinished:
             unfinished.mkdir(parents=True)
             copy_model_files(whole, unfinished)  # saving the quantised model completes the configs
             report = []
@@ -156,13 +150,9 @@ def quantisation(method: Method, model: PreTrainedModel, dtype: torch.dtype) -> 
     if method == "nf4":
         # On the CPU bitsandbytes 0.50 gives back other numbers where a row ends inside one of its blocks.
         if odd := [str(width) for width in widths if width % NF4_BLOCK]:
-            raise CheckpointError(
-                f"nf4 takes weights in blocks of {NF4_BLOCK}, and layers are {', '.join(odd)} wide:"
-                " bitsandbytes would give back other numbers on a CPU. Use --quantize int8."
-            )
-        return BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_use_double_quant=True
-        )
+            wide = f"layers are {', '.join(odd)} wide"
+            raise CheckpointError(f"nf4 takes weights in blocks of {NF4_BLOCK}, and {wide}. Use --quantize int8.")
+        return Quantization("nf4", double=True).config(dtype)
     if method == "int8":
         from torchao.quantization import Int8WeightOnlyConfig
         from torchao.quantization.granularity import PerRow
@@ -171,9 +161,7 @@ def quantisation(method: Method, model: PreTrainedModel, dtype: torch.dtype) -> 
     # torchao skips layers that the group size does not divide, without a warning.
     size = next((size for size in GROUPS if all(width % size == 0 for width in widths)), None)
     if size is None:
-        raise CheckpointError(
-            f"int4 takes weights in groups of 32 or more, and a layer is {min(widths)} wide. Use --quantize int8."
-        )
+        raise CheckpointError(f"int4 takes groups of 32 weights, and a layer is {min(widths)} wide. Use int8.")
     from torchao.quantization import Int4WeightOnlyConfig
 
     return TorchAoConfig(Int4WeightOnlyConfig(group_size=size, int4_packing_format="tile_packed_to_4d"))
@@ -181,16 +169,12 @@ def quantisation(method: Method, model: PreTrainedModel, dtype: torch.dtype) -> 
 
 def describe_layers(model: PreTrainedModel, method: Method) -> str:
     """What was quantised and what was not; CheckpointError if nothing was."""
-    quantised = set()
-    for name, layer in model.named_modules():
-        weight = dict(layer.named_parameters(recurse=False)).get("weight")
-        if weight is not None and type(weight).__module__.startswith(("torchao", "bitsandbytes")):
-            quantised.add(name)
+    libraries = ("torchao", "bitsandbytes")
+    weights = [name for name, weight in model.named_parameters() if type(weight).__module__.startswith(libraries)]
+    quantised = {name.rpartition(".")[0] for name in weights}
     if not quantised:
-        raise CheckpointError(
-            f"{type(model).__name__} has no layer that --quantize {method} knows: it takes torch's linear layers."
-            " Export the whole model, and quantise it with llama.cpp (docs/export.md)."
-        )
+        known = f"{type(model).__name__} has no layer that --quantize {method} knows"
+        raise CheckpointError(f"{known}. Export it whole, and quantise it with llama.cpp (docs/export.md).")
     skipped = set()
     for parameter, _ in model.named_parameters():
         name = parameter.rpartition(".")[0]

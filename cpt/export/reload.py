@@ -35,9 +35,7 @@ def main() -> None:
         kind = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
         model, info = kind.from_pretrained(folder, **options)
     if info["missing_keys"] or info["unexpected_keys"]:
-        raise SystemExit(
-            f"missing {sorted(info['missing_keys'])[:3]}, unexpected {sorted(info['unexpected_keys'])[:3]}"
-        )
+        raise SystemExit(f"missing {sorted(info['missing_keys'])[:3]}, unknown {sorted(info['unexpected_keys'])[:3]}")
     with torch.no_grad():
         output = model.eval()(torch.tensor([ids], device=model.device), use_cache=False)
     save_file({"logits": output.logits[0].float().cpu().contiguous()}, job["output"])

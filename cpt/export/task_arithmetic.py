@@ -73,9 +73,7 @@ def open_part(folder: Path) -> Part:
     tensors = open_model(folder)
     config = saved_config(folder)
     if config.model_type in FAMILIES:
-        raise CheckpointError(
-            f"{folder} is a checkpoint of `{config.model_type}`. Export it first: cpt export {folder} --output FOLDER"
-        )
+        raise CheckpointError(f"{folder} is of `{config.model_type}`. Export it first: cpt export {folder} -o FOLDER")
     return Part(tensors, config, from_folder_or_hub(str(folder), None, False))
 
 
@@ -118,10 +116,7 @@ def match_rows(
     vocabularies = after_ids, base_ids, chat_ids = after.get_vocab(), base.get_vocab(), chat.get_vocab()
     for ids, count, what in zip(vocabularies, rows, ("--after", "--base", "--chat"), strict=True):
         if (needed := max(ids.values()) + 1) > count:
-            raise CheckpointError(
-                f"{what}: its tokenizer has {needed:,} tokens, its weights {count:,} rows. Put the model's own"
-                " tokenizer there."
-            )
+            raise CheckpointError(f"{what} has {needed:,} tokens, but {count:,} rows. Put its own tokenizer there.")
     if after_ids == base_ids == chat_ids and len(set(rows)) == 1:
         every = torch.arange(rows[0])
         return SharedRowIds(rows[0], every, every, every, [], rows[0], every[:0], kept=0)
@@ -129,16 +124,11 @@ def match_rows(
     learned = base_ids.keys() - base.added_tokens_encoder.keys()
     for ids, what in ((after_ids, "--after"), (chat_ids, "--chat")):
         if lacking := learned - ids.keys():
-            raise CheckpointError(
-                f"the tokenizer of {what} lacks {len(lacking):,} of the {len(learned):,} tokens of --base"
-                f" ({shown(lacking)}): another tokenizer, so rows cannot be matched. The chat model must be made from"
-                " this very base."
-            )
+            missing = f"{len(lacking):,} of the {len(learned):,} tokens of --base ({shown(lacking)})"
+            raise CheckpointError(f"the tokenizer of {what} lacks {missing}. All three must be made from one base.")
     if own := chat_ids.keys() - after_ids.keys() - chat.added_tokens_encoder.keys():
-        raise CheckpointError(
-            f"the tokenizer of --chat has {len(own):,} pieces of its own ({shown(own)}) that --after does not know:"
-            " only added tokens, as <|im_start|>, can be taken over. Choose a chat model with the base's tokenizer."
-        )
+        pieces = f"{len(own):,} pieces of its own ({shown(own)}) that --after does not know"
+        raise CheckpointError(f"the tokenizer of --chat has {pieces}. Choose one with the base's tokenizer.")
     shared = [token for token in after_ids if token in base_ids and token in chat_ids]
     added = sorted((token for token in chat_ids if token not in after_ids), key=lambda token: chat_ids[token])
     first_added = max(after_ids.values()) + 1
@@ -177,10 +167,7 @@ def add_tokens(
     after.add_tokens([by_name[token] for token in rows.added])
     ids = after.get_vocab()
     if misplaced := [token for number, token in enumerate(rows.added) if ids[token] != rows.first_added + number]:
-        raise CheckpointError(
-            f"--after's tokenizer has gaps in its ids, so {shown(misplaced)} cannot be put behind its last token."
-            " Choose another."
-        )
+        raise CheckpointError(f"--after's tokenizer has gaps in its ids: {shown(misplaced)} do not fit. Use another.")
     after.chat_template = chat.chat_template
     for name in ("bos_token", "eos_token", "pad_token"):
         if (token := getattr(chat, name)) is not None:

@@ -76,10 +76,7 @@ class Trained:
             return self.recipe.model
         name = json.loads((self.folder / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
         if not name:
-            raise CheckpointError(
-                f"{self.folder}: its adapter_config.json names no base model. Name it: cpt merge --method lora BASE"
-                f" {self.folder}"
-            )
+            raise CheckpointError(f"{self.folder} names no base. Name it: cpt merge --method lora BASE {self.folder}")
         return Model(path=name)
 
     @property
@@ -97,9 +94,7 @@ def find_trained(path: Path) -> Trained:
     path = path.expanduser()
     if not path.is_dir():
         what = "is a file" if path.exists() else f"does not exist (looked in {Path.cwd()})"
-        raise CheckpointError(
-            f"{path} {what}. Give the folder of a run, of one of its checkpoints, of a model or of an adapter."
-        )
+        raise CheckpointError(f"{path} {what}. Give the folder of a run, a checkpoint, a model or an adapter.")
     folder, kind = path, kind_of(path)
     if kind == "nothing" and (path / RECIPE).is_file():
         run = Run(path)
@@ -111,10 +106,7 @@ def find_trained(path: Path) -> Trained:
             raise CheckpointError(f"{path} {why}")
         folder, kind = newest, kind_of(newest)
     if kind == "nothing":
-        nemo = " A .nemo file must be converted by NVIDIA's tools first." if list(folder.glob("*.nemo")) else ""
-        raise CheckpointError(
-            f"{folder} holds no weights: neither a model, nor an adapter, nor DeepSpeed's parts.{nemo}"
-        )
+        raise CheckpointError(f"{folder} holds no weights: neither a model, nor an adapter, nor DeepSpeed's parts.")
     if PATTERN.fullmatch(folder.name):
         refuse_changed_weights(folder)
     if kind == "model":
@@ -151,9 +143,7 @@ def tokenizer_of(trained: Trained) -> PreTrainedTokenizerBase:
         return load_tokenizer(trained.recipe.tokenizer, trained.recipe.model)
     if trained.is_adapter:
         return from_folder_or_hub(str(trained.base.path), trained.base.revision, False)
-    raise CheckpointError(
-        f"{trained.folder} has no tokenizer. Copy tokenizer.json and tokenizer_config.json of its base model into it."
-    )
+    raise CheckpointError(f"{trained.folder} has no tokenizer. Copy its base model's tokenizer files into it.")
 
 
 def load_whole(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
@@ -186,9 +176,7 @@ def with_adapter(base: PreTrainedModel, trained: Trained) -> PeftModel:
 def saved_config(folder: Path) -> PreTrainedConfig:
     """The config of a model of transformers or of ours; CheckpointError if there is none."""
     if not (folder / "config.json").is_file():
-        raise CheckpointError(
-            f"{folder} has no config.json, which gives the shape of the weights. Copy the one of the training."
-        )
+        raise CheckpointError(f"{folder} has no config.json, the shape of its weights. Copy that of the training.")
     register_families()
     return AutoConfig.from_pretrained(folder)
 

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,12 +11,10 @@ from typing import Literal
 import torch
 import xxhash
 from peft import PeftModel
-from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.checkpoints.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, weight_files
-from cpt.checkpoints.transaction import in_words, reason_of
 from cpt.errors import CheckpointError, RecipeError
 from cpt.export.export import BASE_WEIGHTS, build_base, finish, new_folder
 from cpt.export.model_card import write_model_card
@@ -40,7 +37,6 @@ from cpt.models.config import hash_weights, load_config
 from cpt.models.inventory import vocabulary_size
 from cpt.models.new_rows import carry_extension
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DtypeName = Literal["bfloat16", "float16", "float32"]
 
 
@@ -102,7 +98,7 @@ def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iter
                 raise CheckpointError("rounding changes the model more than that. Use --dtype float32 or --tolerance.")
     vocabulary = check_vocabulary(vocabulary_size(model.config), tokenizer)
     expected = logits_of(model, text.ids)
-    with written_whole_or_not(output) as unfinished:
+    with new_folder(output) as unfinished:
         model.save_pretrained(unfinished, max_shard_size=options.max_shard_size)
         tokenizer.save_pretrained(unfinished)
         del model
@@ -135,7 +131,7 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
     expected = logits_of(with_adapter(base, trained), text.ids)
     if torch.equal(untouched, expected):
         raise CheckpointError(NO_EFFECT)
-    with written_whole_or_not(output) as unfinished:
+    with new_folder(output) as unfinished:
         unfinished.mkdir(parents=True)
         for name in (ADAPTER_CONFIG, *ADAPTER_WEIGHTS):
             if (trained.folder / name).is_file():
@@ -147,10 +143,7 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
         if is_plain(source.path, base):
             yield reload_and_compare(unfinished, text, expected, torch.float32, base=source.path)
         else:
-            yield (
-                f"NOT CHECKED in plain peft: its base, {source.path}, does not have the shape that the adapter was"
-                " trained on. Export it merged."
-            )
+            yield f"NOT CHECKED in plain peft: {source.path} does not have the shape of its base. Export it merged."
         notes = adapter_warnings(unfinished)
     yield from notes
     yield f"Wrote {output}: the adapter alone. It needs its base, {source.path}."
@@ -168,10 +161,8 @@ def check_base_weights(expected: dict[str, str], base: str, revision: str | None
     """Compare the base's files with those that the adapter was trained on; CheckpointError if they differ."""
     found = hash_weights(base, revision)
     if expected and found and sorted(found.values()) != sorted(expected.values()):
-        raise CheckpointError(
-            f"{adapter} was trained on other weights than {base} has now: the sha256 of {', '.join(sorted(expected))}"
-            " differ. Restore the base, or name the right one."
-        )
+        differ = f"the sha256 of {', '.join(sorted(expected))} differ"
+        raise CheckpointError(f"{adapter} was trained on other weights than {base} has now: {differ}. Restore them.")
 
 
 def is_plain(path: str | None, base: PreTrainedModel) -> bool:
@@ -183,10 +174,7 @@ def is_plain(path: str | None, base: PreTrainedModel) -> bool:
     return bool(rows == base.config.vocab_size)
 
 
-NO_EFFECT = (
-    "the adapter changes nothing: base and adapter give the same logits. It was not trained, or its weights are zero."
-    " Choose a later checkpoint, or check whether the run's loss moved (metrics.jsonl)."
-)
+NO_EFFECT = "the adapter changes nothing: the logits are those of its base. Choose a later checkpoint."
 
 
 def merge_proven(
@@ -211,16 +199,12 @@ def merge_proven(
     exported = difference(adapted_logits, logits_of(model, text.ids), dtype, tolerance)
     changed = sum(before.get(name) != digest for name, digest in after.items())
     if changed == 0:
-        raise CheckpointError(
-            f"in {name_of(dtype)} the merged model equals the base: the adapter is lost in rounding. Use --dtype"
-            " float32."
-        )
+        same = f"in {name_of(dtype)} the merged model equals the base"
+        raise CheckpointError(f"{same}: the adapter is lost in rounding. Use --dtype float32.")
     for where, found in (("float32", merged), (name_of(dtype), exported)):
         if not found.is_allowed:
-            raise CheckpointError(
-                f"the merged model in {where} differs from base and adapter: largest difference of logits {found}."
-                " Use --dtype float32, or allow a larger share of the largest logit with --tolerance."
-            )
+            differs = f"the merged model in {where} differs from base and adapter"
+            raise CheckpointError(f"{differs}: largest difference {found}. Use --dtype float32, or --tolerance.")
     return model, MergeProof(effect, merged, exported, len(after), changed)
 
 
@@ -241,17 +225,3 @@ def fingerprints(model: nn.Module, dtype: torch.dtype) -> dict[str, str]:
         raw = parameter.detach().to(dtype).contiguous().flatten().view(torch.uint8)
         hashes[name] = xxhash.xxh3_128_hexdigest(raw.numpy().data)
     return hashes
-
-
-@contextmanager
-def written_whole_or_not(output: Path) -> Iterator[Path]:
-    """As `new_folder`, with a CheckpointError for a full or read-only disk."""
-    try:
-        with new_folder(output) as unfinished:
-            yield unfinished
-    except (OSError, SafetensorError) as failure:
-        if reason_of(failure) != "storage" or isinstance(failure, OSError) and failure.errno is None:
-            raise  # libraries also raise OSError for files that they cannot read
-        raise CheckpointError(
-            f"{output} could not be written: {in_words(failure)}. Make room, or choose another place."
-        ) from failure

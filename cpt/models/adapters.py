@@ -81,10 +81,8 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
         for word in words:
             pattern = word if is_pattern else rf"(.*\.)?{re.escape(word)}"
             if word != ALL_LINEAR and not any(re.fullmatch(pattern, name) for name in modules):
-                raise RecipeError(
-                    f"`model.lora.{key}`: {model.config.model_type} has nothing called `{word}`."
-                    f"{did_you_mean(word, names)} It has: {', '.join(names)}."
-                )
+                what = f"{model.config.model_type} has nothing called `{word}`.{did_you_mean(word, names)}"
+                raise RecipeError(f"`model.lora.{key}`: {what} It has: {', '.join(names)}.")
 
 
 def count_lora_parameters(model: PreTrainedModel, options: Mapping[str, Any]) -> int:
@@ -108,9 +106,7 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
         train_copies_in_fp32(adapted, around=model.dtype)
         for name, parameter in adapted.named_parameters():
             if parameter.requires_grad and parameter.dtype != torch.float32:
-                raise RecipeError(
-                    f"`model.lora` trains {name} in half precision. Remove `bias`, or set `model.dtype: float32`."
-                )
+                raise RecipeError(f"`model.lora` trains {name} in half precision. Remove `bias`, or use float32.")
     method, (trainable, total) = method_of(options), adapted.get_nb_trainable_parameters()
     if trainable == 0:
         raise RecipeError(f"`model.lora`: {method} with these options trains nothing: they choose no layer.")
@@ -153,10 +149,8 @@ def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str
         paths = {id(module): name for name, module in model.named_modules()}
         names = [paths[id(module)].rpartition(".")[2] for module in ends]
         if is_tied and names[0] not in EMBEDDING_LAYER_NAMES:
-            raise RecipeError(
-                f"`model.lora`: the head of {model.config.model_type} is its embedding `{names[0]}`. Write"
-                " `lora: {r: 128, lora_alpha: 32, use_rslora: true}`, which trains neither, or `lora: null`."
-            )
+            tied = f"`model.lora`: the head of {model.config.model_type} is its embedding `{names[0]}`"
+            raise RecipeError(f"{tied}. Write `lora: {{r: 128, lora_alpha: 32, use_rslora: true}}`, or `null`.")
         chosen["modules_to_save"] = names
         chosen.setdefault("ensure_weight_tying", is_tied)
     return chosen
@@ -226,7 +220,6 @@ class Quantization:
             bnb_4bit_quant_type=self.kind,
             bnb_4bit_use_double_quant=self.double,
             bnb_4bit_compute_dtype=compute,
-            bnb_4bit_quant_storage=torch.uint8,
         )
 
 
@@ -238,13 +231,13 @@ def quantization_of(lora: Mapping[str, Any] | None) -> Quantization | None:
     return Quantization(str(lora["quantize"]), bool(lora.get("double_quantize", True)))
 
 
-def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> Quantization | None:
-    found = quantization_of(lora)
-    if found is not None and zero3:
+def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> None:
+    if quantization_of(lora) is None:
+        return
+    if zero3:
         raise RecipeError("`model.lora.quantize`: ZeRO-3 cannot divide weights in 4 bit. Remove `training.deepspeed`.")
-    if found is not None and find_spec("bitsandbytes") is None:
+    if find_spec("bitsandbytes") is None:
         raise ResourceError("`model.lora.quantize` needs bitsandbytes. Install it: pip install 'cpt[bitsandbytes]'")
-    return found
 
 
 def keep_layout_on_cpu(model: nn.Module) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import varlen
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
@@ -45,7 +45,7 @@ PROVEN = """
 """
 WINDOW_IN_MASK_ONLY = ("phimoe", "qwen2_moe")  # or not even there: sdpa and flash attention differ with a window
 
-Kernel = Callable[..., torch.Tensor]
+Kernel = Callable[..., Tensor]
 """(queries, keys, values of [tokens of all rows, heads, width], bounds, longest document, scale, window) -> as the
 queries."""
 # torch 2.11 has no argument for fewer heads of keys: its kernel takes them as they are.
@@ -79,10 +79,8 @@ def choose_attention(
         return wanted
     known = ["auto", "eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
     if wanted not in known and "/" not in wanted:  # with a slash it is a kernel on the Hub, which transformers fetches
-        raise RecipeError(
-            f"model.attention: no implementation called `{wanted}`.{did_you_mean(wanted, known)} "
-            "Use auto, sdpa, eager, varlen, flash_attention_2, flex_attention, or your own `package.module:function`."
-        )
+        listed = f"{', '.join(known)}, or your own `package.module:function`"
+        raise RecipeError(f"model.attention: no `{wanted}`.{did_you_mean(wanted, known)} Use {listed}.")
     remedy = "Use `model.attention: auto`."
     is_supported = {"flash": supports_flash, "sdpa": supports_sdpa, "flex": supports_flex}.get(wanted.split("_")[0])
     if is_supported is not None and not is_supported(model_class):
@@ -138,15 +136,15 @@ def register_varlen() -> None:
 def varlen_attention(
     kernel: Kernel,
     module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **options: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """As transformers calls an attention function; with a true mask, or none, it is sdpa.
 
     Args:
@@ -155,7 +153,7 @@ def varlen_attention(
     """
     if attention_mask is None or attention_mask.dtype != torch.int32:  # true masks are of booleans or fractions
         options |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
-        attended: tuple[torch.Tensor, torch.Tensor | None] = sdpa_attention_forward(
+        attended: tuple[Tensor, Tensor | None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, **options
         )
         return attended
@@ -209,11 +207,11 @@ def why_not_varlen(model_class: type[PreTrainedModel], config: PreTrainedConfig 
     return f"heads of {width} are wider than {WIDEST_HEAD}" if width > WIDEST_HEAD else None
 
 
-def has_kernel(query: torch.Tensor, dtype: torch.dtype) -> bool:
+def has_kernel(query: Tensor, dtype: torch.dtype) -> bool:
     return query.is_cuda and dtype in HALF
 
 
-def computing_dtype(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.dtype:
+def computing_dtype(query: Tensor, key: Tensor, value: Tensor) -> torch.dtype:
     kind = query.device.type
     if torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
@@ -222,14 +220,8 @@ def computing_dtype(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor)
 
 
 def torch_kernel(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bounds: torch.Tensor,
-    longest: int,
-    scale: float,
-    window: int | None,
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float, window: int | None
+) -> Tensor:
     """torch's varlen_attn. Keys and values keep their fewer heads."""
     query, key, value = same_width(query, key, value)
     options: dict[str, Any] = {"enable_gqa": True} if SAYS_GROUPED and key.shape[1] != query.shape[1] else {}
@@ -239,38 +231,23 @@ def torch_kernel(
     )
 
 
-def same_width(*states: torch.Tensor) -> list[torch.Tensor]:
+def same_width(*states: Tensor) -> list[Tensor]:
     """Pad with zeros, which add nothing to a score, to the widest one, and to a multiple of eight."""
     widest = max(of.shape[-1] for of in states)
     width = widest + -widest % WIDTH_MULTIPLE
     return [of if of.shape[-1] == width else F.pad(of, (0, width - of.shape[-1])) for of in states]
 
 
-def package_kernel(
-    package: str,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bounds: torch.Tensor,
-    longest: int,
-    scale: float,
-    window: int | None,
-) -> torch.Tensor:
+def package_kernel(package: str, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
     """flash-attn's, called by transformers, which asks the tokens themselves for nothing when it gets the bounds."""
     q, k, v = (states[None] for states in same_width(query, key, value))
-    return flash_attention(package, q, k, v, bounds, longest, scale, window)[0]
+    return flash_attention(package, q, k, v, *others)[0]
 
 
 @torch.compiler.disable  # other lengths in each batch: compiled, each batch would be a graph of its own
 def attend_each(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bounds: torch.Tensor,
-    longest: int,
-    scale: float,
-    window: int | None,
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float, window: int | None
+) -> Tensor:
     """Document by document; on a GPU the host waits for the bounds."""
     lengths = [length for length in bounds.diff().tolist() if length]
     grouped = key.shape[1] != query.shape[1]

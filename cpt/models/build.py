@@ -26,7 +26,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from cpt.distributed import is_main_process, main_process_first
 from cpt.errors import CheckpointError, RecipeError
 from cpt.hf_internals import attention_of, without_zero3
-from cpt.models.adapters import Quantization, add_lora, check_quantization, keep_layout_on_cpu
+from cpt.models.adapters import add_lora, check_quantization, keep_layout_on_cpu, quantization_of
 from cpt.models.attention import VARLEN, VARLEN_NAMES, choose_attention, why_not_by_bounds
 from cpt.models.config import STATE_DICTS, load_config
 from cpt.models.documents import keep_documents_apart, try_documents_apart
@@ -72,25 +72,21 @@ def build_model(
     config = load_config(model)
     known = vocabulary_size(config)
     if len(tokenizer) > known and not model.resize_embeddings:
-        raise RecipeError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {known}. Set `model.resize_embeddings:"
-            " true` to let the vocabulary grow, or choose the model's own tokenizer (tokenizer.path)."
-        )
+        sizes = f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {known}"
+        raise RecipeError(f"{sizes}. Set `model.resize_embeddings: true`, or `tokenizer.path` to the model's own.")
     learning = new_ids(Path(str(model.path)).expanduser()) if model.train_only == "new_rows" else None
     # Training never reuses keys and values, and with a cache documents would not be kept apart.
     config.use_cache = False
     weights = DTYPES.get(model.dtype, dtype)
     zero3 = is_deepspeed_zero3_enabled()
-    quantization = check_quantization(model.lora, zero3=zero3)
+    check_quantization(model.lora, zero3=zero3)
     attention = _attention(model, config, half_precision=mixed_precision or weights != torch.float32, packed=packed)
-    build_whole = partial(_build_whole, model, config, tokenizer, attention, weights, quantization)
+    build_whole = partial(_build_whole, model, config, tokenizer, attention, weights)
     with torch.random.fork_rng(devices=[]):  # the run's own random numbers do not depend on how many the weights took
         torch.manual_seed(seed)
         built = build_partitioned(build_whole, model.trust_remote_code) if zero3 else build_whole()
         if model.dtype != "auto" and built.dtype != DTYPES[model.dtype]:
-            raise RecipeError(
-                f"model.dtype is {model.dtype}, but DeepSpeed has {built.dtype}. Use `model.dtype: auto`."
-            )
+            raise RecipeError(f"model.dtype is {model.dtype}, but DeepSpeed has {built.dtype}. Use `dtype: auto`.")
         torch.manual_seed(seed)
         if attention in VARLEN_NAMES:
             keep_documents_apart(built)
@@ -116,7 +112,6 @@ def _build_whole(
     tokenizer: PreTrainedTokenizerBase,
     attention: str | None,
     dtype: torch.dtype,
-    quantization: Quantization | None,
 ) -> PreTrainedModel:
     if model.from_scratch:
         # Drawn in fp32 and then rounded: the same weights in every dtype.
@@ -130,7 +125,7 @@ def _build_whole(
             if built.generation_config is not None:
                 setattr(built.generation_config, name, getattr(tokenizer, name))
     else:
-        built = load_weights(model, config, attention, dtype, quantization=quantization)
+        built = load_weights(model, config, attention, dtype)
     if model.parameters is not None and model.parameters != (actual := count_model_parameters(built).total):
         raise RecipeError(f"model.parameters says {model.parameters:,}, the built model has {actual:,}. Correct it.")
     if len(tokenizer) > vocabulary_size(config):
@@ -142,10 +137,8 @@ def _build_whole(
 def _attention(model: Model, config: PreTrainedConfig, *, half_precision: bool, packed: bool) -> str | None:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # its class comes with the weights
         if packed and (model.attention == VARLEN or "flash" in model.attention):
-            raise RecipeError(
-                f"model.attention: {model.attention}: whether documents of packed rows stay apart with it cannot be"
-                " known of the model's own code. Use `model.attention: sdpa`, or `data.packing: token_budget`."
-            )
+            why = "whether the model's own code keeps documents of packed rows apart is not known"
+            raise RecipeError(f"model.attention: {model.attention}: {why}. Use sdpa, or `packing: token_budget`.")
         return None if model.attention == "auto" else model.attention
     model_class = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     needs: dict[str, Any] = {"config": config, "half_precision": half_precision, "packed": packed}
@@ -160,19 +153,14 @@ def _attention(model: Model, config: PreTrainedConfig, *, half_precision: bool, 
 
 
 def load_weights(
-    model: Model,
-    config: PreTrainedConfig,
-    attention: str | None,
-    dtype: torch.dtype | str,
-    *,
-    quantization: Quantization | None = None,
+    model: Model, config: PreTrainedConfig, attention: str | None, dtype: torch.dtype | str
 ) -> PreTrainedModel:
     """The model of a folder or Hub id with all of its weights, as published; dtype "auto" is that of the files."""
     path = str(Path(str(model.path)).expanduser()) if is_local(str(model.path)) else str(model.path)
     options: dict[str, Any] = {"config": config, "dtype": dtype, "attn_implementation": attention}
     options["output_loading_info"] = True
     try:
-        if quantization is not None:
+        if (quantization := quantization_of(model.lora)) is not None:
             options["quantization_config"] = quantization.config(dtype)
         revision = model.revision or "main"
         state_dict: dict[str, torch.Tensor] | None = None
@@ -198,9 +186,7 @@ def load_weights(
         keep_layout_on_cpu(built)
     if missing := sorted(info["missing_keys"]):
         some = ", ".join(missing[:5]) + (", ..." if missing[5:] else "")
-        raise CheckpointError(
-            f"model.path: {path} lacks {len(missing)} of the model's tensors ({some}). Copy it again."
-        )
+        raise CheckpointError(f"model.path: {path} lacks {len(missing)} of its tensors ({some}). Copy it again.")
     if unexpected := sorted(info["unexpected_keys"]):
         some = ", ".join(unexpected[:5])
         logger.warning("%s: %d tensors belong to no part of the model: %s", path, len(unexpected), some)
@@ -214,9 +200,7 @@ HEAD = "score"
 
 def check_scoring(config: PreTrainedConfig) -> None:
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        raise RecipeError(
-            f"`stage` reward: transformers has no sequence classifier for `{config.model_type}`. Use llama or qwen3."
-        )
+        raise RecipeError(f"`stage` reward: no sequence classifier for `{config.model_type}`. Use llama or qwen3.")
 
 
 def scoring_model(

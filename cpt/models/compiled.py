@@ -66,9 +66,7 @@ def check_compiling(
     if wanted.backend not in (backends := torch.compiler.list_backends(exclude_tags=())):
         raise RecipeError(f"{BACKEND_KEY}: no backend `{wanted.backend}`.{did_you_mean(wanted.backend, backends)}")
     if wanted.mode is not None and (wanted.mode not in MODES or wanted.backend != INDUCTOR):
-        raise RecipeError(
-            f"{MODE_KEY}: expected {' or '.join(MODES)}, with {INDUCTOR}, got `{wanted.mode}` with `{wanted.backend}`."
-        )
+        raise RecipeError(f"{MODE_KEY}: expected {' or '.join(MODES)}, with {INDUCTOR}, got `{wanted.mode}`.")
     if zero3:
         raise RecipeError(f"{KEY}: {UNDER_ZERO3}. Remove the key, or use a profile of stage 1 or 2.")
     if recomputes_under_fsdp(training):

@@ -113,10 +113,8 @@ def read_config(model: Model) -> PreTrainedConfig:
         if complaint := unfinished_run(path):
             raise RecipeError(f"model.path: {complaint}")
         if folder.is_dir() and (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-            raise RecipeError(
-                f"model.path: {path} is an adapter without its base. Make one model of both, then continue from it: "
-                f"cpt merge --method lora BASE {path} --output FOLDER (an adapter of another base is refused there)."
-            )
+            merge = f"cpt merge --method lora BASE {path} --output FOLDER"
+            raise RecipeError(f"model.path: {path} is an adapter without its base. Make one model of both: {merge}")
         if folder.is_dir() and not (folder / "config.json").is_file():
             raise RecipeError(f"model.path: {path} has no config.json. Give a folder written by save_pretrained.")
         path = str(folder)
@@ -127,9 +125,7 @@ def read_config(model: Model) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=model.trust_remote_code)
     except OSError as problem:
         if is_local(path):
-            raise RecipeError(
-                f"model.path: {' '.join(str(problem).split())[:300]} Copy the folder again."
-            ) from problem
+            raise RecipeError(f"model.path: {' '.join(str(problem).split())[:300]} Copy it again.") from problem
         raise _hub_error(path, problem) from problem
     except (ValueError, KeyError, StrictDataclassError) as problem:
         reason = str(problem).split("\n")[0]
@@ -146,13 +142,9 @@ def _hub_error(path: str, problem: OSError) -> RecipeError | ResourceError:
     if isinstance(cause, GatedRepoError):
         return ResourceError(f"model.path: {path} is gated. Accept its licence on the Hub, then run: hf auth login")
     if isinstance(cause, RepositoryNotFoundError):
-        return RecipeError(
-            f"model.path: there is no {path} on the Hub (or it is private: hf auth login), and no such folder here."
-        )
-    return ResourceError(
-        f"model.path: the Hub gives no config.json for {path}: {' '.join(str(problem).split())[:300]} "
-        f"Try: hf download {path}, or give the path of a local folder."
-    )
+        return RecipeError(f"model.path: no folder {path} here, and none on the Hub (if private: hf auth login).")
+    reason = " ".join(str(problem).split())[:300]
+    return ResourceError(f"model.path: the Hub gives no config.json for {path}: {reason} Try: hf download {path}")
 
 
 def value_of(config: PreTrainedConfig, name: str) -> Any:

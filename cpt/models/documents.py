@@ -98,10 +98,8 @@ def keep_documents_apart(model: PreTrainedModel) -> None:
 
 def check_documents_can_be_handed_over(model: PreTrainedModel) -> None:
     if runs_along_the_row(model):
-        raise RecipeError(
-            f"model.attention: varlen cannot keep documents apart in {model.config.model_type}'s recurrent layers. Use"
-            " `model.attention: sdpa`, with `data.packing: token_budget` or `none`."
-        )
+        why = f"varlen cannot keep documents apart in {model.config.model_type}'s recurrent layers"
+        raise RecipeError(f"model.attention: {why}. Use sdpa, with `data.packing: token_budget` or `none`.")
 
 
 def try_documents_apart(model: PreTrainedModel) -> None:
@@ -118,10 +116,8 @@ def try_documents_apart(model: PreTrainedModel) -> None:
     model.train(was_training)
     largest = float((together - alone).abs().max())
     if not largest <= TOLERANCE * float(alone.abs().max()):
-        raise RecipeError(
-            f"{type(model).__name__} says `keeps_documents_apart`, but the second document of a row sees the first:"
-            f" logits differ by {largest:.2g}. Fix its forward, or write `data.packing: token_budget`."
-        )
+        leak = f"the second document of a row sees the first: logits differ by {largest:.2g}"
+        raise RecipeError(f"{type(model).__name__} says `keeps_documents_apart`, but {leak}. Fix its forward.")
 
 
 def wants_bounds(model: nn.Module | None) -> bool:
@@ -157,9 +153,7 @@ def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> N
     key = "`training.parallelism_config.sp_size`"
     values = config.get_text_config().to_dict()
     if attention not in VARLEN_NAMES:
-        raise RecipeError(
-            f"{key}: with `{attention}` documents of one row would read each other. Write `model.attention: {VARLEN}`."
-        )
+        raise RecipeError(f"{key}: `{attention}` mixes documents of one row. Write `model.attention: {VARLEN}`.")
     if config.model_type not in PROVEN_SHARED.split():
         why = f"whether {config.model_type} learns the same from parts of rows has not been tried"
         raise RecipeError(f"{key}: {why}. Remove it: ZeRO-3 and FSDP2 split any model.")

@@ -151,12 +151,11 @@ def register_families() -> None:
 # --- export ----------------------------------------------------------------------------------------------------------
 
 
-def export_native(folder: Path) -> bool:
-    """Rewrite a saved model of ours in place, so that plain `from_pretrained` loads it without this package; False if
-    it is an architecture of transformers already."""
+def export_native(folder: Path) -> None:
+    """Rewrite a saved model of ours in place, so that plain `from_pretrained` loads it without this package."""
     written = json.loads((folder / "config.json").read_text())
     if written["model_type"] not in FAMILIES:
-        return False
+        return
     config = FAMILIES[written["model_type"]].config.from_dict(written)
     if isinstance(config, CptGPT2Config | MiniMind2MoEConfig):  # the others have the very same tensors
         _rewrite_weights(folder, config)
@@ -178,7 +177,6 @@ def export_native(folder: Path) -> bool:
             "shared_expert_intermediate_size": config.intermediate_size * config.n_shared_experts,
         }
     native_class(**values).save_pretrained(folder)
-    return True
 
 
 def _rewrite_weights(folder: Path, config: CptGPT2Config | MiniMind2MoEConfig) -> None:

@@ -48,9 +48,7 @@ def add_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], known:
     for name, parameter in model.named_parameters():  # such as Gemma 3n's embeddings per layer
         is_table = parameter.dim() == 2 and parameter.shape[0] == before and "embed" in name and "pos" not in name
         if is_table and parameter is not embedding.weight and parameter is not head.weight:
-            raise RecipeError(
-                f"{type(model).__name__} has a further table of the vocabulary, `{name}`: it cannot grow."
-            )
+            raise RecipeError(f"{type(model).__name__} has another table of the vocabulary, `{name}`: it cannot grow.")
     if needed > before:
         means = [weight[:known].float().mean(0) for weight in (embedding.weight, head.weight)]
         model.resize_token_embeddings(needed, pad_to_multiple_of=multiple, mean_resizing=False)
@@ -82,9 +80,8 @@ def new_ids(folder: Path) -> list[int]:
     try:
         return [int(token["id"]) for token in json.loads((folder / EXTENSION).read_text())["tokens"]]
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise RecipeError(
-            f"`model.train_only`: {folder} has no readable {EXTENSION}, as made by: cpt tokenizer extend MODEL ..."
-        ) from problem
+        made = "made by: cpt tokenizer extend MODEL"
+        raise RecipeError(f"`model.train_only`: {folder} has no {EXTENSION}, {made}") from problem
 
 
 def carry_extension(path: str | None, folder: Path) -> None:

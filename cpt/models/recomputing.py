@@ -56,7 +56,7 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
     for name in given:
         if name not in (*OURS, *TORCHS):
             raise RecipeError(
-                f"{KEY}: no sub-key called `{name}`.{did_you_mean(name, (*OURS, *TORCHS))} It takes {', '.join(OURS)}."
+                f"{KEY}: `{name}` is not one of {', '.join(OURS)}.{did_you_mean(name, (*OURS, *TORCHS))}"
             )
     for name in ("selective", "offload"):
         if not isinstance(given.get(name, False), bool):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, pairwise
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ def automatic_dtype(recipe: Recipe, *, deepspeed: bool, on_gpu: bool) -> torch.d
 def adamw(
     groups: ParameterGroups,
     learning_rate: float,
+    of_engine: Callable[..., torch.optim.Optimizer] | None = None,
     *,
     betas: Sequence[float] = (0.9, 0.95),
     eps: float = 1e-8,
@@ -47,34 +49,26 @@ def adamw(
     """AdamW with torch's fused kernel; weights in half precision have fp32 moments and an fp32 master copy.
 
     Args:
+        of_engine: another implementation, for an engine that keeps the fp32 weights, so that nothing is rounded.
         rounding: of bfloat16 weights, in place of a master copy.
     """
-    if not trains_half(groups):
-        return fused_by_torch(groups, learning_rate, betas=betas, eps=eps, weight_decay=weight_decay)
-    return OneKernelAdamW(groups, lr=learning_rate, betas=betas, eps=eps, weight_decay=weight_decay, rounding=rounding)
+    options: dict[str, Any] = {"betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
+    if of_engine is None and trains_half(groups):
+        return OneKernelAdamW(groups, rounding=rounding, lr=learning_rate, **options)
+    return (of_engine or fused_by_torch)(groups, lr=learning_rate, **options)
+
+
+fused_by_torch = partial(torch.optim.AdamW, fused=True)
 
 
 def trains_half(groups: ParameterGroups) -> bool:
     return any(parameter.dtype in (torch.bfloat16, torch.float16) for group in groups for parameter in group["params"])
 
 
-def fused_by_torch(
-    groups: ParameterGroups,
-    learning_rate: float,
-    *,
-    betas: Sequence[float] = (0.9, 0.95),
-    eps: float = 1e-8,
-    weight_decay: float = 0.1,
-) -> torch.optim.Optimizer:
-    """Torch's own, with states in the parameters' type: DeepSpeed keeps the fp32 weights."""
-    return torch.optim.AdamW(
-        groups, lr=learning_rate, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay, fused=True
-    )
-
-
 def adamw_8bit(
     groups: ParameterGroups,
     learning_rate: float,
+    paged: bool = False,
     *,
     betas: Sequence[float] = (0.9, 0.95),
     eps: float = 1e-8,
@@ -86,8 +80,8 @@ def adamw_8bit(
     Args:
         rounding: of bfloat16 weights; fp32 weights are not rounded.
     """
-    options: dict[str, Any] = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
-    return OneKernelAdamW(groups, lr=learning_rate, rounding=rounding, eight_bit=True, **options)
+    options = {"lr": learning_rate, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+    return OneKernelAdamW(groups, rounding=rounding, eight_bit=True, paged=paged, **options)
 
 
 def paged_adamw_8bit(
@@ -100,8 +94,7 @@ def paged_adamw_8bit(
     rounding: Rounding = DEFAULT_ROUNDING,
 ) -> torch.optim.Optimizer:
     """As `adamw_8bit`, with the states of large parameters in pinned host memory, copied while the GPU computes."""
-    options: dict[str, Any] = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
-    return OneKernelAdamW(groups, lr=learning_rate, rounding=rounding, eight_bit=True, paged=True, **options)
+    return adamw_8bit(groups, learning_rate, True, betas=betas, eps=eps, weight_decay=weight_decay, rounding=rounding)
 
 
 FEWEST_IN_8_BIT = 4096  # smaller parameters keep fp32 moments, as bitsandbytes' do: there is nothing to save
@@ -143,11 +136,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
         self._step_supports_amp_scaling = True  # torch's and accelerate's name for taking `found_inf`
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             learning = [parameter for parameter in group["params"] if parameter.grad is not None]
             states = [self.state_of(parameter) for parameter in learning]
@@ -158,7 +147,6 @@ class OneKernelAdamW(torch.optim.Optimizer):
                 foreach_add(steps, 1 if skipped is None else [1 - skipped.to(steps[0].device)] * len(steps))
             for parameter, state in zip(learning, states, strict=True):
                 self.update(parameter, state, group)
-        return loss
 
     def update(self, parameter: torch.Tensor, state: dict[str, torch.Tensor], group: dict[str, Any]) -> None:
         assert parameter.grad is not None, "only parameters with a gradient are updated"
@@ -239,10 +227,8 @@ class OneKernelAdamW(torch.optim.Optimizer):
             try:
                 self.arena, self.used = host_memory(total, parameter.device), 0
             except (torch.cuda.CudaError, OSError) as problem:
-                raise ResourceError(
-                    f"`optimizer.name`: {total / 2**30:.1f} GiB of host memory for states could not be page-locked"
-                    f" ({problem}). Free host memory, raise `ulimit -l`, or use adamw_8bit."
-                ) from problem
+                what = f"{total / 2**30:.1f} GiB of host memory could not be page-locked ({problem})"
+                raise ResourceError(f"`optimizer.name`: {what}. Free some, or use adamw_8bit.") from problem
         size = shape.numel() * dtype.itemsize
         found = self.arena[self.used : self.used + size].view(dtype).view(shape)
         self.used += aligned(size)
@@ -270,10 +256,8 @@ class OneKernelAdamW(torch.optim.Optimizer):
         by_number = dict(zip(saved, chain.from_iterable(group["params"] for group in self.param_groups), strict=True))
         for number, kept in state_dict["state"].items():
             if kept.keys() != (names := {"step", *self.layouts[parameter := by_number[number]]}):
-                raise CheckpointError(
-                    f"`optimizer`: the checkpoint has {', '.join(sorted(kept))} for a parameter, not"
-                    f" {', '.join(sorted(names))}. Use the same optimizer and `model.dtype`, or start over with --new."
-                )
+                what = f"{', '.join(sorted(kept))} for a parameter, not {', '.join(sorted(names))}"
+                raise CheckpointError(f"`optimizer`: the checkpoint has {what}. Use its recipe, or start with --new.")
             for name, value in self.state_of(parameter).items():
                 value.copy_(kept[name])
 

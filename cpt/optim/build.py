@@ -3,6 +3,7 @@
 import inspect
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -30,19 +31,15 @@ def build_optimizer(
         partitioned: DeepSpeed's ZeRO gives the optimizer slices of all parameters, and no matrices.
     """
     check_optimizer(section)
-    build = fused_by_torch if partitioned and section.name == "adamw" else find_optimizer(section.name)
+    build = find_optimizer(section.name)
     if partitioned and section.name in FOR_MATRICES | IN_LITTLE_MEMORY:
-        raise RecipeError(
-            f"`optimizer.name`: `{section.name}` needs whole parameters. Use adamw, or remove `training.deepspeed`."
-        )
+        raise RecipeError(f"`optimizer.name`: `{section.name}` needs whole parameters. Use adamw, or no DeepSpeed.")
     if partitioned and section.options.get("rounding") is not None:
         raise RecipeError("`optimizer.rounding`: DeepSpeed keeps fp32 weights, so nothing is rounded. Remove it.")
-    if offloaded:
-        if section.name not in OFFLOADED:
-            raise RecipeError(
-                f"`optimizer.name`: DeepSpeed cannot offload `{section.name}`. Use {', '.join(OFFLOADED)}."
-            )
-        build = OFFLOADED[section.name]
+    if offloaded and section.name != "adamw":
+        raise RecipeError(f"`optimizer.name`: DeepSpeed cannot offload `{section.name}`. Use adamw.")
+    if partitioned and section.name == "adamw":
+        build = partial(adamw, of_engine=offloaded_adamw if offloaded else fused_by_torch)
     options = {name: value for name, value in section.options.items() if name != "release_gradients"}
     groups = parameter_groups(
         model,
@@ -51,9 +48,7 @@ def build_optimizer(
         embeddings_apart=section.name in IN_LITTLE_MEMORY,
     )
     if section.name not in RELEASING and not partitioned and trains_half(groups):
-        log.warning(
-            f"optimizer.name: {section.name} keeps no fp32 copy of weights in half precision. Use adamw or adamw_8bit."
-        )
+        log.warning(f"optimizer.name: {section.name} keeps no fp32 copy of weights in half precision. Use adamw.")
     optimizer: torch.optim.Optimizer = build(groups, section.learning_rate, **options)
     return optimizer
 
@@ -87,9 +82,7 @@ def check_optimizer(section: Optimizer) -> None:
     check_options(find_optimizer(section.name), section.options, "optimizer", also=FOR_ALL)
     rate = section.options.get("embedding_learning_rate")
     if rate is not None and rate <= 0:
-        raise RecipeError(
-            f"`optimizer.embedding_learning_rate` is {rate}: write more than 0. `lora` freezes embeddings."
-        )
+        raise RecipeError(f"`optimizer.embedding_learning_rate` is {rate}: write more than 0.")
 
 
 def check_rounding(recipe: Recipe) -> None:
@@ -131,14 +124,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
             part.state = self.state
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for part in self.parts:
             part.step()
-        return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
@@ -216,35 +204,22 @@ def from_pytorch_optimizer(
     try:
         import pytorch_optimizer  # type: ignore[import-not-found, unused-ignore]  # an extra
     except ImportError as problem:
-        raise ResourceError(
-            f"`optimizer.name`: {name} comes from pytorch_optimizer. Install it: pip install 'cpt[optimizers]'"
-        ) from problem
+        raise ResourceError(f"`optimizer.name`: {name} comes with: pip install 'cpt[optimizers]'") from problem
     kind: Any = vars(pytorch_optimizer)[name]
     built: torch.optim.Optimizer = kind(groups, lr=learning_rate, betas=(betas[0], betas[1]), **options)
     return built
 
 
-def offloaded_adamw(
-    groups: list[dict[str, Any]],
-    learning_rate: float,
-    *,
-    betas: Sequence[float] = (0.9, 0.95),
-    eps: float = 1e-8,
-    weight_decay: float = 0.1,
-) -> torch.optim.Optimizer:
-    """AdamW (arXiv 1711.05101) by DeepSpeed's kernel for the host's processor."""
+def offloaded_adamw(groups: ParameterGroups, **options: Any) -> torch.optim.Optimizer:
+    """AdamW by DeepSpeed's kernel for the host's processor."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam  # needs a compiler, so only runs that offload pay for it
 
     if is_main_process():
         announce_compiling("cpu_adam", "DeepSpeed compiles its optimizer for the host")
     try:
-        return DeepSpeedCPUAdam(  # type: ignore[no-any-return]
-            groups, lr=learning_rate, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay, adamw_mode=True
-        )
+        return DeepSpeedCPUAdam(groups, adamw_mode=True, **options)  # type: ignore[no-any-return]
     except RuntimeError as problem:
-        raise ResourceError(
-            f"DeepSpeed's CPU AdamW could not be compiled: {problem.__cause__ or problem}. Run: apt-get install g++"
-        ) from problem
+        raise ResourceError(f"DeepSpeed's CPU AdamW needs g++: {problem.__cause__ or problem}") from problem
 
 
 def replay_step_counter(optimizer: torch.optim.Optimizer, steps: int) -> None:
@@ -263,17 +238,9 @@ def replay_step_counter(optimizer: torch.optim.Optimizer, steps: int) -> None:
         optimizer.ds_opt_adam.adam_update(*settings, weight, gradient, moment, square)
 
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adamw": adamw,
-    "adamw_8bit": adamw_8bit,
-    "paged_adamw_8bit": paged_adamw_8bit,
-    "sgd": sgd,
-    "muon": muon,
-    "soap": soap,
-    "shampoo": shampoo,
-}
+BUILT_IN = (adamw, adamw_8bit, paged_adamw_8bit, sgd, muon, soap, shampoo)
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {function.__name__: function for function in BUILT_IN}
 IN_LITTLE_MEMORY = {"adamw_8bit", "paged_adamw_8bit"}
 FOR_MATRICES = {"muon", "soap", "shampoo"}
-OFFLOADED: dict[str, Callable[..., torch.optim.Optimizer]] = {"adamw": offloaded_adamw}
 FOR_ALL: dict[str, Any] = {"embedding_learning_rate": float | None, "release_gradients": bool}
 """Options that every optimizer takes, your own too."""

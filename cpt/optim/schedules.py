@@ -2,6 +2,7 @@
 steps, so that another batch size or number of GPUs leaves the curve where it was."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -89,10 +90,7 @@ def tokens_until(section: Schedule, share: float, total_tokens: int, key: str) -
         ending = f"`{section.name}` ends at {factors[-1]:.3g} of its peak"
         raise RecipeError(f"{key} is {share:g}, but {ending}. Give a higher share, another schedule, or `until`.")
     before, after = tokens[above[-1]], tokens[above[-1] + 1]
-    while after - before > 1:
-        middle = (before + after) // 2
-        before, after = (middle, after) if factor(middle) > share else (before, middle)
-    return after
+    return bisect_left(range(after), True, lo=before + 1, key=lambda at: factor(at) <= share)
 
 
 def constant(tokens: float, total_tokens: float, *, warmup_tokens: float = 0, warmup_share: float = 0.0) -> float:
@@ -228,14 +226,7 @@ def progress(tokens: float, total_tokens: float, warmup_tokens: float) -> float:
     return min(1.0, (tokens - warmup_tokens) / max(1, total_tokens - warmup_tokens))
 
 
-SCHEDULES: dict[str, Callable[..., float]] = {
-    "constant": constant,
-    "linear": linear,
-    "cosine": cosine,
-    "rewarm_cosine": rewarm_cosine,
-    "wsd": wsd,
-    "infinite": infinite,
-    "continued": continued,
-}
+BUILT_IN = (constant, linear, cosine, rewarm_cosine, wsd, infinite, continued)
+SCHEDULES: dict[str, Callable[..., float]] = {function.__name__: function for function in BUILT_IN}
 PARTS = ("warmup_tokens", "cooldown_tokens", "decay_tokens", "anneal_tokens")
 NOT_ZERO = {"wsd": ("decay_tokens",), "infinite": ("cooldown_tokens", "constant", "floor")}

@@ -29,7 +29,7 @@ from cpt.models.compiled import check_compiling, has_experts
 from cpt.models.inventory import count_model_parameters, longest_row
 from cpt.models.known_bases import KnownBase, known_base
 from cpt.models.recomputing import read_recomputing
-from cpt.optim.build import OFFLOADED, build_optimizer, check_optimizer, check_rounding, find_optimizer
+from cpt.optim.build import build_optimizer, check_optimizer, check_rounding, find_optimizer
 from cpt.optim.gradients import check_release
 from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
 from cpt.planning.check_model import (
@@ -227,7 +227,7 @@ def try_optimizer(recipe: Recipe, profile: Profile | None) -> None:
     with_key("optimizer.name", lambda: find_optimizer(recipe.optimizer.name))
     check_optimizer(recipe.optimizer)
     offloaded = profile is not None and offloads(profile, "optimizer")
-    if offloaded and recipe.optimizer.name in OFFLOADED:
+    if offloaded and recipe.optimizer.name == "adamw":
         return
     layers = nn.Sequential(nn.Embedding(2, 2), nn.Linear(2, 2, bias=False))
     try:

@@ -241,6 +241,4 @@ def storage_errors(url: str, *further: type[Exception]) -> Iterator[None]:
         yield
     except (import_optuna().exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError, *further) as problem:
         reason = str(problem.__cause__ or problem).partition("\n")[0]
-        raise ResourceError(
-            f"the study {url} cannot be read or written: {reason}. Repair it, or start a new search: --new."
-        ) from problem
+        raise ResourceError(f"the study {url} is unusable: {reason}. Repair it, or use --new.") from problem

@@ -10,19 +10,20 @@ from tiny_checkpoints import save_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt.errors import CheckpointError
+from cpt.export.export import new_folder
 from cpt.export.proof import logits_of, proof_text, reload_and_compare
 from cpt.export.trained import saved_config
-from cpt.export.write import is_plain, written_whole_or_not
+from cpt.export.write import is_plain
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):
-    with pytest.raises(OSError, match="full"), written_whole_or_not(tmp_path / "out") as unfinished:
+    with pytest.raises(OSError, match="full"), new_folder(tmp_path / "out") as unfinished:
         unfinished.mkdir()
         (unfinished / "half").touch()
         assert not (tmp_path / "out").exists()
         raise OSError("full")
     assert list(tmp_path.iterdir()) == []
-    with written_whole_or_not(tmp_path / "out") as unfinished:
+    with new_folder(tmp_path / "out") as unfinished:
         unfinished.mkdir()
         (unfinished / "all").touch()
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "all"]
@@ -56,6 +57,6 @@ def test_a_base_whose_vocabulary_grew_is_not_the_plain_one(tokenizer_folder, tmp
 
 def test_a_disk_that_takes_no_more_is_told_and_nothing_is_left(tmp_path):
     told = "out could not be written: No space left on device. Make room"
-    with pytest.raises(CheckpointError, match=told), written_whole_or_not(tmp_path / "out"):
+    with pytest.raises(CheckpointError, match=told), new_folder(tmp_path / "out"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert list(tmp_path.iterdir()) == []

@@ -82,7 +82,7 @@ def test_a_chat_model_of_another_shape_or_of_our_own_format_is_refused(three, to
         merge([after, base, wide], tmp_path / "merged")
     config = json.loads((chat / "config.json").read_text())
     (chat / "config.json").write_text(json.dumps(config | {"model_type": "minimind2"}))
-    with pytest.raises(CheckpointError, match="checkpoint of `minimind2`. Export it first"):
+    with pytest.raises(CheckpointError, match="is of `minimind2`. Export it first"):
         merge([after, base, chat], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
@@ -120,7 +120,7 @@ def test_another_tokenizer_is_refused_with_some_of_its_tokens():
         match_rows(tokenizer_with(), tokenizer_with(), make_tokenizer(10), (20, 20, 20))
     with pytest.raises(CheckpointError, match="--chat has 5 pieces of its own"):
         match_rows(tokenizer_with(), tokenizer_with(), make_tokenizer(25), (20, 20, 25))
-    with pytest.raises(CheckpointError, match="--after: its tokenizer has 25 tokens, its weights 20 rows"):
+    with pytest.raises(CheckpointError, match="--after has 25 tokens, but 20 rows"):
         match_rows(make_tokenizer(25), tokenizer_with(), tokenizer_with(), (20, 20, 20))
 
 

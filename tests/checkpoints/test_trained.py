@@ -75,7 +75,7 @@ def test_an_adapter_without_a_base_is_refused(adapter_folder, tmp_path):
     adapter = shutil.copytree(adapter_folder, tmp_path / "adapter")
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
-    with pytest.raises(CheckpointError, match="names no base model.*cpt merge --method lora BASE"):
+    with pytest.raises(CheckpointError, match="names no base.*cpt merge --method lora BASE"):
         _ = find_trained(adapter).base
 
 

@@ -119,7 +119,7 @@ def test_a_token_that_will_not_do_is_said_before_anything_is_sent(hub, client, e
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("chemist", "is no name on the Hub"), ("chemist/model", "nobody is there to be asked")]
+    ("name", "message"), [("chemist", "is no name on the Hub"), ("chemist/model", "nobody can be asked")]
 )
 def test_nothing_is_published_by_accident(monkeypatch, name, message):
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115

@@ -43,7 +43,7 @@ def test_a_model_whose_embedding_cannot_be_found_is_refused(monkeypatch):
 def test_a_model_with_a_further_table_is_refused_by_the_tables_name():
     model = build()
     model.embed_again = torch.nn.Embedding(96, 4)
-    with pytest.raises(RecipeError, match=r"further table of the vocabulary, `embed_again\.weight`"):
+    with pytest.raises(RecipeError, match=r"another table of the vocabulary, `embed_again\.weight`"):
         add_rows(model, PIECES, known=90, multiple=8)
 
 

@@ -69,8 +69,10 @@ def test_a_wrong_optimizer_is_a_recipe_error(section, engine, key):
         build_optimizer(section, Tiny(), **engine)
 
 
-def test_deepspeed_gets_torchs_adamw_whatever_the_weights_are():
-    assert type(build_optimizer(Optimizer(name="adamw"), Tiny().bfloat16(), partitioned=True)) is torch.optim.AdamW
+@pytest.mark.parametrize("options", [{}, {"rounding": None}])
+def test_deepspeed_gets_torchs_adamw_whatever_the_weights_are(options):
+    section = Optimizer(name="adamw", **options)
+    assert type(build_optimizer(section, Tiny().bfloat16(), partitioned=True)) is torch.optim.AdamW
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_a_phase_that_ends_at_a_learning_rate_which_is_never_reached_is_a_mistak
         ({"monitoring": {"trackers": ["swanlab"]}}, "ResourceError: `monitoring.trackers[0]`: swanlab is not installed"),  # noqa: E501
         ({"model": {"from_scratch": True, "config": {**TINY_LLAMA, "model_type": "lama"}}}, "Did you mean `llama`?"),
         ({"model": {"from_scratch": True, "config": {**TINY_LLAMA, "vocab_size": 300}}}, "has 320 tokens, the model's vocabulary 300"),  # noqa: E501
-        ({"model": {"from_scratch": True, "config": TINY_LLAMA, "attention": "sdqa"}}, "no implementation called `sdqa`"),  # noqa: E501
+        ({"model": {"from_scratch": True, "config": TINY_LLAMA, "attention": "sdqa"}}, "model.attention: no `sdqa`"),  # noqa: E501
         ({"model": {"path": "./nowhere"}}, "./nowhere does not exist"),
         ({"output_dir": "/proc/runs"}, "`output_dir`: cannot write to /proc"),
         ({"training": {**MICRO_BATCH, "deepspeed": {"zero_optimization": {"stage": 2}}}}, "`gradient_clipping` is missing"),  # noqa: E501

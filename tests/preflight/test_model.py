@@ -124,4 +124,4 @@ def test_a_reward_model_needs_an_architecture_with_a_classifier(load, tmp_path, 
         for name in ("minimind3", "llama")
     ]
     (told,), without = (mistakes(load(model=model, **kind)) for model in models)
-    assert "`stage` reward: transformers has no sequence classifier for `minimind3`" in told and without == []
+    assert "`stage` reward: no sequence classifier for `minimind3`" in told and without == []

@@ -60,7 +60,7 @@ def test_other_sizes_are_refused_with_the_way_out(parallelism, message):
             {"data": {"sequence_length": 64, "packing": "token_budget", "sources": [{"path": "a.jsonl"}]}},
             "token_budget",
         ),
-        ({"model": {"path": "base", "attention": "sdpa"}}, "documents of one row would read each other"),
+        ({"model": {"path": "base", "attention": "sdpa"}}, "mixes documents of one row"),
         ({"training": {"torch_compile": True}}, "compiled layers"),
         ({"stage": "dpo"}, "needs whole rows"),
     ],
