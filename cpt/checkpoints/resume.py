@@ -87,7 +87,7 @@ def latest_point(folder: Path, *, allow_restart: bool, trust: bool) -> ResumePoi
     began = folder / BEGAN
     if not began.exists():
         return ResumePoint()
-    other = read_object(began, []).get("checkpoint")
+    other = read_object(began).get("checkpoint")
     if not isinstance(other, str):
         raise CheckpointError(
             f"{began} is damaged: the run began from a checkpoint of another run. Name it: --resume CHECKPOINT."
@@ -187,6 +187,4 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    match = PATTERN.fullmatch(checkpoint.name)
-    assert match is not None, checkpoint
-    return int(match[1])
+    return int(checkpoint.name.removeprefix("checkpoint-"))

@@ -92,7 +92,7 @@ def command(
         )
     environments = environments_of(parallel, processes)
     lock = folder / (f".lock-{os.uname().nodename}" if storage else ".lock")
-    with locked(lock, wait=False) as is_ours:
+    with locked(lock) as is_ours:
         if not is_ours:
             raise LaunchError(
                 f"another process searches in {folder}. Wait for it, end it, or start a new search: --new."

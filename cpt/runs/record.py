@@ -5,12 +5,11 @@ import json
 import logging
 import os
 import platform
-import shlex
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -163,7 +162,7 @@ def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0, train
     def claim() -> Run:
         run = Run((claim_new_folder if new else claim_folder)(recipe))
         if new and "--new" in sys.argv:
-            os.environ[CONTINUE] = command_to_continue(sys.argv, run.folder.name, recipe.name)
+            os.environ[CONTINUE] = f"the same command with `name={run.folder.name}` instead of `--new`"
             tell(f"This run is in {run.folder}. {same_command()} continues it.")
         if not is_main_process() or run.is_finished:
             return run
@@ -179,15 +178,6 @@ def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0, train
         return Run(run.folder, lock)
 
     return main_process_first(claim)
-
-
-def command_to_continue(words: Sequence[str], name: str, recipe_name: str) -> str:
-    """The command that continues a run that began with `--new`; a second `--new` would begin another one."""
-    if Path(words[0]).name not in ("cpt", "__main__.py"):
-        return f"the same command with `name={name}` instead of `--new`"  # the launcher's words are not known here
-    kept = [word for word in words[1:] if word != "--new" and not word.startswith("name=")]
-    has_own_name = any(word == f"name={name}" for word in words) or name != recipe_name
-    return f"`{shlex.join(['cpt', *kept, *([f'name={name}'] if has_own_name else [])])}`"
 
 
 def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
