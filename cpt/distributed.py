@@ -13,7 +13,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import cpt.errors
 from cpt.errors import CptError, LaunchError, RecipeError, ResourceError
 from cpt.hardware import announce_compiling, require_programs, scripts_folder
 from cpt.hf_internals import exit_now, run_exit_functions
@@ -145,18 +144,16 @@ def main_process_decides(work: Callable[[], Result]) -> Result:
     decided: list[Any] = [None, None]
     if is_main_process():
         try:
-            decided = [work(), None]
+            decided[0] = work()
         except CptError as problem:
-            decided = [None, (type(problem).__name__, str(problem))]
+            decided[1] = problem
         except BaseException as problem:
-            dist.broadcast_object_list([None, ("CptError", f"the main process failed: {problem!r}")], src=0)
+            dist.broadcast_object_list([None, CptError(f"the main process failed: {problem!r}")], src=0)
             raise
     dist.broadcast_object_list(decided, src=0)
-    result, failure = decided
-    if failure is not None:
-        kind, message = failure
-        raise vars(cpt.errors)[kind](message)
-    return result  # type: ignore[no-any-return]
+    if decided[1] is not None:
+        raise decided[1]
+    return decided[0]  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -230,7 +227,6 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
     """
     import torch
     import torch.distributed as dist
-    from accelerate.utils import check_cuda_p2p_ib_support
 
     deepspeed_config = agree_with_launcher(training)
     by_accelerate = os.environ.get("ACCELERATE_USE_CPU") == "True"
@@ -241,6 +237,8 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
     if on_cpu:  # accelerate asks DeepSpeed for its device even where it is not used
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     else:
+        from accelerate.utils import check_cuda_p2p_ib_support
+
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         if not check_cuda_p2p_ib_support():  # `accelerate launch` sets these, torchrun and deepspeed do not
             os.environ.setdefault("NCCL_P2P_DISABLE", "1")

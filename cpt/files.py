@@ -66,6 +66,14 @@ def write_atomic(path: Path, content: Content, *, durable: bool = False, reuse_s
         make_durable(path.parent)
 
 
+def free_name(path: Path) -> Path:
+    """The path, with -2, -3, ... appended if it exists."""
+    free, number = path, 2
+    while free.exists():
+        free, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return free
+
+
 def write_over(path: Path, content: bytes) -> bool:
     """Put the content in place of a file's, if it needs no more space; whether it did not."""
     if not path.exists():
@@ -95,16 +103,15 @@ def make_durable(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[bool]:
-    """Hold the lock of a file, which the system frees when this process dies; False if another process holds it."""
+def locked(path: Path, refusal: str) -> Iterator[None]:
+    """Hold the lock of a file, which the system frees when this process dies; a LaunchError if another holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:
             lock_open_file(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+        except BlockingIOError as problem:
+            raise LaunchError(refusal) from problem
+        yield
 
 
 def lock_open_file(file: IO[str] | int, how: int = fcntl.LOCK_EX) -> bool:
@@ -122,9 +129,7 @@ def lock_open_file(file: IO[str] | int, how: int = fcntl.LOCK_EX) -> bool:
 def output_locked(folder: Path, lock: Path, command: str) -> Iterator[None]:
     """Write to a command's output folder, as the only process."""
     try:
-        with locked(lock) as is_ours:
-            if not is_ours:
-                raise LaunchError(f"{folder}: a `{command}` writes there. Wait for it, or give another --output.")
+        with locked(lock, f"{folder}: a `{command}` writes there. Wait for it, or give another --output."):
             yield
     except OSError as problem:
         reason = problem.strerror or problem

@@ -1,5 +1,6 @@
 """What a checkpoint holds, and whether it is still what was written: `manifest.json` names each file with its hash."""
 
+import json
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -135,7 +136,10 @@ def defects(checkpoint: Path) -> list[CheckpointDamage]:
     if manifest.kind != "full":
         return [CheckpointDamage(MANIFEST, "weights alone", "a run continues from a full checkpoint only")]
     lacking = lacking_state(manifest.files, manifest.world_size)
-    return [CheckpointDamage(name, "missing", "it was never written") for name in lacking]
+    found = [CheckpointDamage(name, "missing", "it was never written") for name in lacking]
+    if not found and json.loads((checkpoint / STATE).read_text())["global_step"] != manifest.step:
+        found = [CheckpointDamage(STATE, "another step", f"the manifest says {manifest.step}")]
+    return found
 
 
 def lacking_state(names: Collection[str], world_size: int | None = None) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Literal
 from cpt.checkpoints.manifest import MANIFEST, STATE, Manifest, defects, lacking_state, read_manifest
 from cpt.distributed import main_process_decides
 from cpt.errors import CheckpointError
+from cpt.files import free_name
 from cpt.runs.events import record_event
 from cpt.runs.folder import read_object
 
@@ -160,14 +161,6 @@ def set_aside(folder: Path, checkpoints: list[Path], why: str) -> None:
         checkpoint.rename(target / checkpoint.name)
     names = ", ".join(path.name for path in checkpoints)
     record_event(folder, "set_aside", f"{names} moved to {target}: {why}.")
-
-
-def free_name(path: Path) -> Path:
-    """The path, with -2, -3, ... appended if it exists."""
-    free, number = path, 2
-    while free.exists():
-        free, number = path.with_name(f"{path.name}-{number}"), number + 1
-    return free
 
 
 def latest_checkpoint(folder: Path) -> Path | None:

@@ -197,7 +197,7 @@ class HashedFile(FileIO):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "w")
-        self.digest, self.size = xxh3_128(), 0
+        self.digest = xxh3_128()
         self.problem: OSError | None = None
 
     def write(self, data: Any, /) -> int:
@@ -207,10 +207,8 @@ class HashedFile(FileIO):
             for start in range(0, len(view), PIECE):
                 piece = view[start : start + PIECE]
                 self.digest.update(piece)
-                written = 0
-                while written < len(piece):
-                    written += super().write(piece[written:])
-                self.size += written
+                while len(piece):
+                    piece = piece[super().write(piece) :]
         except OSError as problem:  # torch.save would raise a RuntimeError about an "unexpected pos" instead
             problem.filename = str(self.name)
             self.problem = problem
@@ -220,7 +218,7 @@ class HashedFile(FileIO):
     def entry(self) -> FileEntry:
         """Size and hash, once the disk has the file."""
         os.fsync(self.fileno())
-        return FileEntry(self.size, self.digest.hexdigest())
+        return FileEntry(self.tell(), self.digest.hexdigest())
 
 
 def write_state(path: Path, content: Any) -> FileEntry:

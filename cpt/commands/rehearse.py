@@ -272,9 +272,7 @@ def scratch_folder(recipe: Recipe) -> Iterator[Path]:
     folder = recipe.output_dir / f".{recipe.name}.rehearsal"
     probe("output_dir", folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / LOCK) as is_ours:
-        if not is_ours:
-            raise LaunchError(f"this recipe is being rehearsed already, in {folder}. Wait for its end.")
+    with locked(folder / LOCK, f"this recipe is being rehearsed already, in {folder}. Wait for its end."):
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)

@@ -14,10 +14,9 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from cpt.checkpoints.resume import free_name
 from cpt.distributed import tell
 from cpt.errors import Interrupted, RecipeError, TrainingError
-from cpt.files import write_atomic
+from cpt.files import free_name, write_atomic
 from cpt.formatting import open_console
 from cpt.process import Child, ReceivedSignals
 from cpt.recipe.load import dump_recipe, load_recipe

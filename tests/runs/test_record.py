@@ -10,7 +10,7 @@ from full_disk import files_end_at
 
 from cpt.errors import CheckpointError, DataError, LaunchError, RecipeError
 from cpt.recipe.schema import Recipe
-from cpt.runs.record import Run, claim_new_folder, hold, start_run
+from cpt.runs.record import Run, hold, start_run
 
 
 def recipe(folder, **changes):
@@ -50,11 +50,9 @@ def test_a_status_or_plan_that_cannot_be_written_ends_no_run(tmp_path):
     assert run.status() == {} and not (tmp_path / "plan.json").exists()
 
 
-def test_other_ranks_find_the_new_folder_that_the_main_process_made(tmp_path, monkeypatch):
-    for _ in range(2):
-        made = start_run(recipe(tmp_path), new=True).folder
-    monkeypatch.setenv("RANK", "1")
-    assert claim_new_folder(recipe(tmp_path)) == made == tmp_path / "a-run-2"
+def test_a_new_run_takes_the_next_free_name(tmp_path):
+    names = [start_run(recipe(tmp_path), new=True).folder.name for _ in range(3)]
+    assert names == ["a-run", "a-run-2", "a-run-3"]
 
 
 def test_a_disk_that_knows_no_locks_stops_no_run(tmp_path, monkeypatch):
