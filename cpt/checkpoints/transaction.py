@@ -280,11 +280,11 @@ class Agreement:
     """
 
     def __init__(self, timeout: timedelta) -> None:
-        self.alone = not dist.is_initialized() or dist.get_world_size() == 1
-        self.group = None if self.alone else dist.new_group(backend="gloo", timeout=timeout)
+        has_others = dist.is_initialized() and dist.get_world_size() > 1
+        self.group = dist.new_group(backend="gloo", timeout=timeout) if has_others else None
 
     def gather(self, mine: Result) -> list[Result]:
-        if self.alone:
+        if self.group is None:
             return [mine]
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, mine, group=self.group)
