@@ -381,19 +381,13 @@ def checked_column(column: str, columns: Sequence[str], option: str) -> str:
 
 
 def find_run(text: str, beside: Path = Path("runs")) -> Path:
-    """The run's folder: a path, or a name below `runs`; a CheckpointError names similar ones."""
-    for folder in (Path(text).expanduser(), beside / text):
+    """The run's folder: a path, or a name below `runs`; a CheckpointError names a similar one."""
+    asked = Path(text).expanduser()
+    for folder in (asked, beside / text):
         if any((folder / name).is_file() for name in (RECIPE, STATUS, METRICS)):
             return folder
-    asked = Path(text).expanduser()
-    why = "holds neither recipe.yaml nor status.json nor metrics.jsonl" if asked.is_dir() else "is no folder"
-    folders = [folder for folder in (asked, asked.parent, beside) if folder.is_dir()]
-    runs = [run for folder in folders for run in sorted(folder.iterdir())]
+    runs = [run for folder in (asked, asked.parent, beside) if folder.is_dir() for run in folder.iterdir()]
     near = {run.name: run for run in runs if sum((run / name).is_file() for name in OF_A_RUN) > 1}
     likely = closest(asked.name, near)
-    hint = "`cpt runs FOLDER` lists the runs below a folder."
-    if likely:
-        hint = f"Did you mean {near[likely]}?"
-    elif near:
-        hint = f"Runs there: {', '.join(map(str, list(near.values())[:8]))}."
-    raise CheckpointError(f"{text} is no run: it {why}. {hint}")
+    hint = f"Did you mean {near[likely]}?" if likely else "`cpt runs FOLDER` lists the runs below a folder."
+    raise CheckpointError(f"{text} is no run: it holds neither {RECIPE} nor {STATUS} nor {METRICS}. {hint}")
