@@ -44,7 +44,12 @@ class CapturingCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
 @contextmanager
 def capture_states(engine: Any, folder: Path) -> Iterator[CapturingCheckpointEngine]:
     """Within it `engine.save_checkpoint(folder, save_latest=False)` does all that processes do together, and writes
-    nothing; the folder does not have to exist."""
+    nothing.
+
+    Args:
+        engine: DeepSpeed's.
+        folder: where it would write; it does not have to exist.
+    """
     captured, before = CapturingCheckpointEngine(folder), engine.checkpoint_engine
     engine.checkpoint_engine = captured
     # With it, DeepSpeed would copy the swapped tensors between collective operations.

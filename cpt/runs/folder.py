@@ -390,4 +390,4 @@ def find_run(text: str, beside: Path = Path("runs")) -> Path:
     near = {run.name: run for run in runs if sum((run / name).is_file() for name in OF_A_RUN) > 1}
     likely = closest(asked.name, near)
     hint = f"Did you mean {near[likely]}?" if likely else "`cpt runs FOLDER` lists the runs below a folder."
-    raise CheckpointError(f"{text} is no run: it holds neither {RECIPE} nor {STATUS} nor {METRICS}. {hint}")
+    raise CheckpointError(f"{text} is not a run: it has neither {RECIPE} nor {STATUS} nor {METRICS}. {hint}")
