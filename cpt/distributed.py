@@ -13,9 +13,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import cpt.errors
 from cpt.errors import CptError, LaunchError, RecipeError, ResourceError
-from cpt.hardware import Gpu, announce_compiling, find_gpus, require_programs, scripts_folder
+from cpt.hardware import announce_compiling, require_programs, scripts_folder
 from cpt.hf_internals import exit_now, run_exit_functions
 from cpt.installation import training_program
 from cpt.plugins import did_you_mean
@@ -33,7 +32,6 @@ PIPELINE = (
     " FSDP2 instead, and rows with `sp_size`; a model that needs stages is exported in Hugging Face's format (`cpt"
     " export`), trained with Megatron-LM, NeMo or torchtitan, and brought back in the same format"
 )
-WITHOUT_PEER_TO_PEER = "RTX 40"  # NCCL hangs or fails between such cards unless it is told not to try
 OF_LAUNCHERS = (  # prefixes of the variables of a launcher and of a process among others
     *("RANK", "LOCAL_RANK", "GROUP_", "ROLE_", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_", "CROSS_"),
     *("TORCHELASTIC_", "TORCH_NCCL_", "ACCELERATE_", "FSDP_", "PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"),
@@ -146,18 +144,16 @@ def main_process_decides(work: Callable[[], Result]) -> Result:
     decided: list[Any] = [None, None]
     if is_main_process():
         try:
-            decided = [work(), None]
+            decided[0] = work()
         except CptError as problem:
-            decided = [None, (type(problem).__name__, str(problem))]
+            decided[1] = problem
         except BaseException as problem:
-            dist.broadcast_object_list([None, ("CptError", f"the main process failed: {problem!r}")], src=0)
+            dist.broadcast_object_list([None, CptError(f"the main process failed: {problem!r}")], src=0)
             raise
     dist.broadcast_object_list(decided, src=0)
-    result, failure = decided
-    if failure is not None:
-        kind, message = failure
-        raise vars(cpt.errors)[kind](message)
-    return result  # type: ignore[no-any-return]
+    if decided[1] is not None:
+        raise decided[1]
+    return decided[0]  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -241,8 +237,12 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
     if on_cpu:  # accelerate asks DeepSpeed for its device even where it is not used
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     else:
+        from accelerate.utils import check_cuda_p2p_ib_support
+
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        turn_off_missing_links(find_gpus())
+        if not check_cuda_p2p_ib_support():  # `accelerate launch` sets these, torchrun and deepspeed do not
+            os.environ.setdefault("NCCL_P2P_DISABLE", "1")
+            os.environ.setdefault("NCCL_IB_DISABLE", "1")
     if deepspeed_config is not None:
         if on_cpu:
             require_programs("g++", "ninja", reason="DeepSpeed on a CPU compiles its communication")
@@ -263,16 +263,6 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
             text = f"process {rank()} of {world_size()} did not meet the others at {address}: {problem}"
             raise LaunchError(text) from problem
     return LaunchedAs(on_cpu, deepspeed_config, timeout)
-
-
-def turn_off_missing_links(gpus: list[Gpu]) -> None:
-    """Tell NCCL what two or more RTX 4090 lack: `accelerate launch` does so, torchrun and deepspeed do not."""
-    if len(gpus) < 2 or not any(WITHOUT_PEER_TO_PEER in gpu.name for gpu in gpus):
-        return
-    for variable in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"):
-        if variable not in os.environ:
-            os.environ[variable] = "1"
-            log.info("%s=1: cards of the RTX 40 series have no peer-to-peer.", variable)
 
 
 def start_deepspeed(launched: LaunchedAs) -> None:

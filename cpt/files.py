@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+import orjson
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from cpt.errors import LaunchError, ResourceError
@@ -65,6 +66,14 @@ def write_atomic(path: Path, content: Content, *, durable: bool = False, reuse_s
         make_durable(path.parent)
 
 
+def free_name(path: Path) -> Path:
+    """The path, with -2, -3, ... appended if it exists."""
+    free, number = path, 2
+    while free.exists():
+        free, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return free
+
+
 def write_over(path: Path, content: bytes) -> bool:
     """Put the content in place of a file's, if it needs no more space; whether it did not."""
     if not path.exists():
@@ -94,19 +103,15 @@ def make_durable(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock of a file, which the system frees when this process dies; `.lock` is the usual suffix.
-
-    Without `wait`, the value is False while another process holds it.
-    """
+def locked(path: Path, refusal: str) -> Iterator[None]:
+    """Hold the lock of a file, which the system frees when this process dies; a LaunchError if another holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:
-            lock_open_file(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+            lock_open_file(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as problem:
+            raise LaunchError(refusal) from problem
+        yield
 
 
 def lock_open_file(file: IO[str] | int, how: int = fcntl.LOCK_EX) -> bool:
@@ -124,9 +129,7 @@ def lock_open_file(file: IO[str] | int, how: int = fcntl.LOCK_EX) -> bool:
 def output_locked(folder: Path, lock: Path, command: str) -> Iterator[None]:
     """Write to a command's output folder, as the only process."""
     try:
-        with locked(lock, wait=False) as is_ours:
-            if not is_ours:
-                raise LaunchError(f"{folder}: a `{command}` writes there. Wait for it, or give another --output.")
+        with locked(lock, f"{folder}: a `{command}` writes there. Wait for it, or give another --output."):
             yield
     except OSError as problem:
         reason = problem.strerror or problem
@@ -190,16 +193,23 @@ def append(path: Path, text: str) -> None:
         os.close(descriptor)
 
 
-def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON Lines file; damaged lines and one that is still being written are skipped; a missing file
-    gives nothing."""
-    if not path.exists():
-        return
-    with path.open("rb") as lines:
-        for line in lines:
-            with suppress(ValueError, RecursionError):
-                if line.endswith(b"\n") and isinstance(found := json.loads(line), dict):
-                    yield found
+def json_lines(path: Path) -> Iterator[dict[str, Any] | None]:
+    """The objects of a JSON Lines file, None for a damaged line; OSError if it cannot be read."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.strip():
+                yield parse_object(line)
+
+
+def parse_object(line: bytes) -> dict[str, Any] | None:
+    try:
+        content = orjson.loads(line)
+    except ValueError:
+        try:
+            content = json.loads(line)  # knows NaN and Infinity, which Python writes
+        except (ValueError, RecursionError):
+            return None
+    return content if isinstance(content, dict) else None
 
 
 # --- damage ---------------------------------------------------------------------------------------
@@ -245,16 +255,10 @@ def size_and_hash(path: Path) -> tuple[int, str]:
     digest, size = xxh3_128(), 0
     buffer = memoryview(bytearray(CHUNK))
     with path.open("rb", buffering=0) as stream:
-        read_ahead(stream.fileno(), 0)
+        os.posix_fadvise(stream.fileno(), 0, READ_AHEAD, os.POSIX_FADV_WILLNEED)
         while count := stream.readinto(buffer):
             if size % READ_AHEAD == 0:
-                read_ahead(stream.fileno(), size + READ_AHEAD)
+                os.posix_fadvise(stream.fileno(), size + READ_AHEAD, READ_AHEAD, os.POSIX_FADV_WILLNEED)
             digest.update(buffer[:count])
             size += count
     return size, digest.hexdigest()
-
-
-def read_ahead(file: int, start: int) -> None:
-    """Ask the system to fetch the next stretch of the file; where it cannot, reading is only slower."""
-    if "posix_fadvise" in vars(os):
-        os.posix_fadvise(file, start, READ_AHEAD, os.POSIX_FADV_WILLNEED)

@@ -8,7 +8,8 @@ import pytest
 from full_disk import disk_of_its_own, fill
 from tiny_run import DAMAGES, damage
 
-from cpt.files import LinesFile, locked, read_json_lines, read_sealed, sealed, unsealed, write_atomic
+from cpt.errors import LaunchError
+from cpt.files import LinesFile, json_lines, locked, read_sealed, sealed, unsealed, write_atomic
 
 CONTENT = {"lengths": {4: 2}, "longest": ("a", 1), "share": 0.1, "name": "ü"}
 
@@ -63,23 +64,22 @@ def test_on_a_full_disk_the_old_file_stays_or_its_space_is_used(tmp_path):
 
 def test_a_lock_is_for_one_process_and_ends_with_it(tmp_path):
     path = tmp_path / "folder.lock"
-    code = f"import os, pathlib; from cpt.files import locked; context = locked(pathlib.Path({str(path)!r})); "
-    holder = [sys.executable, "-c", code + "print(context.__enter__(), flush=True); input()"]
+    code = f"import os, pathlib; from cpt.files import locked; context = locked(pathlib.Path({str(path)!r}), ''); "
+    holder = [sys.executable, "-c", code + "context.__enter__(); print('held', flush=True); input()"]
     with subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"True\n"
-        with locked(path, wait=False) as is_ours:
-            assert not is_ours
+        assert process.stdout.readline() == b"held\n"
+        with pytest.raises(LaunchError, match="somebody"), locked(path, "somebody has it"):
+            pass
         process.kill()
         process.wait()
-        with locked(path) as is_ours:
-            assert is_ours
+        with locked(path, "nobody has it"):
+            pass
 
 
-def test_damaged_and_unfinished_lines_are_skipped(tmp_path):
+def test_damaged_lines_are_none(tmp_path):
     lines = LinesFile(tmp_path / "lines.jsonl")
     lines.add('{"step": 1}')
     (tmp_path / "lines.jsonl").open("a").write('{"st')  # a crash
     lines.add('{"step": 2}')
     (tmp_path / "lines.jsonl").open("a").write('[3]\n{"step": 4}')
-    assert [line["step"] for line in read_json_lines(tmp_path / "lines.jsonl")] == [1, 2]
-    assert list(read_json_lines(tmp_path / "missing")) == []
+    assert list(json_lines(tmp_path / "lines.jsonl")) == [{"step": 1}, None, {"step": 2}, None, {"step": 4}]

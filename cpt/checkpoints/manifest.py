@@ -165,8 +165,7 @@ def refuse_changed_weights(checkpoint: Path) -> None:
         return
     manifest = read_manifest(checkpoint)
     read = {name: entry for name, entry in manifest.files.items() if not name.startswith(OF_THE_RUN)}
-    missing = [CheckpointDamage(name, "missing") for name in read if not (checkpoint / name).is_file()]
-    if found := missing or wrong_contents(checkpoint, read):
+    if found := wrong_contents(checkpoint, read):
         listing = "\n".join(f"  {damage}" for damage in found)
         raise CheckpointError(
             f"{checkpoint} is not what was written:\n{listing}\nChoose another checkpoint; `cpt verify` lists the"

@@ -10,6 +10,7 @@ from typing import Literal
 from cpt.checkpoints.manifest import MANIFEST, STATE, Manifest, defects, lacking_state, read_manifest
 from cpt.distributed import main_process_decides
 from cpt.errors import CheckpointError
+from cpt.files import free_name
 from cpt.runs.events import record_event
 from cpt.runs.folder import read_object
 
@@ -87,7 +88,7 @@ def latest_point(folder: Path, *, allow_restart: bool, trust: bool) -> ResumePoi
     began = folder / BEGAN
     if not began.exists():
         return ResumePoint()
-    other = read_object(began, []).get("checkpoint")
+    other = read_object(began).get("checkpoint")
     if not isinstance(other, str):
         raise CheckpointError(
             f"{began} is damaged: the run began from a checkpoint of another run. Name it: --resume CHECKPOINT."
@@ -162,14 +163,6 @@ def set_aside(folder: Path, checkpoints: list[Path], why: str) -> None:
     record_event(folder, "set_aside", f"{names} moved to {target}: {why}.")
 
 
-def free_name(path: Path) -> Path:
-    """The path, with -2, -3, ... appended if it exists."""
-    free, number = path, 2
-    while free.exists():
-        free, number = path.with_name(f"{path.name}-{number}"), number + 1
-    return free
-
-
 def latest_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint-N of a run, not verified; None if there is none."""
     return next(reversed(published_checkpoints(folder)), None)
@@ -187,6 +180,4 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    match = PATTERN.fullmatch(checkpoint.name)
-    assert match is not None, checkpoint
-    return int(match[1])
+    return int(checkpoint.name.removeprefix("checkpoint-"))

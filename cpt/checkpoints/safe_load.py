@@ -35,11 +35,8 @@ trusted: ContextVar[bool] = ContextVar("trusted", default=False)
 
 @contextmanager
 def only_data(what: Path, *, trust: bool = False) -> Iterator[None]:
-    """Within it `torch.load` reads data only, even if the caller asks for more; a CheckpointError names `what`.
-
-    Args:
-        trust: the user trusts the checkpoint: its pickles may call functions, even if a caller asks for data only.
-    """
+    """Within it `torch.load` reads data only, even if the caller asks for more; a CheckpointError names `what`. With
+    `trust`, pickles may call functions, even if a caller asks for data only."""
     if trust or trusted.get():
         before_it = trusted.set(True)
         try:

@@ -197,7 +197,7 @@ class HashedFile(FileIO):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "w")
-        self.digest, self.size = xxh3_128(), 0
+        self.digest = xxh3_128()
         self.problem: OSError | None = None
 
     def write(self, data: Any, /) -> int:
@@ -207,10 +207,8 @@ class HashedFile(FileIO):
             for start in range(0, len(view), PIECE):
                 piece = view[start : start + PIECE]
                 self.digest.update(piece)
-                written = 0
-                while written < len(piece):
-                    written += super().write(piece[written:])
-                self.size += written
+                while len(piece):
+                    piece = piece[super().write(piece) :]
         except OSError as problem:  # torch.save would raise a RuntimeError about an "unexpected pos" instead
             problem.filename = str(self.name)
             self.problem = problem
@@ -220,7 +218,7 @@ class HashedFile(FileIO):
     def entry(self) -> FileEntry:
         """Size and hash, once the disk has the file."""
         os.fsync(self.fileno())
-        return FileEntry(self.size, self.digest.hexdigest())
+        return FileEntry(self.tell(), self.digest.hexdigest())
 
 
 def write_state(path: Path, content: Any) -> FileEntry:
@@ -282,11 +280,11 @@ class Agreement:
     """
 
     def __init__(self, timeout: timedelta) -> None:
-        self.alone = not dist.is_initialized() or dist.get_world_size() == 1
-        self.group = None if self.alone else dist.new_group(backend="gloo", timeout=timeout)
+        has_others = dist.is_initialized() and dist.get_world_size() > 1
+        self.group = dist.new_group(backend="gloo", timeout=timeout) if has_others else None
 
     def gather(self, mine: Result) -> list[Result]:
-        if self.alone:
+        if self.group is None:
             return [mine]
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, mine, group=self.group)

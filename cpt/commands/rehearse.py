@@ -152,7 +152,7 @@ class Rehearsal:
         """Read back every file of the checkpoint; an error of the evaluation before it shows here too."""
         checkpoint = next(iter(published_checkpoints(self.run)), None)
         if checkpoint is None:
-            events = [event for event in read_objects(self.run / "events.jsonl", []) if event["kind"] == "save_failed"]
+            events = [event for event in read_objects(self.run / "events.jsonl") if event["kind"] == "save_failed"]
             if events:
                 raise ResourceError(f"{events[-1]['message']} Free some space, or set `output_dir` to another disk.")
             raise self.failure or CheckpointError("no checkpoint was saved.")
@@ -261,7 +261,7 @@ class Rehearsal:
 
 
 def losses_of(run: Path) -> dict[int, float]:
-    return {row["step"]: row["loss"] for row in read_objects(run / "metrics.jsonl", []) if "loss" in row}
+    return {row["step"]: row["loss"] for row in read_objects(run / "metrics.jsonl") if "loss" in row}
 
 
 @contextmanager
@@ -270,9 +270,7 @@ def scratch_folder(recipe: Recipe) -> Iterator[Path]:
     folder = recipe.output_dir / f".{recipe.name}.rehearsal"
     probe("output_dir", folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / LOCK, wait=False) as is_ours:
-        if not is_ours:
-            raise LaunchError(f"this recipe is being rehearsed already, in {folder}. Wait for its end.")
+    with locked(folder / LOCK, f"this recipe is being rehearsed already, in {folder}. Wait for its end."):
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)

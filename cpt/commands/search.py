@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from cpt.checkpoints.resume import free_name
 from cpt.command_line import Launcher, Overrides, Processes, RecipePath, refuse_ignored, show_log
 from cpt.distributed import tell
 from cpt.errors import Interrupted, LaunchError, RecipeError, ResourceError
-from cpt.files import locked, write_atomic
+from cpt.files import free_name, locked, write_atomic
 from cpt.hardware import find_gpus
 from cpt.launch.supervise import BY_THE_LAUNCHER
 from cpt.plugins import did_you_mean
@@ -75,9 +74,7 @@ def command(
         raise RecipeError("\n".join([text, *changes, "Undo the change, or start a new search: --new."]))
     environments = environments_of(parallel, processes)
     lock = folder / (f".lock-{os.uname().nodename}" if storage else ".lock")
-    with locked(lock, wait=False) as is_ours:
-        if not is_ours:
-            raise LaunchError(f"another process searches in {folder}. Wait for it, or start a new search: --new.")
+    with locked(lock, f"another process searches in {folder}. Wait for it, end it, or start a new search: --new."):
         url = storage or f"sqlite:///{(folder / 'study.db').absolute()}"
         study = open_study(url, folder.name, wanted)
         write_atomic(folder / SEARCHED, dump_recipe(loaded))

@@ -19,7 +19,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from cpt.models.adapters import adaptable
 from cpt.models.compiled import has_experts
 from cpt.models.inventory import RECURRENT, attention_heads
-from cpt.models.recomputing import Recomputing
 from cpt.planning.dry_run import (
     PeakOfStorages,
     computing_as,
@@ -68,18 +67,13 @@ class Activations:
         sizes: dict[str, Any] = {name: int(factor * asdict(self)[name]) for name in SIZES}
         return replace(self, **sizes)
 
-    def kept_with(self, *, checkpointing: bool, how: Recomputing) -> float:
-        """At the end of the forward pass, on the GPU or the host."""
-        if not checkpointing:
-            return self.kept
-        again = math.ceil(self.layers / how.every_n_layers) / self.layers
-        return again * (self.layer_inputs + (self.attention if how.selective else 0)) + (1 - again) * self.kept
-
-    def offloaded_with(self, *, checkpointing: bool, how: Recomputing) -> float:
-        """The part that waits on the host: all but two layers, which are on their way."""
-        if not how.offload:
-            return 0.0
-        return self.kept_with(checkpointing=checkpointing, how=how) * max(0.0, 1 - LAYERS_ON_THEIR_WAY / self.layers)
+    def kept_with(self, setup: Setup) -> tuple[float, float]:
+        """At the end of the forward pass: in all, and the part that waits on the host, all but two layers."""
+        how, kept = setup.recomputing, float(self.kept)
+        if setup.checkpointing:
+            again = math.ceil(self.layers / how.every_n_layers) / self.layers
+            kept = again * (self.layer_inputs + (self.attention if how.selective else 0)) + (1 - again) * self.kept
+        return kept, kept * max(0.0, 1 - LAYERS_ON_THEIR_WAY / self.layers) if how.offload else 0.0
 
 
 @dataclass(frozen=True)

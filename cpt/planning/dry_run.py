@@ -202,15 +202,8 @@ def empty_attention(
     return output, queries.new_empty(queries.shape[:-1], dtype=torch.float32)
 
 
-def empty_gradients(
-    gradient: torch.Tensor,
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    output: torch.Tensor,
-    sums: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(values)
+def empty_gradients(gradient: torch.Tensor, *saved: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.empty_like(tensor) for tensor in saved[:3])
 
 
 def differentiate(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -219,7 +212,12 @@ def differentiate(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[to
 
 
 stand_in = torch.library.custom_op("cpt::planned_attention", empty_attention, mutates_args=())
-stand_in_backward = torch.library.custom_op("cpt::planned_attention_backward", empty_gradients, mutates_args=())
+stand_in_backward = torch.library.custom_op(
+    "cpt::planned_attention_backward",
+    empty_gradients,
+    mutates_args=(),
+    schema="(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor output, Tensor sums) -> (Tensor, Tensor, Tensor)",
+)
 stand_in.register_fake(empty_attention)
 stand_in_backward.register_fake(empty_gradients)
 # saves what flash kernels save: queries, keys, values, mask and outputs

@@ -64,12 +64,10 @@ def with_chosen_values(
 ) -> Recipe:
     """The recipe with values in place of `auto`, each of them printed.
 
+    By default the model's config is loaded, and the plan is for this machine and the processes and nodes of this run.
+
     Args:
         deepspeed: the profile in force, if it is not the recipe's.
-        config: of the model; by default it is loaded.
-        target: the machine to plan for; by default this one.
-        processes: by default those that run now.
-        nodes: number of machines; by default those of this run.
         share: of a GPU's memory that the run may have.
 
     Raises:

@@ -262,7 +262,7 @@ def own_run(path: str) -> KnownBase | None:
     metrics, recipe = run / "metrics.jsonl", run / RECIPE
     if not is_local(path) or Path(path).name != EXPORT or not metrics.is_file() or not recipe.is_file():
         return None
-    rates = [row["learning_rate"] for row in read_objects(metrics, []) if "learning_rate" in row]
+    rates = [row["learning_rate"] for row in read_objects(metrics) if "learning_rate" in row]
     made, last = load_recipe(recipe), float(rates[-1]) if rates else None
     peak, batch = made.optimizer.learning_rate, made.budget.global_batch_tokens
     return KnownBase(path, f"the run that made it, {run}", peak, last, batch, made.data.sequence_length)
@@ -413,9 +413,7 @@ def learning_rate(base: BaseModel, *, is_full: bool, is_strong_shift: bool) -> t
     return min(value * LORA_FACTOR, LARGEST_LORA_RATE), text
 
 
-def round_down(number: float, digits: int = 2) -> int:
-    """Round to `digits` significant digits: 1,234,567 becomes 1,200,000."""
-    if number < 10**digits:
-        return math.floor(number)
-    step = 10 ** (math.floor(math.log10(number)) - digits + 1)
+def round_down(number: float) -> int:
+    """To two significant digits: 1,234,567 becomes 1,200,000."""
+    step = 10 ** max(0, math.floor(math.log10(number)) - 1)
     return math.floor(number / step) * step

@@ -33,7 +33,7 @@ from cpt.planning.memory_parts import (
     state_bytes,
     trains_half,
 )
-from cpt.planning.model_sizes import FrozenModel, ModelSizes, sizes_of_model, with_own_head
+from cpt.planning.model_sizes import ModelSizes, sizes_of_model, with_own_head
 from cpt.planning.workload import Setup, Sharding
 
 CONTEXT = 0.6 * GIB  # CUDA's context and the workspaces of its matrix products
@@ -97,8 +97,7 @@ def plan_memory(
     for moment in moments:
         between = Term("room between blocks", FRAGMENTATION * moment.size, f"{FRAGMENTATION:.0%} of the above")
         whole.append(MemorySnapshot(moment.name, (*moment.terms, between, libraries)))
-    rows = activations.of_rows(setup.sequences)
-    waiting = rows.offloaded_with(checkpointing=setup.checkpointing, how=setup.recomputing)
+    _, waiting = activations.of_rows(setup.sequences).kept_with(setup)
     host = MemorySnapshot("host", (*terms_of_host(facts, setup, waiting, snapshot=snapshot), processes))
     return MemoryPlan(tuple(whole), host, is_counted, alone)
 
@@ -111,10 +110,8 @@ def snapshots_of_run(facts: ModelSizes, setup: Setup, activations: ActivationCou
     note = f"{setup.sequences} x {setup.length:,} tokens{', layers computed again' if setup.checkpointing else ''}"
     if setup.compiles:
         note += ", compiled" if rows.layer_gradients else ", as if not compiled: an upper bound"
-    size = rows.kept_with(checkpointing=setup.checkpointing, how=setup.recomputing)
-    if not setup.on_cpu:
-        size -= rows.offloaded_with(checkpointing=setup.checkpointing, how=setup.recomputing)
-    kept = Term("activations", size, note)
+    size, waiting_on_host = rows.kept_with(setup)
+    kept = Term("activations", size if setup.on_cpu else size - waiting_on_host, note)
     one_layer = Term("one layer's backward pass", rows.again if setup.checkpointing else rows.backward)
     of_layer = Term("a layer's gradients", float(rows.layer_gradients), "all at once from a compiled layer")
     is_separate = bool(waiting or setup.releases)  # else a layer's gradients are among all gradients
@@ -135,14 +132,14 @@ def snapshots_of_run(facts: ModelSizes, setup: Setup, activations: ActivationCou
     of_update: tuple[Term, ...] = ()
     if zero is not None and not zero.offload_optimizer and not zero.is_fsdp:  # DeepSpeed casts the gradients
         part = facts.trained / setup.gpus
-        numbers = min(part, zero.sub_group) if zero.stage == 3 else part
+        numbers = min(part, zero.sub_group_size) if zero.stage == 3 else part
         of_update = (Term("gradients in fp32", 4.0 * numbers, "for the update"),)
-    loss, another = loss_terms(facts, setup), another_forward(facts, setup, rows.forward)
+    (before, at_loss, ready), another = loss_terms(facts, setup), another_forward(facts, setup, rows.forward)
     moments: dict[str, tuple[Term, ...]] = {
-        "the forward pass ends": (*states, *waiting, kept, *cast, *loss.before, *buffers),
+        "the forward pass ends": (*states, *waiting, kept, *cast, *before, *buffers),
         "another model's forward pass": (*states, *waiting, kept, *another, *buffers),
-        "the loss": (*states, *waiting, kept, *loss.loss, *buffers),
-        "the head's backward pass": (*states, *waiting, kept, *loss.ready, *buffers),
+        "the loss": (*states, *waiting, kept, *at_loss, *buffers),
+        "the head's backward pass": (*states, *waiting, kept, *ready, *buffers),
         "the backward pass begins": (*states, *waiting, *ends, kept, one_layer, of_layer, *buffers),
         "the first layer's backward pass": (*states, but_embedding, *tied, *last, *buffers),
         "the embedding's backward pass": (*states, gradients, *embedding_twice(facts, setup), *buffers),
@@ -203,18 +200,18 @@ def states_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     return *terms, Term("optimizer and fp32 weights", states / setup.gpus, of_states)
 
 
-def gathered(model: ModelSizes | FrozenModel, zero: Sharding) -> float:
+def gathered(model: ModelSizes, zero: Sharding) -> float:
     """Numbers of whole layers that ZeRO-3 has fetched: in use, ahead of their use, or not released yet."""
-    held = zero.prefetch_bucket + model.largest_layer
+    held = zero.prefetch_bucket_size + model.largest_layer
     if zero.max_reuse_distance > 0:
-        held = max(held, zero.max_live)
+        held = max(held, zero.max_live_parameters)
     return min(max(held, model.largest_matrix), model.parameters)
 
 
 def other_models(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     """Models without gradients on one GPU: divided where ZeRO-3 divides the trained one, else whole."""
     needs, zero = setup.needs, setup.zero
-    models: list[tuple[str, ModelSizes | FrozenModel, int]] = []
+    models: list[tuple[str, ModelSizes, int]] = []
     if needs.reference and setup.lora is None:
         models.append(("reference model", facts, setup.weights_bytes))
     if needs.teacher is not None:
@@ -298,8 +295,8 @@ def buffers_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
         size = float((computed_bytes(setup) + REDUCED) * facts.largest_layer)
         return (Term("communication buffers", size, "a layer and its gradients"),)
     each, twice = setup.weights_bytes, 2 if zero.overlap_comm else 1
-    reduce = each * min(zero.reduce_bucket, facts.trained) * twice
-    gather = each * min(zero.allgather_bucket, facts.trained) if zero.stage < 3 and setup.gpus > 1 else 0
+    reduce = each * min(zero.reduce_bucket_size, facts.trained) * twice
+    gather = each * min(zero.allgather_bucket_size, facts.trained) if zero.stage < 3 and setup.gpus > 1 else 0
     moved = each * facts.largest_matrix * 2 if zero.offload_optimizer and zero.stage < 3 else 0
     note = "reduce_bucket_size" + (", twice" if zero.overlap_comm else "")
     return Term(BUCKETS, float(reduce + gather), note), Term(MOVED, float(moved))
@@ -363,7 +360,7 @@ def terms_of_host(facts: ModelSizes, setup: Setup, activations: float, *, snapsh
     else:
         # ZeRO's memory is pinned, and torch rounds each pinned block up to a power of two
         part = math.ceil(trained / setup.gpus)
-        block = min(part, zero.sub_group) if zero.stage == 3 else part
+        block = min(part, zero.sub_group_size) if zero.stage == 3 else part
         if zero.offload_parameters:
             weights = whole / setup.nodes * rounding(setup.weights_bytes * block)
             terms.append(Term("weights", weights, "half precision, pinned"))

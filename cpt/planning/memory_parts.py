@@ -114,20 +114,11 @@ def half_head(facts: ModelSizes, setup: Setup) -> Term:
     return Term("half-precision head", 2.0 * facts.head if setup.half and setup.weights_bytes == 4 else 0.0)
 
 
-@dataclass(frozen=True)
-class LossTerms:
-    before: tuple[Term, ...] = ()
-    """Before there is any gradient."""
-    loss: tuple[Term, ...] = ()
-    """With the gradients."""
-    ready: tuple[Term, ...] = ()
-    """Gradients that the forward pass of a fused loss has made, until the backward pass takes them."""
-
-
-def loss_terms(facts: ModelSizes, setup: Setup) -> LossTerms:
+def loss_terms(facts: ModelSizes, setup: Setup) -> tuple[tuple[Term, ...], tuple[Term, ...], tuple[Term, ...]]:
+    """Before there is any gradient; with the gradients; those that the forward pass of a fused loss has made."""
     kind, tokens, vocabulary = setup.needs.logits, setup.tokens_at_once, facts.vocabulary
     if kind == SCORE:
-        return LossTerms()
+        return (), (), ()
     if kind in (TILES, TAUGHT_IN_TILES):
         # TRL's kernels: logits of some tokens and some words at once, of two models with a teacher
         is_taught, completion = kind == TAUGHT_IN_TILES, setup.needs.completion
@@ -140,18 +131,18 @@ def loss_terms(facts: ModelSizes, setup: Setup) -> LossTerms:
         of_head = 0.0 if setup.lora is not None else (4.0 + (2 if setup.weights_bytes == 2 else 0)) * facts.head
         size, note = at_loss + 4.0 * tokens * facts.hidden + of_head, f"in tiles of {tile:,} tokens"
         logits = Term("logits", size, f"{note}, with the head's gradient")
-        return LossTerms((Term("logits", in_forward, note),), (logits,))
+        return (Term("logits", in_forward, note),), (logits,), ()
     half, of_head = half_head(facts, setup), head_gradient(facts, setup)
     if kind != WHOLE:
         each = BYTES_OF_KIND[kind][setup.half] * tokens
         each += CHUNK_BYTES * min(tokens, CHUNK_TOKENS) if kind == TAUGHT else 0
         what = "with their log-probabilities" if kind == PAIRS else "of both models"
         logits = Term("logits", each * vocabulary + of_head, f"{vocabulary:,} for each token, {what}")
-        return LossTerms((Term("logits", BEFORE * logits.size, "before their gradient"),), (logits, half))
+        return (Term("logits", BEFORE * logits.size, "before their gradient"),), (logits, half), ()
     if not fuses(facts, setup):
         before = Term("logits", float((LOGIT_BYTES - 2) * tokens * vocabulary), "before their gradient")
         logits = Term("logits", float(LOGIT_BYTES * tokens * vocabulary), f"{vocabulary:,} for each token, in fp32")
-        return LossTerms((before,), (logits, half))
+        return (before,), (logits, half), ()
     accumulates = setup.lora is None and setup.weights_bytes == 2
     chunk = chunk_of(tokens, vocabulary, facts.hidden, accumulates=accumulates)
     is_added_up = chunk < tokens and setup.lora is None  # over chunks, in fp32
@@ -162,4 +153,4 @@ def loss_terms(facts: ModelSizes, setup: Setup) -> LossTerms:
     rounded = of_head if is_added_up and setup.weights_bytes == 2 else 0.0
     inputs = 2.0 * tokens * facts.hidden
     ready = Term("gradient of the head", fused_gradient + rounded + inputs, "made ahead")
-    return LossTerms((logits,), (logits, half), (ready,))
+    return (logits,), (logits, half), (ready,)

@@ -55,6 +55,8 @@ class ModelSizes:
     """The largest matrix apart from embedding and head."""
     cached: int = 0
     """Keys and values for each token of a completion's context."""
+    weights_bytes: int = 4
+    """Bytes of one number, of a frozen model."""
 
 
 def sizes_of_model(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_length: int) -> ModelSizes:
@@ -132,15 +134,6 @@ KINDS: Mapping[str, StageKind] = {
 
 
 @dataclass(frozen=True)
-class FrozenModel:
-    parameters: int
-    largest_layer: int
-    largest_matrix: int
-    hidden: int
-    weights_bytes: int
-
-
-@dataclass(frozen=True)
 class StageNeeds:
     """Models and computation of a run besides the model that it trains; empty by default."""
 
@@ -151,8 +144,8 @@ class StageNeeds:
     completion: int = 0
     """Tokens that the model adds to a row itself."""
     reference: bool = False
-    teacher: FrozenModel | None = None
-    judges: tuple[FrozenModel, ...] = ()
+    teacher: ModelSizes | None = None
+    judges: tuple[ModelSizes, ...] = ()
     forward_passes: float = 0.0
     """Forward passes without gradients, for each one with gradients."""
     steps_per_generation: int | None = None
@@ -175,8 +168,8 @@ def read_stage_needs(recipe: Recipe) -> StageNeeds:
         if path is None:
             raise RecipeError(f"`training.{TEACHER}` is missing: a Hub id, a folder or a run (runs/NAME).")
         config = load_config(Model(path=path, revision=training.get("teacher_model_revision")))
-        teacher = frozen_model(config, 2 if training.get("bf16") else 4)
-    judges: list[FrozenModel] = []  # reward models, whole on each GPU in the type they were saved in
+        teacher = replace(sizes_of_model(config, None, 1), weights_bytes=2 if training.get("bf16") else 4)
+    judges: list[ModelSizes] = []  # reward models, whole on each GPU in the type they were saved in
     uncounted: list[str] = []
     for reward in recipe.rewards:
         if reward.name != JUDGE:
@@ -187,10 +180,10 @@ def read_stage_needs(recipe: Recipe) -> StageNeeds:
         except CptError as problem:
             uncounted.append(f"the reward model {path} ({' '.join(str(problem).split())[:200]})")
             continue
-        saved_as, text = config.dtype, config.get_text_config()
-        judge = frozen_model(config, saved_as.itemsize if isinstance(saved_as, torch.dtype) else 4)
+        saved_as, text, judge = config.dtype, config.get_text_config(), sizes_of_model(config, None, 1)
+        each = saved_as.itemsize if isinstance(saved_as, torch.dtype) else 4
         head = 0 if text.tie_word_embeddings else text.vocab_size * judge.hidden
-        judges.append(replace(judge, parameters=judge.parameters - head))
+        judges.append(replace(judge, parameters=judge.parameters - head, weights_bytes=each))
     uncounted += ["activations of reward models"] if judges else []
     completion = 0
     if kind.written is not None and (stage != "gkd" or float(training.get("lmbda", LMBDA))):
@@ -215,11 +208,6 @@ def read_stage_needs(recipe: Recipe) -> StageNeeds:
         gathers=bool(training.get("ds3_gather_for_generation", True)),
         uncounted=tuple(uncounted),
     )
-
-
-def frozen_model(config: PreTrainedConfig, weights_bytes: int) -> FrozenModel:
-    facts = sizes_of_model(config, None, 1)
-    return FrozenModel(facts.parameters, facts.largest_layer, facts.largest_matrix, facts.hidden, weights_bytes)
 
 
 def with_own_head(facts: ModelSizes, needs: StageNeeds, *, adapters: bool) -> ModelSizes:

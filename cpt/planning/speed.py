@@ -254,7 +254,7 @@ def sent_bytes(facts: ModelSizes, setup: Setup) -> tuple[float, float]:
 
 def measured_speed(run: Path) -> Speed:
     key = "tokens_per_second"
-    figures = [float(row[key]) for row in read_objects(run / METRICS, []) if key in row]
+    figures = [float(row[key]) for row in read_objects(run / METRICS) if key in row]
     if not figures:
         raise RecipeError(
             f"--measured: {run} has no {key} in its metrics.jsonl. Give the folder of a run that trained."

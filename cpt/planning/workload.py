@@ -1,7 +1,7 @@
 """Read from a recipe the settings that decide how much memory and time its run takes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self, cast
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
@@ -25,31 +25,23 @@ from cpt.planning.model_sizes import KINDS, MASKED_FORMS, StageNeeds, read_stage
 from cpt.recipe.keys import ACCUMULATION, AUTO, COMPILING, DEFAULT_MICRO_BATCH, MICRO_BATCH
 from cpt.recipe.schema import Recipe
 
-ZERO_SIZES = {
-    "reduce_bucket": "reduce_bucket_size",
-    "allgather_bucket": "allgather_bucket_size",
-    "prefetch_bucket": "prefetch_bucket_size",
-    "max_live": "max_live_parameters",
-    "max_reuse_distance": "max_reuse_distance",
-    "sub_group": "sub_group_size",
-}
 FEWEST_STEPS = 100  # compiling takes 20 to 60 seconds, which fewer steps do not win back
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How DeepSpeed or FSDP2 divides a run; sizes in elements, by default DeepSpeed's own."""
+    """How DeepSpeed or FSDP2 divides a run; sizes in elements, with DeepSpeed's names and defaults."""
 
     stage: int
     offload_optimizer: bool = False
     offload_parameters: bool = False
     overlap_comm: bool = True
-    reduce_bucket: int = 500_000_000
-    allgather_bucket: int = 500_000_000
-    prefetch_bucket: int = 50_000_000
-    max_live: int = 1_000_000_000
+    reduce_bucket_size: int = 500_000_000
+    allgather_bucket_size: int = 500_000_000
+    prefetch_bucket_size: int = 50_000_000
+    max_live_parameters: int = 1_000_000_000
     max_reuse_distance: int = 1_000_000_000
-    sub_group: int = 1_000_000_000
+    sub_group_size: int = 1_000_000_000
     accumulates_in_fp32: bool = False
     """Gradients of several micro-batches (`data_types.grad_accum_dtype`)."""
     is_fsdp: bool = False
@@ -233,8 +225,9 @@ def read_deepspeed_sharding(profile: Mapping[str, Any]) -> Sharding | None:
     if stage == 0:
         return None
     values = {key.removeprefix("stage3_"): value for key, value in section.items()}
+    names = {one.name for one in fields(Sharding) if type(one.default) is int}
     sizes: dict[str, Any] = {
-        ours: int(values[name]) for ours, name in ZERO_SIZES.items() if isinstance(values.get(name), int | float)
+        name: int(value) for name, value in values.items() if name in names and isinstance(value, int | float)
     }
     parts = {key: part for key, part in section.items() if isinstance(part, Mapping)}
     on_host = {key for key, part in parts.items() if part.get("device", "none") != "none"}

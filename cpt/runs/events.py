@@ -17,15 +17,10 @@ OPENED: dict[Path, LinesFile] = {}  # by run: lines that a full disk did not tak
 
 
 def record_event(folder: Path, kind: str, message: str, *, step: int | None = None, **details: Any) -> None:
-    """Append one line to the run's events.jsonl, and log the sentence.
+    """Append one line to the run's events.jsonl, and log the sentence; several processes may call it at once.
 
-    Several processes may call it at once. Lines that a full disk does not take wait for the next event, or for
-    `write_waiting_events`.
-
-    Args:
-        kind: one word for programs, such as `nan_skipped`, `rolled_back`, `restart`, `quarantined`.
-        message: one sentence for people.
-        details: JSON values for programs.
+    Lines that a full disk does not take wait for the next event, or for `write_waiting_events`. `kind` is one word for
+    programs, such as `nan_skipped`, and `details` are JSON values.
     """
     log.warning(message)
     append_event(folder, kind, message, step=step, **details)

@@ -9,7 +9,7 @@ import re
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from cpt.errors import CheckpointError, RecipeError
-from cpt.files import DAMAGED, write_atomic
+from cpt.files import DAMAGED, json_lines, parse_object, write_atomic
 from cpt.plugins import closest, did_you_mean
 from cpt.recipe.paths import EXPORT as EXPORT
 from cpt.recipe.paths import RECIPE as RECIPE
@@ -41,11 +40,12 @@ DIED = "died"
 LAST_BYTES = 16 * 2**20  # of the metrics, in which `last_figures` looks
 
 Content = dict[str, Any]
+Report = Callable[[str], object]
 Floats = NDArray[np.float64]
 
 
-def read_object(path: Path, unreadable: list[str] | None = None) -> Content:
-    """The object of a JSON file; empty if it is missing or damaged (then `unreadable` gets a sentence)."""
+def read_object(path: Path, report: Report = log.debug) -> Content:
+    """The object of a JSON file; empty if it is missing or damaged (then `report` gets a sentence)."""
     try:
         content = json.loads(path.read_bytes())
         if not isinstance(content, dict):
@@ -54,61 +54,38 @@ def read_object(path: Path, unreadable: list[str] | None = None) -> Content:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as problem:
-        note(unreadable, f"{path} cannot be read: {problem}")
+        report(f"{path} cannot be read: {problem}")
         return {}
 
 
-def read_objects(path: Path, unreadable: list[str] | None = None) -> list[Content]:
-    """The objects of a JSONL file without damaged lines (then `unreadable` gets a sentence with their number)."""
+def read_objects(path: Path, report: Report = log.debug) -> list[Content]:
+    """The objects of a JSONL file without damaged lines (then `report` gets a sentence with their number)."""
     try:
         found = list(json_lines(path))
     except FileNotFoundError:
         return []
     except OSError as problem:
-        note(unreadable, f"{path} cannot be read: {problem.strerror}")
+        report(f"{path} cannot be read: {problem.strerror}")
         return []
     if lost := found.count(None):
-        note(unreadable, f"{path}: {lost:,} damaged line{'s' if lost > 1 else ''}")
+        report(f"{path}: {lost:,} damaged line{'s' if lost > 1 else ''}")
     return [content for content in found if content is not None]
 
 
 def read_lines(path: Path) -> list[Content]:
     """Like `read_objects`; damage is logged, which makes it an event of the run."""
-    unreadable: list[str] = []
-    found = read_objects(path, unreadable)
-    for sentence in unreadable:
-        log.warning(f"{sentence}.", extra={"event": DAMAGED})
-    return found
+    return read_objects(path, lambda sentence: log.warning(f"{sentence}.", extra={"event": DAMAGED}))
 
 
-def read_recipe(path: Path, unreadable: list[str] | None = None) -> Content:
+def read_recipe(path: Path, report: Report = log.debug) -> Content:
     """A recipe's keys and values as written; the schema may not know them."""
     if not path.exists():
         return {}
     try:
         return dict(plain(read_yaml(path, Mistakes())))
     except (UnreadableError, TypeError, ValueError) as problem:
-        note(unreadable, f"{path} cannot be read: {str(problem).partition(chr(10))[0]}")
+        report(f"{path} cannot be read: {str(problem).partition(chr(10))[0]}")
         return {}
-
-
-def json_lines(path: Path) -> Iterator[Content | None]:
-    """The objects of a JSONL file, None for a damaged line; OSError if it cannot be read."""
-    with path.open("rb") as file:
-        for line in file:
-            if line.strip():
-                yield parse_object(line)
-
-
-def parse_object(line: bytes) -> Content | None:
-    try:
-        content = orjson.loads(line)
-    except ValueError:
-        try:
-            content = json.loads(line)  # knows NaN and Infinity, which Python writes
-        except (ValueError, RecursionError):
-            return None
-    return content if isinstance(content, dict) else None
 
 
 def keep_lines_until(path: Path, step: int) -> None:
@@ -131,11 +108,6 @@ def is_until(line: str | bytes, step: int) -> bool:
         return line[-1:] in ("\n", b"\n") and json.loads(line)["step"] <= step
     except (ValueError, KeyError, TypeError):  # a damaged line
         return False
-
-
-def note(unreadable: list[str] | None, sentence: str) -> None:
-    if unreadable is not None:
-        unreadable.append(sentence)
 
 
 @dataclass(frozen=True)
@@ -234,9 +206,9 @@ def set_name(name: str) -> str:
     return name.removeprefix(EVALUATED).removesuffix(BITS_PER_BYTE)
 
 
-def read_status(folder: Path, unreadable: list[str] | None = None) -> Content:
+def read_status(folder: Path, report: Report = log.debug) -> Content:
     """The status; its state is `died` if it is `running` but the process has disappeared from this host."""
-    status = read_object(folder / STATUS, unreadable)
+    status = read_object(folder / STATUS, report)
     if status.get("state") != "running":
         return status
     try:
@@ -288,17 +260,18 @@ class RunRecord:
 def read_run(folder: Path, figures: Collection[str] | None = None) -> RunRecord:
     """Reads the `figures` of the metrics as `read_metrics` does."""
     unreadable: list[str] = []
+    report = unreadable.append
     return RunRecord(
         folder=folder,
-        recipe=read_recipe(folder / RECIPE, unreadable),
+        recipe=read_recipe(folder / RECIPE, report),
         metrics=read_metrics(folder, figures),
-        environment=read_object(folder / ENVIRONMENT, unreadable),
-        starts=read_objects(folder / STARTS, unreadable),
-        inputs=read_object(folder / INPUTS, unreadable),
-        plan=read_object(folder / PLAN, unreadable),
-        status=read_status(folder, unreadable),
-        verdict=read_object(folder / VERDICT, unreadable),
-        events=read_objects(folder / EVENTS, unreadable),
+        environment=read_object(folder / ENVIRONMENT, report),
+        starts=read_objects(folder / STARTS, report),
+        inputs=read_object(folder / INPUTS, report),
+        plan=read_object(folder / PLAN, report),
+        status=read_status(folder, report),
+        verdict=read_object(folder / VERDICT, report),
+        events=read_objects(folder / EVENTS, report),
         unreadable=unreadable,
     )
 
@@ -409,19 +382,13 @@ def checked_column(column: str, columns: Sequence[str], option: str) -> str:
 
 
 def find_run(text: str, beside: Path = Path("runs")) -> Path:
-    """The run's folder: a path, or a name below `runs`; a CheckpointError names similar ones."""
-    for folder in (Path(text).expanduser(), beside / text):
+    """The run's folder: a path, or a name below `runs`; a CheckpointError names a similar one."""
+    asked = Path(text).expanduser()
+    for folder in (asked, beside / text):
         if any((folder / name).is_file() for name in (RECIPE, STATUS, METRICS)):
             return folder
-    asked = Path(text).expanduser()
-    why = "holds neither recipe.yaml nor status.json nor metrics.jsonl" if asked.is_dir() else "is no folder"
-    folders = [folder for folder in (asked, asked.parent, beside) if folder.is_dir()]
-    runs = [run for folder in folders for run in sorted(folder.iterdir())]
+    runs = [run for folder in (asked, asked.parent, beside) if folder.is_dir() for run in folder.iterdir()]
     near = {run.name: run for run in runs if sum((run / name).is_file() for name in OF_A_RUN) > 1}
     likely = closest(asked.name, near)
-    hint = "`cpt runs FOLDER` lists the runs below a folder."
-    if likely:
-        hint = f"Did you mean {near[likely]}?"
-    elif near:
-        hint = f"Runs there: {', '.join(map(str, list(near.values())[:8]))}."
-    raise CheckpointError(f"{text} is no run: it {why}. {hint}")
+    hint = f"Did you mean {near[likely]}?" if likely else "`cpt runs FOLDER` lists the runs below a folder."
+    raise CheckpointError(f"{text} is not a run: it has neither {RECIPE} nor {STATUS} nor {METRICS}. {hint}")

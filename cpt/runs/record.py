@@ -5,18 +5,16 @@ import json
 import logging
 import os
 import platform
-import shlex
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from itertools import count, pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,14 +23,14 @@ from xxhash import xxh3_128
 from cpt.distributed import (
     CONTINUE,
     is_main_process,
-    main_process_first,
+    main_process_decides,
     name_of_launcher,
     same_command,
     tell,
     world_size,
 )
 from cpt.errors import CheckpointError, CptError, Interrupted, LaunchError, RecipeError, RestartNeeded
-from cpt.files import DAMAGED, LinesFile, read_sealed, sealed, write_atomic
+from cpt.files import DAMAGED, LinesFile, free_name, read_sealed, sealed, write_atomic
 from cpt.hardware import count_cpu_cores, find_gpus, host_memory_gib
 from cpt.recipe.difference import differing_keys
 from cpt.recipe.load import dump_recipe, load_recipe
@@ -160,34 +158,30 @@ def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0, train
         RecipeError: the folder belongs to another recipe, or cannot be written.
     """
 
-    def claim() -> Run:
-        run = Run((claim_new_folder if new else claim_folder)(recipe))
-        if new and "--new" in sys.argv:
-            os.environ[CONTINUE] = command_to_continue(sys.argv, run.folder.name, recipe.name)
-            tell(f"This run is in {run.folder}. {same_command()} continues it.")
-        if not is_main_process() or run.is_finished:
-            return run
-        refuse_unwritable(run.folder)
-        lock = hold(run.folder, patience)
-        if trains and not (run.folder / STATUS).exists():
-            write_json(run.folder / ENVIRONMENT, describe_environment())
+    lock: IO[str] | None = None
+
+    def claim() -> Path:
+        nonlocal lock
+        taken = recipe.output_dir / recipe.name
+        folder = write_record(recipe, free_name(taken)) if new else claim_folder(recipe)
+        if Run(folder).is_finished:
+            return folder
+        refuse_unwritable(folder)
+        lock = hold(folder, patience)
+        if trains and not (folder / STATUS).exists():
+            write_json(folder / ENVIRONMENT, describe_environment())
         elif trains:  # a later start: what differs from the first
-            first, now = read_object(run.folder / ENVIRONMENT), describe_environment()
+            first, now = read_object(folder / ENVIRONMENT), describe_environment()
             changes = {key: value for key, value in now.items() if key == "started" or value != first.get(key)}
-            LinesFile(run.folder / STARTS).add(json.dumps(changes, default=str))
-        remove_heartbeats(run.folder)  # else a process of an earlier start seems to be gone
-        return Run(run.folder, lock)
+            LinesFile(folder / STARTS).add(json.dumps(changes, default=str))
+        remove_heartbeats(folder)  # else a process of an earlier start seems to be gone
+        return folder
 
-    return main_process_first(claim)
-
-
-def command_to_continue(words: Sequence[str], name: str, recipe_name: str) -> str:
-    """The command that continues a run that began with `--new`; a second `--new` would begin another one."""
-    if Path(words[0]).name not in ("cpt", "__main__.py"):
-        return f"the same command with `name={name}` instead of `--new`"  # the launcher's words are not known here
-    kept = [word for word in words[1:] if word != "--new" and not word.startswith("name=")]
-    has_own_name = any(word == f"name={name}" for word in words) or name != recipe_name
-    return f"`{shlex.join(['cpt', *kept, *([f'name={name}'] if has_own_name else [])])}`"
+    folder = main_process_decides(claim)
+    if new and "--new" in sys.argv:
+        os.environ[CONTINUE] = f"the same command with `name={folder.name}` instead of `--new`"
+        tell(f"This run is in {folder}. {same_command()} continues it.")
+    return Run(folder, lock)
 
 
 def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
@@ -224,19 +218,17 @@ def claim_folder(recipe: Recipe) -> Path:
     try:
         differences = differing_keys(load_recipe(saved), recipe)
     except RecipeError as problem:
-        if is_main_process():
-            saved.replace(damaged)
-            write_atomic(saved, dump_recipe(recipe), reuse_space=True)
-            reason = f"{saved} was damaged ({str(problem).partition(chr(10))[0]})"
-            record_event(folder, DAMAGED, f"{reason} and is written again. The old file: {damaged}.")
+        saved.replace(damaged)
+        write_atomic(saved, dump_recipe(recipe), reuse_space=True)
+        reason = f"{saved} was damaged ({str(problem).partition(chr(10))[0]})"
+        record_event(folder, DAMAGED, f"{reason} and is written again. The old file: {damaged}.")
         return folder
     if not differences:
         return folder
     # A run that ended before it trained or saved anything may start again with another recipe.
     has_results = (folder / METRICS).exists() or (folder / EXPORT).exists() or any(folder.glob("checkpoint-*"))
     if not has_results and Run(folder).status().get("state") in ("failed", "interrupted"):
-        if is_main_process():
-            (folder / INPUTS).unlink(missing_ok=True)
+        (folder / INPUTS).unlink(missing_ok=True)
         return write_record(recipe, folder)
     listing = "\n".join(f"  {line}" for line in differences)
     raise RecipeError(
@@ -245,19 +237,9 @@ def claim_folder(recipe: Recipe) -> Path:
     )
 
 
-def claim_new_folder(recipe: Recipe) -> Path:
-    """The first of output_dir/name, name-2, name-3, ... that is free; the other ranks take the last that exists."""
-    names = (recipe.name if number == 1 else f"{recipe.name}-{number}" for number in count(1))
-    folders = (recipe.output_dir / name for name in names)
-    if is_main_process():
-        return write_record(recipe, next(folder for folder in folders if not folder.exists()))
-    return next(folder for folder, following in pairwise(folders) if not following.exists())
-
-
 def write_record(recipe: Recipe, folder: Path) -> Path:
-    if is_main_process():
-        refuse_unwritable(folder)
-        write_atomic(folder / RECIPE, dump_recipe(recipe), reuse_space=True)
+    refuse_unwritable(folder)
+    write_atomic(folder / RECIPE, dump_recipe(recipe), reuse_space=True)
     return folder
 
 

@@ -14,16 +14,15 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from cpt.checkpoints.resume import free_name
 from cpt.distributed import tell
 from cpt.errors import Interrupted, RecipeError, TrainingError
-from cpt.files import read_json_lines, write_atomic
+from cpt.files import free_name, write_atomic
 from cpt.formatting import open_console
 from cpt.process import Child, ReceivedSignals
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.recipe.values import in_yaml, shortened
-from cpt.runs.folder import METRICS
+from cpt.runs.folder import METRICS, read_objects
 from cpt.runs.record import EXPORT, Run, hold, write_json
 from cpt.search.space import REASON, Space, ask, import_optuna, overrides_of, unfinished
 
@@ -124,7 +123,7 @@ class Search:
     def is_over(self, trial: Trial) -> bool:
         """Report a trial's new values to Optuna, prune it, or record how it ended."""
         has_ended, metric = trial.child.poll() is not None, self.space.settings.metric
-        lines = read_json_lines(trial.run.folder / METRICS)  # a resumed run may repeat some
+        lines = read_objects(trial.run.folder / METRICS)  # a resumed run may repeat some
         points = [(int(line["tokens"]), float(line[metric])) for line in lines if metric in line]
         reported = self.study.get_trials(deepcopy=False)[trial.drawn.number].intermediate_values
         cell = max(1, (self.recipe.budget.tokens or 0) // CELLS)
@@ -276,7 +275,7 @@ def range_test(
         raise typer.Exit(130)
     if signalled:
         raise Interrupted(f"{signal.Signals(signalled).name}. The same command starts the range test again.")
-    logged = [(line["tokens"], line["loss"]) for line in read_json_lines(run.folder / METRICS) if "loss" in line]
+    logged = [(line["tokens"], line["loss"]) for line in read_objects(run.folder / METRICS) if "loss" in line]
     points = [(tokens, loss) for tokens, loss in logged if math.isfinite(loss)]
     if len(points) < FEWEST:
         raise TrainingError(f"the range test ended with code {code} after {len(points)} steps with a loss.")

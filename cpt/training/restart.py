@@ -67,20 +67,20 @@ def smaller_micro_batch(micro_batch: int) -> int | None:
 def learned_micro_batch(folder: Path, processes: int) -> int | None:
     """The largest micro-batch that fitted after out-of-memory, for this number of processes."""
     try:
-        size = read_object(folder / LEARNED, [])[MICRO_BATCH].get(str(processes))
+        size = read_object(folder / LEARNED)[MICRO_BATCH].get(str(processes))
     except (KeyError, AttributeError):  # not there, or damaged
         return None
     return size if isinstance(size, int) and size > 0 else None
 
 
 def remember_micro_batch(folder: Path, processes: int, size: int) -> None:
-    known = read_object(folder / LEARNED, []).get(MICRO_BATCH, {})
+    known = read_object(folder / LEARNED).get(MICRO_BATCH, {})
     remember(folder, MICRO_BATCH, {**known, str(processes): size})
 
 
 def learned_rollback(folder: Path) -> dict[str, Any] | None:
     """The last roll-back: `to_step`, the rows that are `left_out` since, and the skip `budget`."""
-    found = read_object(folder / LEARNED, []).get(ROLLBACK)
+    found = read_object(folder / LEARNED).get(ROLLBACK)
     return found if isinstance(found, dict) and {"to_step", "left_out", "budget"} <= found.keys() else None
 
 
@@ -88,7 +88,7 @@ def remember(folder: Path, key: str, value: Any) -> None:
     """On a full disk the next start has to learn it again."""
     path = folder / LEARNED
     try:
-        write_json(path, {**read_object(path, []), key: value})
+        write_json(path, {**read_object(path), key: value})
     except OSError as problem:
         log.warning("%s cannot be written: %s.", path, problem.strerror)
 

@@ -7,13 +7,13 @@ from tiny_run import DAMAGES, damage, save_checkpoint, seal
 from cpt.checkpoints.resume import (
     choose_checkpoint,
     complete_checkpoints,
-    free_name,
     latest_checkpoint,
     newest_sound,
     published_checkpoints,
     wanted_checkpoint,
 )
 from cpt.errors import CheckpointError
+from cpt.files import free_name
 from cpt.runs.events import read_events
 
 

@@ -125,7 +125,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path, monkeypatch, sto
 
 
 def test_only_one_process_writes_and_only_where_it_may(library, tmp_path):
-    with locked(tmp_path / "out/.ingest/lock"), pytest.raises(LaunchError):
+    with locked(tmp_path / "out/.ingest/lock", ""), pytest.raises(LaunchError):
         ingest([library], tmp_path / "out")
     (tmp_path / "file").touch()
     with pytest.raises(ResourceError):

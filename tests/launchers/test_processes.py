@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cpt import distributed as processes
-from cpt.hardware import Gpu, scripts_folder
+from cpt.hardware import scripts_folder
 from cpt.process import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -85,21 +85,6 @@ def test_processes_that_do_not_meet_are_a_launch_error(tmp_path):
     alone = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ended = start(tmp_path, [sys.executable], {"ddp_timeout": 2}, **alone)
     assert "LaunchError: process 1 of 2" in ended.stderr
-
-
-def gpu(name: str) -> Gpu:
-    return Gpu(name, memory_gib=24, free_gib=24, driver="535.1", compute_capability="8.9")
-
-
-def test_two_rtx_4090_do_without_peer_to_peer(monkeypatch):
-    for variable in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"):
-        monkeypatch.setenv(variable, "unset me after the test")
-        monkeypatch.delenv(variable)
-    processes.turn_off_missing_links([gpu("NVIDIA GeForce RTX 4090")])
-    processes.turn_off_missing_links([gpu("NVIDIA A100-SXM4-80GB")] * 2)
-    assert "NCCL_P2P_DISABLE" not in os.environ
-    processes.turn_off_missing_links([gpu("NVIDIA GeForce RTX 4090")] * 2)
-    assert os.environ["NCCL_P2P_DISABLE"] == os.environ["NCCL_IB_DISABLE"] == "1"
 
 
 def test_a_process_that_continues_alone_has_no_variable_of_its_launcher(monkeypatch):

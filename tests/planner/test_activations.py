@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from planned_setups import SHAPES, setup_for
+from planned_setups import PLAIN, SHAPES, setup_for
 
 from cpt.models.config import config_from
 from cpt.models.recomputing import Recomputing
@@ -63,11 +63,11 @@ EIGHT = Activations(kept=8_000, layer_inputs=800, backward=300, again=1_300, att
     ("how", "kept"), [(ON, 800), (replace(ON, selective=True), 960), (replace(ON, every_n_layers=3), 5_300)]
 )
 def test_layers_that_are_not_computed_again_keep_all(how, kept):
-    assert EIGHT.kept_with(checkpointing=True, how=how) == pytest.approx(kept)
-    assert EIGHT.kept_with(checkpointing=False, how=how) == 8_000
+    assert EIGHT.kept_with(replace(PLAIN, checkpointing=True, recomputing=how)) == (pytest.approx(kept), 0)
+    assert EIGHT.kept_with(replace(PLAIN, recomputing=how)) == (8_000, 0)
 
 
 def test_two_layers_of_what_is_offloaded_are_on_their_way():
-    assert EIGHT.offloaded_with(checkpointing=True, how=ON) == 0
-    assert EIGHT.offloaded_with(checkpointing=True, how=replace(ON, offload=True)) == 600
-    assert EIGHT.offloaded_with(checkpointing=False, how=replace(ON, offload=True)) == 6_000
+    offloads = replace(PLAIN, recomputing=replace(ON, offload=True))
+    assert EIGHT.kept_with(replace(offloads, checkpointing=True)) == (800, 600)
+    assert EIGHT.kept_with(offloads) == (8_000, 6_000)

@@ -72,11 +72,7 @@ def saved_by_torch(shape, **changes):
 )
 def test_they_keep_what_torch_saves(shape, changes):
     setup = setup_for(**SHORT, **changes)
-    planned = (
-        count(shape, **changes)
-        .of_rows(setup.micro_batch)
-        .kept_with(checkpointing=setup.checkpointing, how=setup.recomputing)
-    )
+    planned, _ = count(shape, **changes).of_rows(setup.micro_batch).kept_with(setup)
     assert planned == pytest.approx(saved_by_torch(shape, **changes), rel=0.01)
 
 

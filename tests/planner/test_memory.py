@@ -12,14 +12,14 @@ from cpt.optim.adamw import BUFFER, BUFFERS
 from cpt.planning.activations import ActivationCounts, Activations, count_activations
 from cpt.planning.memory import plan_memory
 from cpt.planning.memory_parts import state_bytes
-from cpt.planning.model_sizes import TILES, FrozenModel, StageNeeds, sizes_of_model
+from cpt.planning.model_sizes import TILES, StageNeeds, sizes_of_model
 from cpt.planning.workload import Sharding
 
 SMALL = replace(FACTS, in_linear_layers=700, largest_in_layers=60)
 ROW = Activations(kept=10_000, layer_inputs=500, backward=300, again=2_300, forward=640)
 COUNTED = ActivationCounts(ROW, replace(ROW, kept=20_000, layer_inputs=1_000, backward=600, again=4_600, forward=1280))
 AUTOCAST = replace(PLAIN, weights_bytes=4, sequence_length=8)
-ZERO3 = Sharding(3, prefetch_bucket=0, max_live=0, max_reuse_distance=0)
+ZERO3 = Sharding(3, prefetch_bucket_size=0, max_live_parameters=0, max_reuse_distance=0)
 ON_HOST = {"offload_optimizer": True, "offload_parameters": True}
 FSDP = Sharding(3, is_fsdp=True)
 
@@ -76,7 +76,7 @@ def test_weights_in_4_bit(double, each):
 
 
 def test_what_is_offloaded_is_on_the_host_in_pinned_blocks():
-    zero = Sharding(3, sub_group=100, **ON_HOST)
+    zero = Sharding(3, sub_group_size=100, **ON_HOST)
     found = host(replace(AUTOCAST, zero=zero, weights_bytes=2))
     assert found["optimizer and fp32 weights"] == 12_000 and found["gradients"] == 2000
     assert found["rounding of pinned blocks"] == pytest.approx(4000 * (512 / 400 - 1))
@@ -84,7 +84,7 @@ def test_what_is_offloaded_is_on_the_host_in_pinned_blocks():
 
 
 def test_each_of_several_machines_has_its_part():
-    setup = replace(AUTOCAST, gpus=4, weights_bytes=2, zero=Sharding(3, sub_group=250, **ON_HOST))
+    setup = replace(AUTOCAST, gpus=4, weights_bytes=2, zero=Sharding(3, sub_group_size=250, **ON_HOST))
     whole, each = host(setup, snapshot=True), host(replace(setup, nodes=2), snapshot=True)
     for name in ("weights", "optimizer and fp32 weights", "gradients", "processes"):
         assert each[name] == whole[name] / 2, name
@@ -109,10 +109,9 @@ def test_a_reference_is_whole_but_under_zero_3_and_free_with_an_adapter(changes,
 
 
 def test_teachers_and_reward_models_have_their_own_sizes():
-    judges = (FrozenModel(100, 10, 10, 2, 4), FrozenModel(100, 10, 10, 2, 2))
-    setup = replace(
-        PLAIN, lora={"r": 1}, needs=StageNeeds("distill", teacher=FrozenModel(5000, 700, 500, 4, 2), judges=judges)
-    )
+    judges = (replace(FACTS, parameters=100), replace(FACTS, parameters=100, weights_bytes=2))
+    teacher = replace(FACTS, parameters=5000, largest_layer=700, largest_matrix=500, hidden=4, weights_bytes=2)
+    setup = replace(PLAIN, lora={"r": 1}, needs=StageNeeds("distill", teacher=teacher, judges=judges))
     there = moments(setup)["the update"]
     assert (there["teacher"], there["reward models"]) == (10_000, 600)
     assert moments(replace(setup, zero=ZERO3, gpus=2))["the update"]["teacher"] == 5_000

@@ -47,7 +47,7 @@ def test_auto_attention_means_on_a_gpu_what_a_run_there_would_take(written, expe
 
 def test_what_a_profile_leaves_out_is_as_deepspeed_has_it():
     zero = read_deepspeed_sharding({"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}})
-    assert zero is not None and (zero.reduce_bucket, zero.sub_group) == (500_000_000, 1_000_000_000)
+    assert zero is not None and (zero.reduce_bucket_size, zero.sub_group_size) == (500_000_000, 1_000_000_000)
     assert zero.overlap_comm and read_deepspeed_sharding({"zero_optimization": {"stage": 0}}) is None
 
 

@@ -28,15 +28,15 @@ def test_a_damaged_file_is_empty_and_named(tmp_path, content):
     path.write_bytes(content)
     for read in (read_object, read_recipe):
         unreadable: list[str] = []
-        assert read(path, unreadable) == {} and str(path) in unreadable[0]
-        assert not read(tmp_path, unreadable) and not read(tmp_path / "nowhere")
+        assert read(path, unreadable.append) == {} and str(path) in unreadable[0]
+        assert not read(tmp_path, unreadable.append) and not read(tmp_path / "nowhere")
 
 
 def test_damaged_lines_are_skipped_counted_and_logged(tmp_path, caplog):
     path = tmp_path / "file"
     path.write_bytes(b'{"a": 1}\n[2]\n{"a": \n{"a": 3}\n{"a"')
     unreadable: list[str] = []
-    assert read_objects(path, unreadable) == [{"a": 1}, {"a": 3}] == read_lines(path)
+    assert read_objects(path, unreadable.append) == [{"a": 1}, {"a": 3}] == read_lines(path)
     assert "3" in unreadable[0] and caplog.records[0].event == "damaged_file"
 
 

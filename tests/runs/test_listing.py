@@ -82,7 +82,7 @@ def test_a_broken_file_costs_only_what_it_tells(runs, name):
 def test_a_run_is_found_by_its_path_or_its_name(runs):
     assert find_run(str(runs / "good")) == runs / "good"
     assert find_run("good", beside=runs) == runs / "good"
-    with pytest.raises(CheckpointError, match=r"goood is no run: it is no folder. Did you mean .*runs/good\?"):
+    with pytest.raises(CheckpointError, match=r"goood is not a run: .* Did you mean .*runs/good\?"):
         find_run(str(runs / "goood"))
-    with pytest.raises(CheckpointError, match="holds neither recipe.yaml"):
+    with pytest.raises(CheckpointError, match="has neither recipe.yaml"):
         find_run(str(runs))

@@ -192,7 +192,7 @@ def test_another_recipe_or_other_choices_need_a_new_search(search):
 
 def test_two_searches_of_one_folder_are_refused(search):
     search(trials=1)
-    with locked(search.folder / ".lock"), pytest.raises(LaunchError):
+    with locked(search.folder / ".lock", ""), pytest.raises(LaunchError):
         search()
 
 

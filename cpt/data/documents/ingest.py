@@ -26,7 +26,7 @@ from cpt.data.documents.convert import CONVERTERS, MAX_UNPACKED_BYTES, SUFFIXES,
 from cpt.data.readers.opening import compression_of, format_of, open_file
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.errors import DataError
-from cpt.files import output_locked, read_json_lines, write_atomic
+from cpt.files import json_lines, output_locked, write_atomic
 
 BATCH_FILES = 256  # whose texts are in memory together, and make one file of the output
 MEMORY_BYTES = 4 * 2**30  # of a converter
@@ -233,7 +233,7 @@ class OutputFolder:
         parts = sorted(self.own.glob("journal-*.jsonl"))
         self.number = int(parts[-1].stem[-5:]) + 1 if parts else 0
         self.entries: dict[str, JournalEntry] = {}
-        for entry in (JournalEntry(**line) for part in parts for line in read_json_lines(part)):
+        for entry in (JournalEntry(**line) for part in parts for line in json_lines(part) if line):
             if entry.shard is None or self.shard(entry.shard).exists():  # else the file is converted again
                 self.entries[entry.path] = entry
 
