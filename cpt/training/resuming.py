@@ -32,9 +32,9 @@ from cpt.deepspeed_internals import stop_loading_universal
 from cpt.distributed import groups_of_rows, is_main_process, main_process_decides, world_size
 from cpt.errors import CheckpointError
 from cpt.optim.build import replay_step_counter
+from cpt.recipe.keys import DEFAULT_MICRO_BATCH
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import record_event
-from cpt.training.engine_profiles import DEFAULT_MICRO_BATCH
 
 if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
