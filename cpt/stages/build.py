@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, cast
 
 import torch
@@ -18,7 +19,7 @@ from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS, SAMPLES
 from cpt.runs.record import Run
 from cpt.stages.models import PACKED, REFERENCED, build_teacher, reference_model
-from cpt.training.arguments import RunLength, find_stage, load_class, run_length, training_arguments
+from cpt.training.arguments import OWN_LOSS, RunLength, find_stage, run_length, training_arguments
 from cpt.training.callbacks import (
     ConsoleProgress,
     MetricsFile,
@@ -54,8 +55,6 @@ TRAINERS: dict[str, tuple[str, ...]] = {
 }
 """Our trainer; or what a trainer of TRL's needs to train on our rows, and that trainer: its loss, metrics and
 generation stay."""
-# Stages whose steps are a language model's own forward and backward pass of each token, and nothing besides.
-OWN_LOSS = ("pretrain", "cpt", "sft", "distill_text")
 
 
 def build_trainer(
@@ -120,7 +119,7 @@ def stage_trainer(
 
 @cache
 def trainer_class(stage: str) -> Callable[..., Trainer]:
-    bases = tuple(load_class(path, stage) for path in TRAINERS[stage])
+    bases = tuple(map(resolve_name, TRAINERS[stage]))
     return bases[0] if len(bases) == 1 else type(bases[1].__name__, bases, {})
 
 
@@ -132,7 +131,7 @@ def watching_callbacks(recipe: Recipe, trainer: CPTTrainer, data: PreparedData) 
     callbacks: list[TrainerCallback] = [TrainingClock(tokens), SmoothedLoss(), RealisedShares(data, rows)]
     if data.form in PACKED and len(data.sources) > 1:
         callbacks.append(SourceLosses(data, rows, sharing_rows=trainer.shared_rows.parts))
-    if recipe.stage in OWN_LOSS:
+    if recipe.stage in (*OWN_LOSS, "distill_text"):  # each token's forward and backward pass, and nothing besides
         gpu = torch.cuda.get_device_name() if trainer.args.device.type == "cuda" else None
         trains_weights = recipe.model.lora is None and recipe.model.train_only is None
         callbacks.append(ModelFlopsUtilization(data, rows, gpu, trains_weights=trains_weights))

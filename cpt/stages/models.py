@@ -1,6 +1,7 @@
 """The models of a run: the one that its stage trains, the reference, and the teacher."""
 
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from cpt.models.adapters import START_IN_THE_BASE
 from cpt.models.build import build_model, scoring_model
 from cpt.models.config import load_config
 from cpt.models.inventory import vocabulary_size
+from cpt.plugins import with_key
 from cpt.recipe.paths import result_of_run
 from cpt.recipe.rules import REWARDED
 from cpt.recipe.schema import Model, Recipe
@@ -92,17 +94,16 @@ def build_teacher(
             f"`{KEY}` is missing: the model that this one learns from, a Hub id, a folder or a run (runs/NAME)."
         )
     section = Model(path=path, revision=revision, attention=recipe.model.attention)
-    try:
-        check_vocabulary(student, tokenizer, section)
-        teacher = build_model(
-            section,
-            tokenizer,
-            dtype=torch.bfloat16 if arguments.bf16 else torch.float32,
-            mixed_precision=arguments.bf16 or arguments.fp16,
-            packed=is_packed(recipe),
-        )
-    except RecipeError as problem:
-        raise RecipeError(f"`{KEY}`: {str(problem).removeprefix('model.path: ')}") from problem
+    build = partial(
+        build_model,
+        section,
+        tokenizer,
+        dtype=torch.bfloat16 if arguments.bf16 else torch.float32,
+        mixed_precision=arguments.bf16 or arguments.fp16,
+        packed=is_packed(recipe),
+    )
+    with_key(KEY, partial(check_vocabulary, student, tokenizer, section))
+    teacher = with_key(KEY, build)
     assert isinstance(teacher, PreTrainedModel), "a teacher has no adapter"
     return teacher.requires_grad_(False).eval()
 

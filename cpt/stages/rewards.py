@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from cpt.errors import CptError, DataError, RecipeError, TrainingError
 from cpt.hf_internals import without_zero3
-from cpt.plugins import check_options, find
+from cpt.plugins import check_options, find, with_key
 from cpt.recipe.schema import Reward
 from cpt.runs.record import Run
 
@@ -109,16 +109,10 @@ def find_rewards(rewards: Sequence[Reward]) -> list[NamedReward]:
     found = []
     for number, reward in enumerate(rewards):
         key = f"rewards[{number}]"
-        try:
-            function = find("reward", reward.name, REWARDS)
-        except RecipeError as problem:
-            raise RecipeError(f"`{key}.name`: {problem}") from problem
+        function = with_key(f"{key}.name", partial(find, "reward", reward.name, REWARDS))
         check_options(without_columns(function), reward.options, key)
         if reward.name in CHECKS:
-            try:
-                CHECKS[reward.name](**reward.options)
-            except RecipeError as problem:
-                raise RecipeError(f"`{key}`: {problem}") from problem
+            with_key(key, partial(CHECKS[reward.name], **reward.options))
         name = reward.name.rpartition(":")[2]
         same = sum(other.name.rpartition(":")[2] == name for other in rewards[:number])
         found.append(NamedReward(f"{name}_{same + 1}" if same else name, key, function, reward.options))

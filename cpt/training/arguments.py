@@ -5,9 +5,8 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 from cpt.data.readers.columns import form_of_stage
 from cpt.data.rows.build import PreparedData, build_data, steps_of_epochs
 from cpt.distributed import KEY, groups_of_rows, is_main_process, read_parallelism, world_size
-from cpt.errors import RecipeError, ResourceError
+from cpt.errors import RecipeError
 from cpt.models.attention import choose_attention
 from cpt.models.build import DTYPES
 from cpt.models.compiled import wanted_compiling
@@ -41,14 +40,8 @@ PARTS = ("CONFIG", "COLUMNS", "build_trainer")
 log = logging.getLogger("cpt")
 MUCH_MORE = 1.1  # of a budget: what rounding up to whole steps may add without a word
 UNPROVEN = {
-    "tp_size": (
-        "optimizer states under tensor parallelism are neither saved nor resumed. Split the model with ZeRO-3"
-        " (`training.deepspeed`) or FSDP2 (`training.fsdp`), and long rows with `sp_size`."
-    ),
-    "cp_size": (
-        "torch's context parallelism takes a row for one text, so documents of packed rows would read each other. Use"
-        " `sp_size`, which keeps them apart."
-    ),
+    "tp_size": "its optimizer states could not be saved. Take ZeRO-3 or FSDP2, and `sp_size` for long rows.",
+    "cp_size": "documents of a packed row would read each other. Use `sp_size`, which keeps them apart.",
     **dict.fromkeys(
         ("dp_replicate_size", "dp_shard_size"),
         "FSDP2 and ZeRO split over all processes. Remove it; for fast links within a machine ZeRO-3 has"
@@ -70,10 +63,9 @@ def find_stage(name: str) -> Stage:
 
     Raises:
         RecipeError: the module does not exist, or lacks one of CONFIG, COLUMNS, build_trainer.
-        ResourceError: TRL has no such trainer in the installed version.
     """
     if name in STAGE_CONFIGS:
-        return Stage(load_class(STAGE_CONFIGS[name], name), BUILT_IN_COLUMNS[name])
+        return Stage(resolve_name(STAGE_CONFIGS[name]), BUILT_IN_COLUMNS[name])
     if "." not in name:
         raise RecipeError(
             f"`stage`: no stage called `{name}`.{did_you_mean(name, STAGE_CONFIGS)} Built in:"
@@ -86,20 +78,6 @@ def find_stage(name: str) -> Stage:
             f"`stage`: `{name}` lacks {', '.join(missing)}. A stage is a module with {', '.join(PARTS)}."
         )
     return Stage(module.CONFIG, tuple(module.COLUMNS), build_trainer=module.build_trainer)
-
-
-def load_class(path: str, stage: str) -> Any:
-    """The class `package.module:Class` of a built-in stage; a ResourceError where the installed TRL lacks it."""
-    module, _, name = path.partition(":")
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError) as problem:
-        if "trl" not in f"{problem.name} {problem}":
-            raise
-        raise ResourceError(
-            f"`stage`: `{stage}` needs a class that the installed trl {version('trl')} does not have ({problem})."
-            " Install one that has it: pip install 'trl==1.16.*'"
-        ) from problem
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,11 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, TensorBoardCallback
 
+from cpt.checkpoints.resume import published_checkpoints
 from cpt.errors import CptError, RecipeError
 from cpt.files import LinesFile
 from cpt.formatting import open_console
-from cpt.plugins import check_options, find
+from cpt.plugins import check_options, find, with_key
 from cpt.recipe.schema import Component
 from cpt.runs.events import record_event, write_waiting_events
 from cpt.runs.folder import PROFILE, is_until, keep_lines_until
@@ -97,10 +98,7 @@ def check_callbacks(sections: list[Component]) -> None:
     """Refuse callbacks of `monitoring.callbacks` that do not exist, or do not take their options."""
     for number, section in enumerate(sections):
         key = f"monitoring.callbacks[{number}]"
-        try:
-            found: Any = find("callback", section.name, CALLBACKS)
-        except RecipeError as problem:
-            raise RecipeError(f"`{key}.name`: {problem}") from problem
+        found = with_key(f"{key}.name", partial(find, "callback", section.name, CALLBACKS))
         if not isinstance(found, type):
             check_options(found, section.options, key)
             continue
@@ -109,10 +107,7 @@ def check_callbacks(sections: list[Component]) -> None:
         is_ours = section.name in CALLBACKS
         check_options(constructor_of(found), section.options, key, given=("run",) if is_ours else ())
         if is_ours:
-            try:
-                CALLBACKS[section.name](Path(), **section.options)
-            except RecipeError as problem:
-                raise RecipeError(f"`{key}`: {problem}") from problem
+            with_key(key, partial(CALLBACKS[section.name], Path(), **section.options))
 
 
 def constructor_of(kind: type) -> Callable[..., None]:
@@ -303,9 +298,8 @@ class StatusFile(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """The save may have failed, or still run in the background."""
         self.written = time.monotonic()
-        steps = [path.name.removeprefix("checkpoint-") for path in self.run.folder.glob("checkpoint-*")]
-        newest = max((int(step) for step in steps if step.isdigit()), default=None)
-        checkpoint = {} if newest is None else {"checkpoint": f"checkpoint-{newest}"}
+        saved = published_checkpoints(self.run.folder)
+        checkpoint = {"checkpoint": saved[-1].name} if saved else {}
         self.run.write_status("running", step=state.global_step, steps=state.max_steps, **checkpoint)
 
 
