@@ -96,18 +96,12 @@ def flash_attention(
     query: "torch.Tensor",
     key: "torch.Tensor",
     value: "torch.Tensor",
-    bounds: "torch.Tensor",
+    bounds: Any,
     longest: int,
     scale: float,
     window: int | None,
 ) -> "torch.Tensor":
     """The kernel of a flash-attn package, within the documents between `bounds`: [1, tokens, heads, width]."""
-    documents: dict[str, Any] = {
-        "cu_seq_lens_q": bounds,
-        "cu_seq_lens_k": bounds,
-        "max_length_q": longest,
-        "max_length_k": longest,
-    }
     from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
     output: torch.Tensor = _flash_attention_forward(
@@ -120,7 +114,10 @@ def flash_attention(
         softmax_scale=scale,
         sliding_window=window,
         attn_implementation=package,
-        **documents,
+        cu_seq_lens_q=bounds,
+        cu_seq_lens_k=bounds,
+        max_length_q=longest,
+        max_length_k=longest,
     )
     return output
 

@@ -124,11 +124,6 @@ class GenerationBatches(PromptTrainer):
     ) -> None:
         if arguments.reward_weights is not None:
             raise RecipeError("`training.reward_weights`: write `weight` beside each reward's name in `rewards`.")
-        if arguments.__dict__.get("sync_ref_model"):
-            raise RecipeError(
-                "`training.sync_ref_model`: the reference of a run is its starting model, so that it can resume."
-                " Remove it."
-            )
         rewards = build_rewards(recipe.rewards, [name for name in rows[0] if name != "prompt"])
         arguments.reward_weights = [reward.weight for reward in recipe.rewards]
         # As many completions at once as the recipe says, where an earlier start learned a smaller micro-batch.

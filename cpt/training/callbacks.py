@@ -234,51 +234,35 @@ class Tracker(GuardedCallback):
 
 
 class MetricsFile(TrainerCallback):
-    """Appends each log to a file; if the disk is full, later.
-
-    A start first removes the lines after its checkpoint's step, so that no step is in the file twice.
-    """
+    """Appends each log to a file; if the disk is full, later."""
 
     def __init__(self, path: Path, tokens_per_step: int) -> None:
         self.path = path
         self.tokens_per_step = tokens_per_step
         self.lines = LinesFile(path)
-        self.cut_at: int | None = None  # remove lines after this step before others are written, once the disk allows
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Remove lines that the checkpoint does not know."""
+        """Remove lines after the checkpoint's step, so that no step is in the file twice."""
         # transformers takes the intervals of a resumed run from trainer_state.json; the recipe may have new ones.
         state.compute_steps(args, state.max_steps)
-        if state.is_world_process_zero:
-            self.cut_at = state.global_step or -1  # a fresh start keeps none
-            self.lines.waiting = [line for line in self.lines.waiting if is_until(line, self.cut_at)]
-            self.cut()
+        if not state.is_world_process_zero:
+            return
+        step = state.global_step or -1  # a fresh start keeps none
+        self.lines.waiting = [line for line in self.lines.waiting if is_until(line, step)]
+        try:
+            keep_lines_until(self.path, step)
+        except OSError as problem:
+            log.warning("%s cannot be changed: %s. Some steps may be in it twice.", self.path, problem.strerror)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             tokens = state.global_step * self.tokens_per_step
-            line = json.dumps({"step": state.global_step, "tokens": tokens, **kwargs["logs"]})
-            if self.cut():
-                self.lines.add(line)
-            else:
-                self.lines.waiting.append(f"{line}\n")
+            self.lines.add(json.dumps({"step": state.global_step, "tokens": tokens, **kwargs["logs"]}))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.cut():
-            self.lines.write_waiting()
+        self.lines.write_waiting()
 
     on_train_end = on_step_end
-
-    def cut(self) -> bool:
-        """Remove the lines, if any must go; whether others can be written now."""
-        if self.cut_at is not None:
-            try:
-                keep_lines_until(self.path, self.cut_at)
-            except OSError as problem:
-                log.warning("%s cannot be changed: %s. New lines wait.", self.path, problem.strerror)
-                return False
-            self.cut_at = None
-        return True
 
 
 class StatusFile(TrainerCallback):

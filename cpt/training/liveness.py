@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from cpt.checkpoints.resume import published_checkpoints, step_of
+from cpt.checkpoints.resume import published_checkpoints
 from cpt.distributed import is_main_process, rank, same_command, world_size
 from cpt.errors import CptError, Interrupted, LaunchError
 from cpt.hardware import GIB
@@ -161,37 +161,21 @@ def own_words(problem: BaseException | None) -> str:
     return f"{type(problem).__name__}: {problem}"
 
 
-class StepBoundary(TrainerCallback):
-    """Knows whether a step is half done: then weights and position do not belong together."""
-
-    def __init__(self) -> None:
-        self.is_within = False
-
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.is_within = True
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.is_within = False
-
-
 @contextmanager
 def saved_on_errors(trainer: CPTTrainer) -> Iterator[None]:
     """While it is open: an exception between two steps saves what was trained; any other names the checkpoint that the
-    run resumes from.
+    run resumes from. Within a step weights and position do not belong together.
 
     With several processes nothing is saved: the others do not know that this one has failed, and wait for its part of
     the next step.
     """
-    boundary = StepBoundary()
-    trainer.add_callback(boundary)
     try:
         yield
     except CptError:
         raise
     except Exception as problem:
         step, folder = trainer.state.global_step, trainer.run_folder
-        known = [step_of(checkpoint) for checkpoint in published_checkpoints(folder)]
-        if world_size() == 1 and not boundary.is_within and step > max(known, default=0):
+        if world_size() == 1 and trainer.begun_step <= step and trainer.checkpointer.is_unsaved:
             trainer.checkpointer.save_once("full")
             trainer.checkpointer.wait_for_saves()
         if is_main_process() and not lost_others(problem):

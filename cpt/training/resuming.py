@@ -51,7 +51,7 @@ def train_from(trainer: "CPTTrainer", data: PreparedData, point: ResumePoint) ->
     if checkpoint is None:
         trainer.train()
         return
-    trainer.checkpoint_loader.refuse_other_engine(checkpoint, trust=point.trusted)
+    trainer.checkpoint_loader.refuse_other_engine(checkpoint)
     if (checkpoint / POSITION).exists():  # another program writes none
         data.restore(json.loads((checkpoint / POSITION).read_text()))
     if manifest is not None and manifest.world_size != world_size():
@@ -106,12 +106,12 @@ class CheckpointLoader:
             return f"rounding: {fits} rows at a time instead of {requested} after out-of-memory: sums in another order"
         return found
 
-    def refuse_other_engine(self, checkpoint: Path, *, trust: bool) -> None:
+    def refuse_other_engine(self, checkpoint: Path) -> None:
         """Raise a CheckpointError: optimizer states are not converted between engines."""
         written, engine = sharding_in(checkpoint), self.trainer.engine
         was, now = name_sharding(written), name_sharding(engine.sharding)
         if written == engine.sharding or written == ZERO and is_zero(engine.sharding):
-            on_host = written_on_host(checkpoint, trust=trust) if is_zero(engine.sharding) else None
+            on_host = written_on_host(checkpoint, trust=self.point.trusted) if is_zero(engine.sharding) else None
             if on_host is None or on_host == engine.offloads_optimizer:
                 return
             was += f" and its optimizer {'in host memory' if on_host else 'on the GPU'}"

@@ -30,6 +30,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.training_args import ParallelMode
 
 from cpt.checkpoints.manifest import FORMAT, MANIFEST, FileEntry, Manifest, file_of_part, write_manifest
+from cpt.checkpoints.resume import published_checkpoints, step_of
 from cpt.checkpoints.retention import Archive, published_in, rotate
 from cpt.checkpoints.sharding import full_weights, part_here
 from cpt.checkpoints.snapshot import (
@@ -143,6 +144,12 @@ class Checkpointer:
         checkpoint, self.not_pushed = self.not_pushed, None
         if checkpoint is not None and self.trainer.args.push_to_hub:
             self.trainer.push_from_checkpoint(str(checkpoint))
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Whether the run trained steps since its newest checkpoint."""
+        newest = max(map(step_of, published_checkpoints(self.trainer.run_folder)), default=0)
+        return bool(self.trainer.state.global_step > newest)
 
     @property
     def weights_are_due(self) -> bool:

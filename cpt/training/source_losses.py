@@ -1,6 +1,5 @@
 """Log the training loss of each source, from micro-batches that are trained on anyway."""
 
-import logging
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -18,7 +17,6 @@ from cpt.data.rows.mixture import RowsOfSteps
 from cpt.data.rows.packing import IGNORED
 from cpt.models.fused_loss import FusedLoss
 
-log = logging.getLogger("cpt")
 BYTES_AT_ONCE = 2**27  # of logits in fp32 and of their gradients
 
 
@@ -35,7 +33,7 @@ class SourceLosses(TrainerCallback):
     def __init__(self, data: PreparedData, rows: RowsOfSteps, *, sharing_rows: int = 1) -> None:
         self.data, self.rows, self.sharing_rows = data, rows, sharing_rows
         self.micro_batch = self.measured = 0
-        self.is_measuring = self.is_off = self.has_logged = False
+        self.is_measuring = self.is_off = False
         self.totals = torch.zeros(2, len(data.sources))  # summed losses, tokens
         self.hook: Any = None
 
@@ -98,14 +96,7 @@ class SourceLosses(TrainerCallback):
             self.take(sources[0], loss, tokens)
             return
         row_loss = loss_of_rows(model, output.get("logits"), targets)
-        if row_loss is None or len(targets) != len(sources):
-            if not self.has_logged:
-                self.has_logged = True
-                log.info(
-                    "loss_<source> skips micro-batches with rows of several sources: this model returns no logits in"
-                    " training (`training.use_liger_kernel`). `training.per_device_train_batch_size: 1` avoids them."
-                )
-        elif self.micro_batch == self.measured:
+        if row_loss is not None and len(targets) == len(sources) and self.micro_batch == self.measured:
             for row, source in enumerate(sources):
                 self.take(source, row_loss(row), (targets[row] != IGNORED).sum())
 
