@@ -59,6 +59,11 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
             collate_fn=itemgetter(0),  # a micro-batch is one item
         )
 
+    def part_of_process(self, whole: Any) -> Any:
+        """This process's share of a list or tensor, of which each has the same number."""
+        size = len(whole) // self.args.world_size
+        return whole[self.args.process_index * size :][:size]
+
     def run_epoch(self, checkpoint: str | None, run: Callable[[], None]) -> None:
         """The Trainer's loop, with TRL's count of micro-batches where the run resumes."""
         self.micro_batches_done = self.first_step * self.generations.accumulation
@@ -95,8 +100,7 @@ class StepsOfPrompts(PromptTrainer):
     def inputs_of_process(self, inputs: Any) -> Any:
         """The prompts of the whole step, of which each process answers its share at the first micro-batch."""
         if isinstance(inputs, list) and self.model.training:
-            size = len(inputs) // self.args.world_size
-            return inputs[self.args.process_index * size :][:size]
+            return self.part_of_process(inputs)
         return inputs
 
 
@@ -173,8 +177,7 @@ class GenerationBatches(PromptTrainer):
 
     def share_of(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         repeated = [prompt for prompt in prompts for _ in range(self.args.num_generations)]
-        size = len(repeated) // self.args.world_size
-        return [dict(prompt) for prompt in repeated[self.args.process_index * size :][:size]]
+        return [dict(prompt) for prompt in self.part_of_process(repeated)]
 
     # --- resuming ----------------------------------------------------------------------------------------------------
 
@@ -316,11 +319,6 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
     def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
         """`advantages` ([B], or [B, T] for each token), and what else the loss of a completion needs."""
         raise NotImplementedError
-
-    @property
-    def own_rewards(self) -> torch.Tensor:
-        size = len(self.rewards_of_all) // self.args.world_size
-        return self.rewards_of_all[self.args.process_index * size :][:size]
 
     def log_probabilities(self, made: dict[str, Any]) -> torch.Tensor:
         """Log-probabilities [B, T] of the completions' tokens under the current model."""

@@ -61,7 +61,7 @@ class PPOTrainer(RewardedTrainer):
         config = self.args
         self.log_probabilities(made)
         values, mask = self.values.float(), made["completion_mask"].float()
-        rewards = self.own_rewards
+        rewards = self.part_of_process(self.rewards_of_all)
         applies = ~rewards.isnan()
         advantages = estimate_advantages(rewards.nan_to_num(), values, mask, gamma=config.gamma, lam=config.lam)
         advantages = advantages * applies[:, None]

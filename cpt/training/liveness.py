@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +108,7 @@ class Heartbeat(TrainerCallback):
         self.beat("between" if control.should_evaluate or control.should_save else "training", state.global_step)
 
     def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Evaluations before the first step and after the last are part of start and end."""
         self.beat("between" if self.phase == "training" else self.phase, state.global_step)
@@ -189,13 +188,6 @@ def resumes_from(folder: Path) -> str:
     return f"{same_command()} resumes from {checkpoints[-1].name}." if checkpoints else "Nothing was saved yet."
 
 
-@dataclass(frozen=True)
-class LivenessReport:
-    all: list[LastHeartbeat]
-    gone: list[LastHeartbeat]  # gave no pulse
-    failed: list[LastHeartbeat]  # ended with their own error or interruption
-
-
 @contextmanager
 def lost_ranks_named(run: Run) -> Iterator[None]:
     """While it is open: a failed collective becomes a LaunchError that names the lost processes, also in events.jsonl
@@ -205,37 +197,37 @@ def lost_ranks_named(run: Run) -> Iterator[None]:
     except RuntimeError as problem:
         if not lost_others(problem):
             raise
-        report = find_lost_ranks(run.folder)
-        interrupted = [sign for sign in report.failed if str(sign.ended).startswith(Interrupted.__name__)]
+        gone, failed = find_lost_ranks(run.folder)
+        everyone = read_heartbeats(run.folder)
+        interrupted = [sign for sign in failed if str(sign.ended).startswith(Interrupted.__name__)]
         if interrupted:
-            who = name_processes(interrupted, report.all)
+            who = name_processes(interrupted, everyone)
             raise Interrupted(f"{who} was stopped by a signal. {resumes_from(run.folder)}") from problem
-        if report.failed:
-            ended = [f"{name_processes([sign], report.all)} ended with {sign.ended}" for sign in report.failed]
+        if failed:
+            ended = [f"{name_processes([sign], everyone)} ended with {sign.ended}" for sign in failed]
             what = f"{'; '.join(ended)}. The others cannot continue without it."
-        elif report.gone:
-            steps = ", ".join(sorted({str(sign.step) for sign in report.gone}))
-            what = f"{name_processes(report.gone, report.all)} is gone: its last heartbeat is of step {steps}."
+        elif gone:
+            steps = ", ".join(sorted({str(sign.step) for sign in gone}))
+            what = f"{name_processes(gone, everyone)} is gone: its last heartbeat is of step {steps}."
         else:
             what = (
-                f"The processes lost each other, but all are there: {name_processes(report.all, report.all)}. The"
-                " network between them broke, or one took longer than `training.ddp_timeout`."
-                f" {type(problem).__name__}: {problem}."
+                "The processes lost each other, but all are there: the network between them broke, or one took longer"
+                f" than `training.ddp_timeout`. {type(problem).__name__}: {problem}."
             )
         message = f"{what} {resumes_from(run.folder)}"
-        lost = [sign.rank for sign in (*report.gone, *report.failed)]
+        lost = [sign.rank for sign in (*gone, *failed)]
         if rank() == min(set(range(world_size())) - set(lost), default=0):  # it speaks for the rest
-            step = max((sign.step for sign in report.all), default=None)
+            step = max((sign.step for sign in everyone), default=None)
             record_event(run.folder, "lost", message, step=step, processes=lost)
             if rank() != 0:  # the main process cannot write it
                 run.put_status("failed", error=LaunchError.__name__, message=message, exit_code=LaunchError.exit_code)
         raise LaunchError(message) from problem
 
 
-def find_lost_ranks(folder: Path) -> LivenessReport:
-    """Wait until each process gave a pulse, ended, or had the time for several pulses.
+def find_lost_ranks(folder: Path) -> tuple[list[LastHeartbeat], list[LastHeartbeat]]:
+    """The processes that give no pulse, and those that ended with their own error or interruption.
 
-    For processes of this host the system is asked as well, which answers at once.
+    It waits for several pulses at the most. Of processes of this host the system knows at once whether they exist.
     """
 
     def others() -> list[LastHeartbeat]:
@@ -248,7 +240,7 @@ def find_lost_ranks(folder: Path) -> LivenessReport:
         silent = [sign for sign in signs if sign.ended is None and sign.pulse == first.get(sign.rank)]
         dead = [sign for sign in silent if is_of_this_host(sign) and not is_alive(sign.pid)]
         if len(silent) == len(dead) or time.monotonic() > end:
-            return LivenessReport(read_heartbeats(folder), silent, [sign for sign in signs if sign.ended])
+            return silent, [sign for sign in signs if sign.ended]
         time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
