@@ -144,7 +144,6 @@ def attention_of(config: Any) -> str:
 
 
 def leave_out_of_saves(model: "nn.Module", names: set[str]) -> None:
-    """Let `save_pretrained` skip these weights."""
     owner: Any = model
     owner._keys_to_ignore_on_save = {*(owner._keys_to_ignore_on_save or ()), *names}
 
@@ -155,7 +154,6 @@ def run_exit_functions() -> None:
 
 
 def exit_now(code: int) -> NoReturn:
-    """End this process without Python's shutdown."""
     os._exit(code)
 
 

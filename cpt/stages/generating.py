@@ -87,8 +87,7 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
 
 
 class StepsOfPrompts(PromptTrainer):
-    """For TRL's DistillationTrainer (arXiv 2306.13649). Each step samples new answers, so a checkpoint holds no
-    completions."""
+    """For TRL's DistillationTrainer (arXiv 2306.13649). Each step samples new answers: no checkpoint needs them."""
 
     @property
     def generations(self) -> Generations:

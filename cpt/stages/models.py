@@ -30,14 +30,12 @@ KEY = "training.teacher_model_name_or_path"
 
 
 def model_for(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments) -> nn.Module:
-    """The recipe's model as its stage trains it, in the types that the arguments ask for."""
     if recipe.stage == "reward":  # a new head for one score in place of the language model's
         return scoring_model(recipe.model, tokenizer, seed=recipe.seed, dtype=weights_dtype(recipe, arguments))
     return language_model(recipe, tokenizer, arguments)
 
 
 def language_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments) -> nn.Module:
-    """The recipe's model, as it is before the first step."""
     return build_model(
         recipe.model,
         tokenizer,

@@ -47,8 +47,7 @@ class NamedReward:
         self.parameters = inspect.signature(function).parameters
 
     def refuse_missing(self, columns: Sequence[str]) -> None:
-        """Raise a DataError where the rows lack a column that it reads: its parameters, and what its option `column`
-        names."""
+        """Raise a DataError where the rows lack a parameter's column, or the one that its option `column` names."""
         by_position = [p for p in self.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         needed = [p.name for p in by_position if p.default is p.empty and p.name not in GIVEN]
         default = self.parameters["column"].default if "column" in self.parameters else None
@@ -104,8 +103,7 @@ def check_columns(rewards: Sequence[Reward], columns: Sequence[str]) -> list[Nam
 
 
 def find_rewards(rewards: Sequence[Reward]) -> list[NamedReward]:
-    """The functions that the recipe names, each with a unique name in the logs, their options checked against their
-    signatures; nothing is loaded."""
+    """The recipe's functions, each with a unique name in the logs, their options checked; nothing is loaded."""
     found = []
     for number, reward in enumerate(rewards):
         key = f"rewards[{number}]"

@@ -96,7 +96,7 @@ class RunLength:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the whole run: the budget, rounded up to whole steps."""
+        """The budget, rounded up to whole steps."""
         return self.steps * self.tokens_per_step
 
     def steps_between(self, every_tokens: int | None, every_steps: float | None) -> int | None:
@@ -166,7 +166,6 @@ def training_arguments(
 
 
 def weights_dtype(recipe: Recipe, arguments: TrainingArguments) -> torch.dtype:
-    """The dtype that `model.dtype: auto` chooses in this process."""
     return automatic_dtype(recipe, deepspeed=arguments.deepspeed is not None, on_gpu=arguments.device.type == "cuda")
 
 
@@ -314,7 +313,7 @@ def hash_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def describe_teacher(recipe: Recipe) -> dict[str, Any]:
-    """The model that a stage learns from; of one on the Hub, which is not here yet, the name alone."""
+    """The model that a stage learns from; of one on the Hub the name alone."""
     path = result_of_run(recipe.training.get("teacher_model_name_or_path"))
     if path is None:
         return {}

@@ -162,8 +162,7 @@ class Watch(TrainerCallback):
 
 
 class GuardedCallback(TrainerCallback):
-    """Passes events on to a callback. If one fails, an event of the run says so, and the callback is not called again
-    for `pause_seconds`."""
+    """Passes events on to a callback. If one fails, it records an event and pauses for `pause_seconds`."""
 
     kind = "callback_failed"
     errors: type[Exception] = Exception

@@ -190,8 +190,7 @@ def resumes_from(folder: Path) -> str:
 
 @contextmanager
 def lost_ranks_named(run: Run) -> Iterator[None]:
-    """While it is open: a failed collective becomes a LaunchError that names the lost processes, also in events.jsonl
-    and status.json; or an Interrupted where a signal stopped another process outside of the training."""
+    """While it is open: a failed collective becomes a LaunchError that names the lost processes, or an Interrupted."""
     try:
         yield
     except RuntimeError as problem:
@@ -227,7 +226,7 @@ def lost_ranks_named(run: Run) -> Iterator[None]:
 def find_lost_ranks(folder: Path) -> tuple[list[LastHeartbeat], list[LastHeartbeat]]:
     """The processes that give no pulse, and those that ended with their own error or interruption.
 
-    It waits for several pulses at the most. Of processes of this host the system knows at once whether they exist.
+    It waits for several pulses at the most. The system knows at once which processes of this host exist.
     """
 
     def others() -> list[LastHeartbeat]:

@@ -90,8 +90,7 @@ def remember(folder: Path, key: str, value: Any) -> None:
 
 
 def run_until_out_of_memory(trainer: "CPTTrainer", train_epoch: Callable[[], None]) -> None:
-    """The Trainer's loop; out of memory ends it with a restart in smaller micro-batches, or with what the user can
-    change."""
+    """The Trainer's loop; out of memory ends it with a restart in smaller micro-batches, or with the remedy."""
     arguments = trainer.args
     needed: RestartNeeded | None = None
     try:

@@ -154,7 +154,6 @@ class CheckpointLoader:
         return only_data(Path(checkpoint), trust=self.point.trusted)
 
     def load_shards(self, checkpoint: Path) -> None:
-        """FSDP2's weights, states and schedule."""
         trainer, trust = self.trainer, self.point.trusted
         model, schedule = trainer.model, trainer.lr_scheduler
         trainer.engine.reshard()
@@ -171,10 +170,7 @@ class CheckpointLoader:
 
 
 def written_on_host(checkpoint: Path, *, trust: bool) -> bool | None:
-    """Whether DeepSpeed's AdamW for the host wrote ZeRO's states; None where the files do not say.
-
-    The two kernels differ in their groups and counters, and neither loads the other's.
-    """
+    """Whether DeepSpeed's AdamW for the host wrote ZeRO's states, which only it loads; None if the files do not say."""
     part = next(iter(sorted(checkpoint.glob("*/*optim_states.pt"))), None)
     states = {} if part is None else load_data(part, mmap=True, trust=trust).get("optimizer_state_dict", {})
     base = states.get("base_optimizer_state") or states.get("optimizer_state_dict")
@@ -184,11 +180,7 @@ def written_on_host(checkpoint: Path, *, trust: bool) -> bool | None:
 
 
 def separate_groups(optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
-    """Repair what DeepSpeed 0.19 makes of a universal checkpoint under ZeRO-3.
-
-    It gives all groups the weight decay and the learning rate of the first, and one step counter, which each of them
-    then counts up.
-    """
+    """Give ZeRO-3's groups their options and step counters: DeepSpeed 0.19 loads those of the first group for all."""
     tag = (checkpoint / "latest_universal").read_text().strip()
     saved = load_data(checkpoint / tag / "zero" / "optimizer_state.pt", mmap=True)["param_groups"]
     for group, known in zip(optimizer.param_groups, saved, strict=True):
@@ -221,11 +213,7 @@ def exactness(point: ResumePoint, *, deterministic: bool) -> str:
 
 
 def keep_global_batch(recipe: Recipe, point: ResumePoint) -> Recipe:
-    """The recipe for as many processes as run now, with as many rows in a step as before.
-
-    A recipe that states its global batch does so already; one that states accumulation means what it came to when the
-    run began.
-    """
+    """The recipe with as many rows in a step as before: accumulation means what it came to when the run began."""
     manifest = point.manifest
     if manifest is None or not manifest.step or recipe.budget.global_batch_tokens is not None:
         return recipe
@@ -239,8 +227,7 @@ def keep_global_batch(recipe: Recipe, point: ResumePoint) -> Recipe:
 
 
 def keep_dtype(recipe: Recipe, point: ResumePoint, *, deepspeed: bool) -> Recipe:
-    """The recipe with the checkpoint's weight type in place of `model.dtype: auto`, which may mean another one on this
-    machine.
+    """The recipe with the checkpoint's weight type in place of `model.dtype: auto`, which may mean another one here.
 
     Weights of an engine and adapters are in fp32 in any case.
     """

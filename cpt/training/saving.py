@@ -134,10 +134,7 @@ class Checkpointer:
             self.archive.finish()
 
     def wait_for_saves(self) -> None:
-        """Return when no save is in flight, and push what was published; every process must call it.
-
-        It raises a SaveFailed where the last one failed in a way that no later one will do better.
-        """
+        """Wait for the save in flight, and push it; every process must call it. It raises what would recur."""
         in_flight, self.in_flight = self.in_flight, None
         if in_flight is not None:
             in_flight.result()
@@ -147,7 +144,6 @@ class Checkpointer:
 
     @property
     def is_unsaved(self) -> bool:
-        """Whether the run trained steps since its newest checkpoint."""
         newest = max(map(step_of, published_checkpoints(self.trainer.run_folder)), default=0)
         return bool(self.trainer.state.global_step > newest)
 
@@ -199,8 +195,7 @@ class Checkpointer:
             self.wait_for_saves()
 
     def write_out(self, kind: Kind, step: int, contents: Contents, copy: Callable[[], None] | None = None) -> None:
-        """Publish, archive, and remove old checkpoints. A failure is recorded; it ends the run only where no later
-        save can succeed."""
+        """Publish, archive, and remove old checkpoints. A failure is recorded; one that would recur ends the run."""
         name = f"{PREFIXES[kind]}{step}"
         published = self.trainer.run_folder / name
         check = None if kind in self.kinds_read_back else partial(read_back, model=self.trainer.model)
@@ -257,8 +252,7 @@ class Checkpointer:
     # --- the snapshot ------------------------------------------------------------------------------------------------
 
     def take_snapshot(self, *, full: bool) -> Contents:
-        """This process's part of the checkpoint (weights and tokenizer alone where it is not `full`); all collective
-        operations of a save happen here."""
+        """This process's part of the checkpoint; all collective operations of a save happen here."""
         trainer, taken = self.trainer, Contents()
         self.snapshot = taken
         nowhere = str(trainer.run_folder / f"step-{trainer.state.global_step}")

@@ -48,7 +48,6 @@ class SourceLosses(TrainerCallback):
             self.hook = kwargs["model"].register_forward_hook(self.look, with_kwargs=True)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Decide whether this step is the measured one of its log."""
         step, every = state.global_step + 1, int(state.logging_steps)
         self.state, self.micro_batch = state, 0
         log = (step - 1) // every
@@ -120,8 +119,7 @@ def drawn(number: int, below: int) -> int:
 def loss_of_rows(
     model: nn.Module, logits: torch.Tensor | None, targets: torch.Tensor
 ) -> Callable[[int], torch.Tensor] | None:
-    """A function from a row's number to its summed loss; None if the model returns no logits, [rows, tokens,
-    vocabulary]."""
+    """From a row's number to its summed loss; None without logits [rows, tokens, vocabulary]."""
     if logits is None or logits.shape[:2] != targets.shape:
         return None
     whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
