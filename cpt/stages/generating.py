@@ -252,8 +252,7 @@ class GenerationBatches(PromptTrainer):
             raise ResourceError(
                 f"out of memory in step {self.state.global_step + 1}, sampling {self.args.generation_batch_size}"
                 f" completions of up to {self.args.max_completion_length} tokens. Set"
-                " `training.generation_batch_size`, `steps_per_generation` or `max_completion_length` lower; smaller"
-                " micro-batches would not help."
+                " `training.generation_batch_size`, `steps_per_generation` or `max_completion_length` lower."
             ) from problem
 
     def metrics_of_batch(self, rows: list[Any]) -> dict[str, float]:

@@ -189,17 +189,17 @@ def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None)
     micro_batch = int(recipe.training.get("per_device_train_batch_size", 8))
     readers = groups_of_rows(recipe.training, world_size())  # processes, where none share rows
     rows_at_once = micro_batch * readers
+    tokens_at_once = rows_at_once * recipe.data.sequence_length
     if recipe.budget.global_batch_tokens is None:
         accumulation = int(recipe.training.get("gradient_accumulation_steps", 1))
     else:
-        accumulation, rest = divmod(recipe.budget.global_batch_tokens, rows_at_once * recipe.data.sequence_length)
+        accumulation, rest = divmod(recipe.budget.global_batch_tokens, tokens_at_once)
         if rest or not accumulation:
             who = "process(es)" if readers == world_size() else "group(s) of processes"
             raise RecipeError(
                 f"`budget.global_batch_tokens` is {recipe.budget.global_batch_tokens:,}, which does not divide into"
                 f" {readers} {who} x per_device_train_batch_size {micro_batch} x sequence_length"
-                f" {recipe.data.sequence_length:,} = {rows_at_once * recipe.data.sequence_length:,} tokens. Make it a"
-                " multiple of that."
+                f" {recipe.data.sequence_length:,} = {tokens_at_once:,} tokens. Make it a multiple of that."
             )
     trained = rows_per_step = rows_at_once * accumulation
     if recipe.stage in REWARDED:  # a row is a prompt, which is answered several times

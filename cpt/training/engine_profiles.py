@@ -110,21 +110,17 @@ def located(given: str | Path | Profile, *complaints: Complaints) -> list[str]:
     return [f"{place(key)}: {text}" for some in complaints for key, text in some]
 
 
-def read_profile(given: str | Path | Profile) -> Profile:
-    """The profile's content; a RecipeError where the file does not exist or is not a JSON object."""
-    if isinstance(given, dict):
-        return given
-    try:
-        profile = json.loads(Path(given).read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise RecipeError(
-            f"`training.deepspeed`: {given} cannot be read ({problem.strerror}). Profiles are in deepspeed_configs/."
-        ) from problem
-    except ValueError as problem:
-        raise RecipeError(f"`training.deepspeed`: {given} is not valid JSON: {problem}") from problem
-    if not isinstance(profile, dict):
-        raise RecipeError(f"`training.deepspeed`: {given} holds no JSON object. Profiles are in deepspeed_configs/.")
-    return profile
+def read_profile(given: str | Path | Profile, key: str = "`training.deepspeed`") -> Profile:
+    """The mapping in the recipe, or in a JSON file; a RecipeError where there is none."""
+    content: Any = given
+    if isinstance(given, str | Path):
+        try:
+            content = json.loads(Path(given).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as problem:
+            raise RecipeError(f"{key}: {given} cannot be read as JSON: {problem}") from problem
+    if not isinstance(content, dict):
+        raise RecipeError(f"{key} is a mapping, or the path of a JSON file with one, not {given!r}.")
+    return content
 
 
 def check_zero(profile: Profile) -> Complaints:
@@ -154,21 +150,15 @@ def check_zero(profile: Profile) -> Complaints:
             unknown = f"is not a key of DeepSpeed.{did_you_mean(last, known)}"
             yield key, f"`{key}` {unknown if error['type'] == 'extra_forbidden' else '- ' + error['msg']}"
     if offloads(profile, "optimizer") and profile.get("zero_force_ds_cpu_optimizer", True):
-        # accelerate would replace it: any optimizer becomes Adam, decoupled weight decay becomes L2
-        yield (
-            "offload_optimizer",
-            '`offload_optimizer` needs "zero_force_ds_cpu_optimizer": false at the top: without it accelerate puts'
-            " an Adam of its own in the place of the recipe's optimizer",
-        )
+        # any optimizer becomes Adam, and decoupled weight decay becomes L2
+        text = '`offload_optimizer` needs "zero_force_ds_cpu_optimizer": false at the top, or accelerate uses its Adam'
+        yield "offload_optimizer", text
     gathers = section.get(
         "stage3_gather_16bit_weights_on_model_save", section.get("gather_16bit_weights_on_model_save")
     )
     if section.get("stage") == 3 and not gathers:
-        yield (
-            "zero_optimization",
-            '`zero_optimization` needs "stage3_gather_16bit_weights_on_model_save": true at stage 3: no model'
-            " could be exported otherwise",
-        )
+        text = '"stage3_gather_16bit_weights_on_model_save": true at stage 3, for the export'
+        yield "zero_optimization", f"`zero_optimization` needs {text}"
 
 
 def contradictions(profile: Profile, recipe: Recipe) -> Complaints:
@@ -219,14 +209,7 @@ def zero_section(profile: Profile) -> Mapping[str, Any]:
 
 def fsdp_config(training: Mapping[str, Any]) -> dict[str, Any]:
     """The config, with Hugging Face's names without their prefix."""
-    given = training.get("fsdp_config") or {}
-    if isinstance(given, str):
-        try:
-            given = json.loads(Path(given).read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as problem:
-            raise RecipeError(f"{CONFIG}: {given}: {problem}") from problem
-    if not isinstance(given, dict):
-        raise RecipeError(f"{CONFIG} is a mapping, or the path of a JSON file with one, not {given!r}.")
+    given = read_profile(training.get("fsdp_config") or {}, CONFIG)
     return {str(key).removeprefix("fsdp_"): value for key, value in given.items()}
 
 

@@ -73,9 +73,8 @@ class TrainingClock(TrainerCallback):
         if share > ACCEPTABLE_WAIT:
             self.has_warned = True
             log.warning(
-                f"the model waited for data {share:.1%} of the last {LAST_STEPS} steps. If documents are still being"
-                " tokenized: run `cpt prepare RECIPE` before. If the disk is slow: set CPT_CACHE to a local folder. If"
-                " your own rows or collate_fn are slow: set `training.dataloader_num_workers: 2`."
+                f"the model waited for data {share:.1%} of the last {LAST_STEPS} steps. Run `cpt prepare RECIPE` first,"
+                " set CPT_CACHE to a local folder, or `training.dataloader_num_workers: 2` for slow rows of your own."
             )
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

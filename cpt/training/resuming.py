@@ -170,7 +170,7 @@ class CheckpointLoader:
 
 
 def written_on_host(checkpoint: Path, *, trust: bool) -> bool | None:
-    """Whether DeepSpeed's AdamW for the host wrote ZeRO's states, which only it loads; None if the files do not say."""
+    """Whether DeepSpeed's AdamW for the host wrote ZeRO's states, which only it loads; None if no file says."""
     part = next(iter(sorted(checkpoint.glob("*/*optim_states.pt"))), None)
     states = {} if part is None else load_data(part, mmap=True, trust=trust).get("optimizer_state_dict", {})
     base = states.get("base_optimizer_state") or states.get("optimizer_state_dict")

@@ -51,8 +51,9 @@ class SourceLosses(TrainerCallback):
         step, every = state.global_step + 1, int(state.logging_steps)
         self.state, self.micro_batch = state, 0
         log = (step - 1) // every
-        self.is_measuring = step == log * every + 1 + drawn(log, every) or (args.logging_first_step and step == 1)
-        self.measured = drawn(step, args.gradient_accumulation_steps)
+        # the same numbers in every process and after a resume
+        drawn, self.measured = Random(log).randrange(every), Random(step).randrange(args.gradient_accumulation_steps)
+        self.is_measuring = step == log * every + 1 + drawn or (args.logging_first_step and step == 1)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Add the means over all processes, which log at the same steps."""
@@ -109,11 +110,6 @@ class SourceLosses(TrainerCallback):
         groups, group = args.world_size // self.sharing_rows, args.process_index // self.sharing_rows
         first = self.rows.first(self.state.global_step) + (self.micro_batch * groups + group) * size
         return range(first, first + size)
-
-
-def drawn(number: int, below: int) -> int:
-    """A random number, the same for the same step in every process and after a resume."""
-    return Random(number).randrange(below)
 
 
 def loss_of_rows(
