@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS, SAMPLES
 from cpt.runs.record import Run
 from cpt.stages.models import PACKED, REFERENCED, build_teacher, reference_model
-from cpt.training.arguments import OWN_LOSS, RunLength, find_stage, run_length, training_arguments
+from cpt.training.arguments import OWN_LOSS, find_stage, run_length, training_arguments
 from cpt.training.callbacks import (
     ConsoleProgress,
     MetricsFile,
@@ -75,8 +75,7 @@ def build_trainer(
     if arguments is None:
         arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
     folder = Path(str(arguments.output_dir))
-    length = run_length(recipe, data.num_rows, folder)
-    trainer = stage_trainer(recipe, model, tokenizer, data, arguments, length)
+    trainer = stage_trainer(recipe, model, tokenizer, data, arguments)
     if not isinstance(trainer, CPTTrainer):
         raise RecipeError(
             f"`stage`: {recipe.stage} builds a {type(trainer).__name__}, which does not save and resume as runs here"
@@ -97,20 +96,16 @@ def build_trainer(
 
 
 def stage_trainer(
-    recipe: Recipe,
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    data: PreparedData,
-    arguments: TrainingArguments,
-    length: RunLength,
+    recipe: Recipe, model: nn.Module, tokenizer: PreTrainedTokenizerBase, data: PreparedData, arguments: Any
 ) -> Trainer:
-    stage, others, config = find_stage(recipe.stage), dict[str, nn.Module | None](), cast(Any, arguments)
+    length = run_length(recipe, data.num_rows, Path(arguments.output_dir))
+    stage, others = find_stage(recipe.stage), dict[str, nn.Module | None]()
     if stage.build_trainer is not None:
         return stage.build_trainer(recipe, model, tokenizer, data, arguments, length)
     if recipe.stage in REFERENCED:
         others["ref_model"] = reference_model(recipe, tokenizer, arguments)
     elif recipe.stage in REWARDED:
-        others["reference"] = reference_model(recipe, tokenizer, arguments) if config.beta else None
+        others["reference"] = reference_model(recipe, tokenizer, arguments) if arguments.beta else None
     elif recipe.stage in TAUGHT:
         others["teacher_model"] = build_teacher(recipe, model, tokenizer, arguments)
     given: dict[str, Any] = {"rows": data.rows, "length": length, "held_out": data.held_out, "tokenizer": tokenizer}

@@ -73,7 +73,7 @@ class TrainingClock(TrainerCallback):
         if share > ACCEPTABLE_WAIT:
             self.has_warned = True
             log.warning(
-                f"the model waited for data {share:.1%} of the last {LAST_STEPS} steps. Run `cpt prepare RECIPE` first,"
+                f"the model waited for data {share:.1%} of the last {LAST_STEPS} steps. Run `cpt prepare` first,"
                 " set CPT_CACHE to a local folder, or `training.dataloader_num_workers: 2` for slow rows of your own."
             )
 
