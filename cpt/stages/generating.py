@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
@@ -23,7 +22,6 @@ from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer, fit_fused_head
 from cpt.stages.models import prepared
 from cpt.stages.rewards import build_rewards
-from cpt.training.arguments import RunLength
 from cpt.training.generations import Generations, Prompt, PromptRows
 from cpt.training.restart import is_out_of_memory
 from cpt.training.resuming import written_for
@@ -115,19 +113,11 @@ class GenerationBatches(PromptTrainer):
     last: dict[str, torch.Tensor] | None = None  # this process's last completions, for a stage that compares with them
 
     def __init__(
-        self,
-        recipe: Recipe,
-        model: nn.Module,
-        arguments: Any,
-        *,
-        rows: Dataset[Any],
-        length: RunLength,
-        reference: nn.Module | None,
-        **options: Any,
+        self, recipe: Recipe, model: nn.Module, arguments: Any, *, reference: nn.Module | None, **options: Any
     ) -> None:
         if arguments.reward_weights is not None:
             raise RecipeError("`training.reward_weights`: write `weight` beside each reward's name in `rewards`.")
-        rewards = build_rewards(recipe.rewards, [name for name in rows[0] if name != "prompt"])
+        rewards = build_rewards(recipe.rewards, [name for name in options["rows"][0] if name != "prompt"])
         arguments.reward_weights = [reward.weight for reward in recipe.rewards]
         # As many completions at once as the recipe says, where an earlier start learned a smaller micro-batch.
         asked = int(recipe.training.get("per_device_train_batch_size", arguments.per_device_train_batch_size))
@@ -138,7 +128,7 @@ class GenerationBatches(PromptTrainer):
         # With `beta` TRL would load a reference by the model's name, which may not exist.
         beta, arguments.beta = arguments.beta, 0.0
         try:
-            super().__init__(recipe, model, arguments, rows=rows, length=length, reward_funcs=rewards, **options)
+            super().__init__(recipe, model, arguments, reward_funcs=rewards, **options)
         finally:
             self.beta = arguments.beta = beta
         self.ref_model = None if reference is None else self.ready_reference(reference)

@@ -53,12 +53,10 @@ class TrainingClock(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.since, self.steps_in_all = time.perf_counter(), 0
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         now = time.perf_counter()
         self.seconds += now - self.since
-        self.last_steps.append((now - self.since, waited_by(kwargs.get("train_dataloader"))))
+        self.last_steps.append((now - self.since, waited_by(more.get("train_dataloader"))))
         self.since = now
         self.steps += 1
         if not self.steps_in_all:  # the first step warms up

@@ -260,14 +260,12 @@ class Checkpointer:
         of_adapter = isinstance(trainer.model, PeftModel)
         trainer.engine.reshard()
         try:
+            weights: Weights | None = None  # the model's own: each process has all of them
             if stage == 3:
-                trainer.save_files(nowhere, gather_zero3_weights(trainer.model_wrapped, only_trained=of_adapter))
+                weights = gather_zero3_weights(trainer.model_wrapped, only_trained=of_adapter)
             elif trainer.is_fsdp_enabled:
-                trainer.save_files(nowhere, full_weights(trainer.model, only_trained=of_adapter))
-            elif stage is not None:  # the Trainer copies the model, on every process
-                trainer.save_files(nowhere, trainer.model.state_dict())
-            else:
-                trainer.save_model(nowhere, _internal_call=True)
+                weights = full_weights(trainer.model, only_trained=of_adapter)
+            trainer.save_files(nowhere, weights)
             if full:
                 self.take_states(taken, nowhere)
                 taken.states[random_states_file(trainer)] = random_states(trainer)
