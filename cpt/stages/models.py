@@ -88,9 +88,7 @@ def build_teacher(
     values = vars(arguments)
     path, revision = result_of_run(values["teacher_model_name_or_path"]), values.get("teacher_model_revision")
     if path is None:
-        raise RecipeError(
-            f"`{KEY}` is missing: the model that this one learns from, a Hub id, a folder or a run (runs/NAME)."
-        )
+        raise RecipeError(f"`{KEY}` is missing. Name the teacher: a Hub id, a folder or a run (runs/NAME).")
     section = Model(path=path, revision=revision, attention=recipe.model.attention)
     build = partial(
         build_model,

@@ -207,10 +207,7 @@ class GuardedCallback(TrainerCallback):
 
 
 def put_trackers_last(trainer: Trainer, run: Path) -> None:
-    """Let the trackers see what other callbacks add to the logs.
-
-    Hugging Face calls callbacks in the order in which they were added, and its trackers come first.
-    """
+    """Let the trackers, which Hugging Face adds and so calls first, see what other callbacks add to the logs."""
     handler = trainer.callback_handler
     kinds: tuple[type[TrainerCallback], ...] = tuple(INTEGRATION_TO_CALLBACK.values())
     others = [callback for callback in handler.callbacks if not isinstance(callback, kinds)]
@@ -338,11 +335,7 @@ def describe_logs(logs: dict[str, Any]) -> str:
 
 
 class StepProfile(TrainerCallback):
-    """Profiles three steps of the main process, from `at_step` on (counted from 1), and writes
-    `profile/steps-A-B.json.gz` and `steps-A-B.txt`.
-
-    The step before them warms the profiler up. An event reports steps that were not profiled.
-    """
+    """Profiles three steps of the main process from `at_step` on, counted from 1; the step before them warms it up."""
 
     def __init__(self, run: Path, at_step: int) -> None:
         self.run, self.first, self.last = run, at_step, at_step + PROFILED_STEPS - 1

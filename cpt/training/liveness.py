@@ -246,8 +246,7 @@ def find_lost_ranks(folder: Path) -> tuple[list[LastHeartbeat], list[LastHeartbe
 class GroupTimeouts(TrainerCallback):
     """Sets the timeout of all groups when training begins, and again after the first step, for which some are made.
 
-    DeepSpeed's groups wait 30 minutes over gloo and 10 with NCCL, whatever the recipe says. torch has no public way to
-    change that.
+    DeepSpeed's groups wait 30 minutes over gloo and 10 with NCCL, whatever the recipe says.
     """
 
     def __init__(self) -> None:

@@ -12,9 +12,8 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property, partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Literal
@@ -58,6 +57,7 @@ from cpt.distributed import is_main_process
 from cpt.errors import CheckpointError, TrainingError
 from cpt.files import make_durable
 from cpt.runs.events import record_event
+from cpt.runs.record import installed_version
 from cpt.training.resuming import DataPosition
 
 if TYPE_CHECKING:
@@ -233,10 +233,7 @@ class Checkpointer:
             record_event(self.trainer.run_folder, kind, message, **details)
 
     def describe(self, kind: Kind, step: int, files: dict[str, FileEntry]) -> Manifest:
-        zero, versions = self.trainer.engine.zero_section, {}
-        for package in PACKAGES:
-            with suppress(PackageNotFoundError):
-                versions[package] = version(package)
+        zero = self.trainer.engine.zero_section
         return Manifest(
             format=FORMAT,
             kind=kind,
@@ -245,7 +242,7 @@ class Checkpointer:
             world_size=self.trainer.args.world_size,
             zero_stage=None if zero is None else int(zero.get("stage", 0)),
             exactness=self.trainer.checkpoint_loader.exactness,
-            versions=versions,
+            versions={name: found for name in PACKAGES if (found := installed_version(name))},
             files=files,
         )
 
@@ -256,12 +253,11 @@ class Checkpointer:
         trainer, taken = self.trainer, Contents()
         self.snapshot = taken
         nowhere = str(trainer.run_folder / f"step-{trainer.state.global_step}")
-        stage = None if trainer.engine.zero_section is None else trainer.engine.zero_section.get("stage")
         of_adapter = isinstance(trainer.model, PeftModel)
         trainer.engine.reshard()
         try:
             weights: Weights | None = None  # the model's own: each process has all of them
-            if stage == 3:
+            if (trainer.engine.zero_section or {}).get("stage") == 3:
                 weights = gather_zero3_weights(trainer.model_wrapped, only_trained=of_adapter)
             elif trainer.is_fsdp_enabled:
                 weights = full_weights(trainer.model, only_trained=of_adapter)

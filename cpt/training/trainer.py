@@ -332,10 +332,7 @@ class CPTTrainer(TrainerHooks, Trainer):
             self.checkpointer.take_model(weights, save)
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
-        """Metrics of each held-out set, logged like those of the Trainer's own evaluation.
-
-        Empty if a signal stopped it: the run saves, and evaluates when it resumes.
-        """
+        """Metrics of each held-out set, logged; empty if a signal stopped it: the run evaluates when it resumes."""
         try:
             figures = self.measure_held_out()
         except Interrupted:
