@@ -22,11 +22,7 @@ else:  # this file stays cheap to import: the classes below are mixed into the l
 LOOP = "a public hook around it"
 USED = {  # dotted name -> its parameters ("" for what is not called), why, what ends it
     "transformers.PreTrainedModel._keep_in_fp32_modules": ("", "what a model never holds in fp16", "a public list"),
-    "transformers.PreTrainedModel._keep_in_fp32_modules_strict": (
-        "",
-        "what a model never holds in fp16 or bf16",
-        "a public list",
-    ),
+    "transformers.PreTrainedModel._keep_in_fp32_modules_strict": ("", "the same for bf16 too", "a public list"),
     "transformers.PreTrainedModel._supports_sdpa": ("", "which attention a family has", "a public list of them"),
     "transformers.Trainer._prepare_for_training": (
         "max_steps, train_dataloader, resume_from_checkpoint",
@@ -39,11 +35,7 @@ USED = {  # dotted name -> its parameters ("" for what is not called), why, what
     "transformers.Trainer._save": ("output_dir, state_dict", "the model's part of that transaction", LOOP),
     "transformers.Trainer._push_from_checkpoint": ("checkpoint_folder", "push after publishing", "a public push"),
     "transformers.Trainer._tr_loss": ("", "a skipped step's loss does not count", "a public running loss"),
-    "trl.trainer.base_trainer._BaseTrainer._send_telemetry": (
-        "",
-        "cpt sends nothing",
-        "an argument that turns it off",
-    ),
+    "trl.trainer.base_trainer._BaseTrainer._send_telemetry": ("", "cpt sends nothing", "an argument for it"),
     "trl.SFTTrainer._prepare_dataset": ("dataset", "rows are tokenised already", "an argument for it"),
     "trl.GRPOTrainer._prepare_inputs": ("", "prompts by their number, completions that outlive a stop", LOOP),
     "trl.GRPOTrainer._generate_single_turn": ("", "name the remedy when sampling is out of memory", LOOP),
@@ -63,34 +55,18 @@ USED = {  # dotted name -> its parameters ("" for what is not called), why, what
     "transformers.PreTrainedConfig._attn_implementation": ("", "which attention a model has", "a public property"),
     "atexit._run_exitfuncs": ("", "trackers finish before `os.execve` and `os._exit`", "a public way to run them"),
     "os._exit": ("status", "leave without Python's shutdown, in which gloo hangs", "gloo ends cleanly"),
-    "transformers.cli.serve.Serve._thread": (
-        "",
-        "whether the server's thread still runs",
-        "a public wait for its end",
-    ),
-    "optuna.trial.FrozenTrial._trial_id": (
-        "",
-        "continue a trial of an earlier process",
-        "a public way to continue one",
-    ),
+    "transformers.cli.serve.Serve._thread": ("", "whether the server still runs", "a public wait for its end"),
+    "optuna.trial.FrozenTrial._trial_id": ("", "continue a trial of an earlier process", "a public way to do so"),
     "transformers.PreTrainedModel._supports_flash_attn": ("", "which attention a family has", "a public list of them"),
     "transformers.PreTrainedModel._supports_flex_attn": ("", "which attention a family has", "a public list of them"),
-    "transformers.PreTrainedModel._can_set_experts_implementation": (
-        "",
-        "it searches the file of a class for a decorator, which experts from another file do not need",
-        "a public flag",
-    ),
+    "transformers.PreTrainedModel._can_set_experts_implementation": ("", "see SettableExperts", "a public flag"),
     "transformers.modeling_flash_attention_utils._flash_attention_forward": (
         "query_states, key_states, value_states, attention_mask, query_length, is_causal, softmax_scale, "
         "sliding_window, attn_implementation, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k",
         "call flash-attn with the bounds of documents",
         "torch's varlen_attn as fast as flash-attn 3 on Hopper",
     ),
-    "transformers.integrations.deepspeed._hf_deepspeed_config_weak_ref": (
-        "",
-        "put DeepSpeed's config back after a model was built without ZeRO-3",
-        "a public function that returns the object and not its dict",
-    ),
+    "transformers.integrations.deepspeed._hf_deepspeed_config_weak_ref": ("", "see without_zero3", "a public getter"),
 }
 
 
@@ -108,7 +84,7 @@ def supports_flex(model: "type[PreTrainedModel]") -> bool:
 
 
 class SettableExperts:
-    """Mixin of models whose experts have transformers' decorator in another file."""
+    """Mixin of models whose experts are in another file: transformers searches the class's own for its decorator."""
 
     @classmethod
     def _can_set_experts_implementation(cls) -> bool:
@@ -120,18 +96,12 @@ def flash_attention(
     query: "torch.Tensor",
     key: "torch.Tensor",
     value: "torch.Tensor",
-    bounds: "torch.Tensor",
+    bounds: Any,
     longest: int,
     scale: float,
     window: int | None,
 ) -> "torch.Tensor":
     """The kernel of a flash-attn package, within the documents between `bounds`: [1, tokens, heads, width]."""
-    documents: dict[str, Any] = {
-        "cu_seq_lens_q": bounds,
-        "cu_seq_lens_k": bounds,
-        "max_length_q": longest,
-        "max_length_k": longest,
-    }
     from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
     output: torch.Tensor = _flash_attention_forward(
@@ -144,14 +114,17 @@ def flash_attention(
         softmax_scale=scale,
         sliding_window=window,
         attn_implementation=package,
-        **documents,
+        cu_seq_lens_q=bounds,
+        cu_seq_lens_k=bounds,
+        max_length_q=longest,
+        max_length_k=longest,
     )
     return output
 
 
 @contextmanager
 def without_zero3() -> Iterator[None]:
-    """Inside, transformers builds plain models although the run uses ZeRO-3."""
+    """Inside, transformers builds plain models although the run uses ZeRO-3; after it DeepSpeed's config is back."""
     from transformers.integrations import deepspeed, is_deepspeed_zero3_enabled
 
     if not is_deepspeed_zero3_enabled():
@@ -171,7 +144,6 @@ def attention_of(config: Any) -> str:
 
 
 def leave_out_of_saves(model: "nn.Module", names: set[str]) -> None:
-    """Let `save_pretrained` skip these weights."""
     owner: Any = model
     owner._keys_to_ignore_on_save = {*(owner._keys_to_ignore_on_save or ()), *names}
 
@@ -182,7 +154,6 @@ def run_exit_functions() -> None:
 
 
 def exit_now(code: int) -> NoReturn:
-    """End this process without Python's shutdown."""
     os._exit(code)
 
 

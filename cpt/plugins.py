@@ -60,6 +60,14 @@ def find(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Ca
     return called
 
 
+def with_key(key: str, check: Callable[[], Any]) -> Any:
+    """The result of `check`; its RecipeError gets the key in front."""
+    try:
+        return check()
+    except RecipeError as problem:
+        raise RecipeError(f"`{key}`: {str(problem).removeprefix('model.path: ')}") from problem
+
+
 def user_code_error(what: str, problem: Exception) -> UserCodeError:
     """What to raise where the user's code raised something; to be called in the frame that called it."""
     below = problem.__traceback__.tb_next if problem.__traceback__ is not None else None

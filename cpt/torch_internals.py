@@ -60,8 +60,7 @@ def reads_scale(optimizer: torch.optim.Optimizer) -> bool:
 
 @contextmanager
 def fake_tensors() -> Iterator[None]:
-    """Create tensors with shapes and no values. Silences torch, which logs what fake tensors cannot do and raises it
-    too."""
+    """Create tensors with shapes and no values, and silence torch, which also logs what it raises."""
     logger = logging.getLogger(FAKE)
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -89,8 +88,7 @@ def trace_both_passes(function: Callable[..., Any], arguments: Sequence[torch.Te
 
 
 def split_passes(joint: fx.GraphModule, num_outputs: int, num_weights: int) -> tuple[fx.Graph, fx.Graph]:
-    """The forward graph, with what it saves after its outputs, and the backward graph, as `torch.compile` splits
-    them."""
+    """The forward graph, with what it saves after its outputs, and the backward graph, as `torch.compile` does."""
     from functorch.compile import min_cut_rematerialization_partition  # type: ignore[attr-defined]
 
     forward, backward = min_cut_rematerialization_partition(

@@ -12,7 +12,7 @@ from cpt.data.rows.held_out import HeldOutSet
 from cpt.recipe.schema import Recipe
 from cpt.stages.build import stage_trainer
 from cpt.stages.models import model_for
-from cpt.training.arguments import run_length, training_arguments
+from cpt.training.arguments import training_arguments
 
 FORMS = {"kto": "judged"}
 
@@ -90,4 +90,4 @@ def build_run(
     data = Prepared(Endless(rows), form, len(rows), held_out=sets)
     arguments = training_arguments(recipe, folder / "run", data)
     built = model_for(recipe, tokenizer, arguments)
-    return stage_trainer(recipe, built, tokenizer, data, arguments, run_length(recipe, data.num_rows, folder / "run"))
+    return stage_trainer(recipe, built, tokenizer, data, arguments)

@@ -14,7 +14,7 @@ from cpt.planning.dry_run import PeakOfStorages
 from cpt.recipe.schema import Recipe
 from cpt.stages.build import stage_trainer
 from cpt.stages.models import model_for
-from cpt.training.arguments import run_length, training_arguments
+from cpt.training.arguments import training_arguments
 
 LENGTH = 128
 SHAPE = {
@@ -103,7 +103,7 @@ def measured_peak(recipe: Recipe) -> int:
     data = Prepared(Endless(rows), form, 10**6, num_tokens=10**9)
     arguments = training_arguments(recipe, folder, data)
     model = model_for(recipe, tokenizer, arguments)
-    trainer = stage_trainer(recipe, model, tokenizer, data, arguments, run_length(recipe, data.num_rows, folder))
+    trainer = stage_trainer(recipe, model, tokenizer, data, arguments)
     trainer.remove_callback(PrinterCallback)
     with PeakOfStorages() as storages:
         trainer.add_callback(Measures(storages))

@@ -15,7 +15,7 @@ from transformers.trainer_callback import PrinterCallback
 from cpt.recipe.schema import Recipe
 from cpt.stages.build import stage_trainer
 from cpt.stages.models import model_for
-from cpt.training.arguments import run_length, training_arguments
+from cpt.training.arguments import training_arguments
 
 WORDS = 20
 MODEL = {
@@ -83,8 +83,7 @@ def trainer_of(recipe: Recipe) -> Any:
     data: Any = SimpleNamespace(rows=Prompts(), held_out={}, num_tokens=64, num_rows=4, form="prompt")
     arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
     tokenizer = words()
-    length = run_length(recipe, data.num_rows, recipe.output_dir / recipe.name)
-    return stage_trainer(recipe, model_for(recipe, tokenizer, arguments), tokenizer, data, arguments, length)
+    return stage_trainer(recipe, model_for(recipe, tokenizer, arguments), tokenizer, data, arguments)
 
 
 def rewards_of(trainer: Any, name: str = "exact_match") -> list[float]:

@@ -28,7 +28,7 @@ from cpt.planning.workload import Setup, attention_on_gpu, read_setup
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Recipe
 from cpt.recipe.values import in_yaml, write_yaml
-from cpt.training.engine_profiles import read_profile, refuse_for_any_machine
+from cpt.training.engine_profiles import check_fsdp, read_profile
 
 log = logging.getLogger("cpt")
 
@@ -216,7 +216,8 @@ def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int, share: fl
             f" {readers} that {gpus} GPUs take at once. Use fewer GPUs, shorter rows, or {readers * length:,} tokens."
         )
     check_release(recipe, deepspeed=bool(recipe.training.get("deepspeed")), processes=gpus)
-    refuse_for_any_machine(recipe)
+    if complaints := check_fsdp(recipe, here=False):
+        raise RecipeError("\n".join(complaints))
     config = config_without_weights(recipe.model)
     recipe = with_chosen_values(recipe, config=config, target=target, processes=gpus, nodes=nodes, share=share)
     profile = read_profile(recipe.training["deepspeed"]) if recipe.training.get("deepspeed") else None

@@ -14,11 +14,10 @@ from cpt.command_line import refuse_ignored
 from cpt.distributed import groups_of_rows, tell
 from cpt.errors import LaunchError
 from cpt.plugins import did_you_mean
-from cpt.recipe.keys import AUTO, MICRO_BATCH
+from cpt.recipe.keys import AUTO, DEFAULT_MICRO_BATCH, MICRO_BATCH
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import shown_path
-from cpt.training.engine_profiles import DEFAULT_MICRO_BATCH
 
 PORT = 29500
 TEMPLATES = Path(__file__).parent / "templates"

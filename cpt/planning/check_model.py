@@ -1,6 +1,6 @@
 """Model, tokenizer and first examples at the gate: they exist, fit each other, and can read the rows."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -29,6 +29,7 @@ from cpt.models.inventory import build_on_meta, isolates_documents, vocabulary_s
 from cpt.models.new_rows import new_ids
 from cpt.planning.check_resources import PreflightReport
 from cpt.planning.model_sizes import TEACHER
+from cpt.plugins import with_key
 from cpt.recipe.paths import is_local, result_of_run
 from cpt.recipe.rules import TAUGHT
 from cpt.recipe.schema import Data, DocumentSource, Model, Recipe, Source
@@ -170,13 +171,6 @@ def is_there(path: str, revision: str | None, key: str, found: PreflightReport) 
         found.unchecked.append(f"`{key}`: {path} (Hub)")
         return False
     return found.run(with_key, key, lambda: read_config(Model(path=path, revision=revision))) is not None
-
-
-def with_key(key: str, check: Callable[[], Any]) -> Any:
-    try:
-        return check()
-    except RecipeError as problem:
-        raise RecipeError(f"`{key}`: {str(problem).removeprefix('model.path: ')}") from problem
 
 
 def check_first_examples(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, found: PreflightReport) -> None:

@@ -32,18 +32,11 @@ from cpt.models.recomputing import read_recomputing
 from cpt.optim.build import build_optimizer, check_optimizer, check_rounding, find_optimizer
 from cpt.optim.gradients import check_release
 from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
-from cpt.planning.check_model import (
-    check_conversations,
-    check_model,
-    check_teacher,
-    check_tokenizer,
-    is_there,
-    with_key,
-)
+from cpt.planning.check_model import check_conversations, check_model, check_teacher, check_tokenizer, is_there
 from cpt.planning.check_resources import PreflightReport, check_resources, placed
 from cpt.planning.fitting import with_chosen_values, with_placeholders
 from cpt.planning.model_sizes import TEACHER
-from cpt.plugins import did_you_mean, find
+from cpt.plugins import did_you_mean, find, with_key
 from cpt.recipe.keys import automatic_keys
 from cpt.recipe.paths import result_of_run, unfinished_run
 from cpt.recipe.rules import reported_name

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from pkgutil import resolve_name
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS, SAMPLES
 from cpt.runs.record import Run
 from cpt.stages.models import PACKED, REFERENCED, build_teacher, reference_model
-from cpt.training.arguments import RunLength, find_stage, load_class, run_length, training_arguments
+from cpt.training.arguments import OWN_LOSS, find_stage, run_length, training_arguments
 from cpt.training.callbacks import (
     ConsoleProgress,
     MetricsFile,
@@ -54,8 +55,6 @@ TRAINERS: dict[str, tuple[str, ...]] = {
 }
 """Our trainer; or what a trainer of TRL's needs to train on our rows, and that trainer: its loss, metrics and
 generation stay."""
-# Stages whose steps are a language model's own forward and backward pass of each token, and nothing besides.
-OWN_LOSS = ("pretrain", "cpt", "sft", "distill_text")
 
 
 def build_trainer(
@@ -80,8 +79,7 @@ def build_trainer(
     if arguments is None:
         arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
     folder = Path(str(arguments.output_dir))
-    length = run_length(recipe, data.num_rows, folder)
-    trainer = stage_trainer(recipe, model, tokenizer, data, arguments, length)
+    trainer = stage_trainer(recipe, model, tokenizer, data, arguments)
     if not isinstance(trainer, CPTTrainer):
         raise RecipeError(
             f"`stage`: {recipe.stage} builds a {type(trainer).__name__}, which does not save and resume as runs here"
@@ -102,20 +100,16 @@ def build_trainer(
 
 
 def stage_trainer(
-    recipe: Recipe,
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    data: PreparedData,
-    arguments: TrainingArguments,
-    length: RunLength,
+    recipe: Recipe, model: nn.Module, tokenizer: PreTrainedTokenizerBase, data: PreparedData, arguments: Any
 ) -> Trainer:
-    stage, others, config = find_stage(recipe.stage), dict[str, nn.Module | None](), cast(Any, arguments)
+    length = run_length(recipe, data.num_rows, Path(arguments.output_dir))
+    stage, others = find_stage(recipe.stage), dict[str, nn.Module | None]()
     if stage.build_trainer is not None:
         return stage.build_trainer(recipe, model, tokenizer, data, arguments, length)
     if recipe.stage in REFERENCED:
         others["ref_model"] = reference_model(recipe, tokenizer, arguments)
     elif recipe.stage in REWARDED:
-        others["reference"] = reference_model(recipe, tokenizer, arguments) if config.beta else None
+        others["reference"] = reference_model(recipe, tokenizer, arguments) if arguments.beta else None
     elif recipe.stage in TAUGHT:
         others["teacher_model"] = build_teacher(recipe, model, tokenizer, arguments)
     given: dict[str, Any] = {"rows": data.rows, "length": length, "held_out": data.held_out, "tokenizer": tokenizer}
@@ -124,7 +118,7 @@ def stage_trainer(
 
 @cache
 def trainer_class(stage: str) -> Callable[..., Trainer]:
-    bases = tuple(load_class(path, stage) for path in TRAINERS[stage])
+    bases = tuple(map(resolve_name, TRAINERS[stage]))
     return bases[0] if len(bases) == 1 else type(bases[1].__name__, bases, {})
 
 
@@ -136,7 +130,7 @@ def watching_callbacks(recipe: Recipe, trainer: CPTTrainer, data: PreparedData) 
     callbacks: list[TrainerCallback] = [TrainingClock(tokens), SmoothedLoss(), RealisedShares(data, rows)]
     if data.form in PACKED and len(data.sources) > 1:
         callbacks.append(SourceLosses(data, rows, sharing_rows=trainer.shared_rows.parts))
-    if recipe.stage in OWN_LOSS:
+    if recipe.stage in (*OWN_LOSS, "distill_text"):  # each token's forward and backward pass, and nothing besides
         gpu = torch.cuda.get_device_name() if trainer.args.device.type == "cuda" else None
         trains_weights = recipe.model.lora is None and recipe.model.train_only is None
         callbacks.append(ModelFlopsUtilization(data, rows, gpu, trains_weights=trains_weights))

@@ -127,8 +127,7 @@ class WholeConversations(ExampleTrainer):
         super().__init__(recipe, model, arguments, **options)
 
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:
-        """Whole conversations, and separately the part before the assistant's first word, from which the student
-        samples."""
+        """Whole conversations, and what comes before the assistant's first word: the student samples from that."""
         tokenizer: Any = self.processing_class
         pad = tokenizer.pad_token_id
 

@@ -30,8 +30,7 @@ Collate = Callable[[list[Any]], Any]
 class ExampleTrainer(ExampleHooks, CPTTrainer):
     """To be put in front of a trainer of TRL's: `class DPOTrainer(ExampleTrainer, trl.DPOTrainer)`.
 
-    TRL's own loss, metrics and generation stay; data, optimizer, schedule, checkpoints and safety are those of every
-    run.
+    TRL's own loss, metrics and generation stay; all else is as in every run.
     """
 
     trains_on_model_loss = False
@@ -39,9 +38,7 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
 
     def __init__(self, recipe: Any, model: nn.Module, arguments: TrainingArguments, **options: Any) -> None:
         if arguments.use_liger_kernel:
-            raise RecipeError(
-                f"`training.use_liger_kernel`: stage `{recipe.stage}` never builds whole logits. Remove it."
-            )
+            raise RecipeError(f"`training.use_liger_kernel`: stage `{recipe.stage}` has no use for it. Remove it.")
         tokenizer = options.get("tokenizer")
         if tokenizer is not None and tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
@@ -162,8 +159,7 @@ class JudgedAnswers(ExampleTrainer):
     calculate_KL: bool  # noqa: N815 - TRL's name
 
     def collate_examples(self) -> Collate:
-        """TRL's collator; the KL term is taken of prompts with the answer of the row before, which TRL puts into the
-        rows ahead of time."""
+        """TRL's collator; for the KL term each prompt gets the answer of the row before, as TRL's own rows have it."""
         collate: Collate = self.data_collator
         if not self.calculate_KL:
             return collate
@@ -218,8 +214,7 @@ def fit_fused_head(model: nn.Module) -> None:
         return  # TRL has not put its own in front, or knows all there is to know
     if isinstance(whole, CptGPT2ForCausalLM) and is_deepspeed_zero3_enabled():
         raise RecipeError(
-            "`training.deepspeed`: ZeRO-3 divides the padded head of `cpt-gpt2`, which this stage reads whole. Take"
-            " ZeRO-2."
+            "`training.deepspeed`: this stage reads the head of `cpt-gpt2` whole. Take ZeRO-2, not ZeRO-3."
         )
     fused: Any = bare.forward
 

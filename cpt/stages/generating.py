@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
@@ -23,7 +22,6 @@ from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer, fit_fused_head
 from cpt.stages.models import prepared
 from cpt.stages.rewards import build_rewards
-from cpt.training.arguments import RunLength
 from cpt.training.generations import Generations, Prompt, PromptRows
 from cpt.training.restart import is_out_of_memory
 from cpt.training.resuming import written_for
@@ -59,6 +57,11 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
             collate_fn=itemgetter(0),  # a micro-batch is one item
         )
 
+    def part_of_process(self, whole: Any) -> Any:
+        """This process's share of a list or tensor, of which each has the same number."""
+        size = len(whole) // self.args.world_size
+        return whole[self.args.process_index * size :][:size]
+
     def run_epoch(self, checkpoint: str | None, run: Callable[[], None]) -> None:
         """The Trainer's loop, with TRL's count of micro-batches where the run resumes."""
         self.micro_batches_done = self.first_step * self.generations.accumulation
@@ -82,8 +85,7 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
 
 
 class StepsOfPrompts(PromptTrainer):
-    """For TRL's DistillationTrainer (arXiv 2306.13649). Each step samples new answers, so a checkpoint holds no
-    completions."""
+    """For TRL's DistillationTrainer (arXiv 2306.13649). Each step samples new answers: no checkpoint needs them."""
 
     @property
     def generations(self) -> Generations:
@@ -95,8 +97,7 @@ class StepsOfPrompts(PromptTrainer):
     def inputs_of_process(self, inputs: Any) -> Any:
         """The prompts of the whole step, of which each process answers its share at the first micro-batch."""
         if isinstance(inputs, list) and self.model.training:
-            size = len(inputs) // self.args.world_size
-            return inputs[self.args.process_index * size :][:size]
+            return self.part_of_process(inputs)
         return inputs
 
 
@@ -112,24 +113,11 @@ class GenerationBatches(PromptTrainer):
     last: dict[str, torch.Tensor] | None = None  # this process's last completions, for a stage that compares with them
 
     def __init__(
-        self,
-        recipe: Recipe,
-        model: nn.Module,
-        arguments: Any,
-        *,
-        rows: Dataset[Any],
-        length: RunLength,
-        reference: nn.Module | None,
-        **options: Any,
+        self, recipe: Recipe, model: nn.Module, arguments: Any, *, reference: nn.Module | None, **options: Any
     ) -> None:
         if arguments.reward_weights is not None:
             raise RecipeError("`training.reward_weights`: write `weight` beside each reward's name in `rewards`.")
-        if arguments.__dict__.get("sync_ref_model"):
-            raise RecipeError(
-                "`training.sync_ref_model`: the reference of a run is its starting model, so that it can resume."
-                " Remove it."
-            )
-        rewards = build_rewards(recipe.rewards, [name for name in rows[0] if name != "prompt"])
+        rewards = build_rewards(recipe.rewards, [name for name in options["rows"][0] if name != "prompt"])
         arguments.reward_weights = [reward.weight for reward in recipe.rewards]
         # As many completions at once as the recipe says, where an earlier start learned a smaller micro-batch.
         asked = int(recipe.training.get("per_device_train_batch_size", arguments.per_device_train_batch_size))
@@ -140,7 +128,7 @@ class GenerationBatches(PromptTrainer):
         # With `beta` TRL would load a reference by the model's name, which may not exist.
         beta, arguments.beta = arguments.beta, 0.0
         try:
-            super().__init__(recipe, model, arguments, rows=rows, length=length, reward_funcs=rewards, **options)
+            super().__init__(recipe, model, arguments, reward_funcs=rewards, **options)
         finally:
             self.beta = arguments.beta = beta
         self.ref_model = None if reference is None else self.ready_reference(reference)
@@ -178,8 +166,7 @@ class GenerationBatches(PromptTrainer):
 
     def share_of(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         repeated = [prompt for prompt in prompts for _ in range(self.args.num_generations)]
-        size = len(repeated) // self.args.world_size
-        return [dict(prompt) for prompt in repeated[self.args.process_index * size :][:size]]
+        return [dict(prompt) for prompt in self.part_of_process(repeated)]
 
     # --- resuming ----------------------------------------------------------------------------------------------------
 
@@ -255,8 +242,7 @@ class GenerationBatches(PromptTrainer):
             raise ResourceError(
                 f"out of memory in step {self.state.global_step + 1}, sampling {self.args.generation_batch_size}"
                 f" completions of up to {self.args.max_completion_length} tokens. Set"
-                " `training.generation_batch_size`, `steps_per_generation` or `max_completion_length` lower; smaller"
-                " micro-batches would not help."
+                " `training.generation_batch_size`, `steps_per_generation` or `max_completion_length` lower."
             ) from problem
 
     def metrics_of_batch(self, rows: list[Any]) -> dict[str, float]:
@@ -321,11 +307,6 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
     def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
         """`advantages` ([B], or [B, T] for each token), and what else the loss of a completion needs."""
         raise NotImplementedError
-
-    @property
-    def own_rewards(self) -> torch.Tensor:
-        size = len(self.rewards_of_all) // self.args.world_size
-        return self.rewards_of_all[self.args.process_index * size :][:size]
 
     def log_probabilities(self, made: dict[str, Any]) -> torch.Tensor:
         """Log-probabilities [B, T] of the completions' tokens under the current model."""

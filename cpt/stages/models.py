@@ -1,6 +1,7 @@
 """The models of a run: the one that its stage trains, the reference, and the teacher."""
 
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from cpt.models.adapters import START_IN_THE_BASE
 from cpt.models.build import build_model, scoring_model
 from cpt.models.config import load_config
 from cpt.models.inventory import vocabulary_size
+from cpt.plugins import with_key
 from cpt.recipe.paths import result_of_run
 from cpt.recipe.rules import REWARDED
 from cpt.recipe.schema import Model, Recipe
@@ -28,14 +30,12 @@ KEY = "training.teacher_model_name_or_path"
 
 
 def model_for(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments) -> nn.Module:
-    """The recipe's model as its stage trains it, in the types that the arguments ask for."""
     if recipe.stage == "reward":  # a new head for one score in place of the language model's
         return scoring_model(recipe.model, tokenizer, seed=recipe.seed, dtype=weights_dtype(recipe, arguments))
     return language_model(recipe, tokenizer, arguments)
 
 
 def language_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments) -> nn.Module:
-    """The recipe's model, as it is before the first step."""
     return build_model(
         recipe.model,
         tokenizer,
@@ -88,21 +88,18 @@ def build_teacher(
     values = vars(arguments)
     path, revision = result_of_run(values["teacher_model_name_or_path"]), values.get("teacher_model_revision")
     if path is None:
-        raise RecipeError(
-            f"`{KEY}` is missing: the model that this one learns from, a Hub id, a folder or a run (runs/NAME)."
-        )
+        raise RecipeError(f"`{KEY}` is missing. Name the teacher: a Hub id, a folder or a run (runs/NAME).")
     section = Model(path=path, revision=revision, attention=recipe.model.attention)
-    try:
-        check_vocabulary(student, tokenizer, section)
-        teacher = build_model(
-            section,
-            tokenizer,
-            dtype=torch.bfloat16 if arguments.bf16 else torch.float32,
-            mixed_precision=arguments.bf16 or arguments.fp16,
-            packed=is_packed(recipe),
-        )
-    except RecipeError as problem:
-        raise RecipeError(f"`{KEY}`: {str(problem).removeprefix('model.path: ')}") from problem
+    build = partial(
+        build_model,
+        section,
+        tokenizer,
+        dtype=torch.bfloat16 if arguments.bf16 else torch.float32,
+        mixed_precision=arguments.bf16 or arguments.fp16,
+        packed=is_packed(recipe),
+    )
+    with_key(KEY, partial(check_vocabulary, student, tokenizer, section))
+    teacher = with_key(KEY, build)
     assert isinstance(teacher, PreTrainedModel), "a teacher has no adapter"
     return teacher.requires_grad_(False).eval()
 

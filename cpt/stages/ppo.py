@@ -61,7 +61,7 @@ class PPOTrainer(RewardedTrainer):
         config = self.args
         self.log_probabilities(made)
         values, mask = self.values.float(), made["completion_mask"].float()
-        rewards = self.own_rewards
+        rewards = self.part_of_process(self.rewards_of_all)
         applies = ~rewards.isnan()
         advantages = estimate_advantages(rewards.nan_to_num(), values, mask, gamma=config.gamma, lam=config.lam)
         advantages = advantages * applies[:, None]
@@ -176,7 +176,6 @@ def estimate_advantages(
 
 
 def clipped_value_loss(values: torch.Tensor, before: torch.Tensor, returns: torch.Tensor, clip: float) -> torch.Tensor:
-    """Half the squared error of each value; one that moved further than `clip` from what it was gains nothing by
-    moving on."""
+    """Half the squared error of each value; one that moved further than `clip` gains nothing by moving on."""
     moved = before + (values - before).clamp(-clip, clip)
     return 0.5 * torch.maximum((values - returns).square(), (moved - returns).square())

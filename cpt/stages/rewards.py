@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from cpt.errors import CptError, DataError, RecipeError, TrainingError
 from cpt.hf_internals import without_zero3
-from cpt.plugins import check_options, find
+from cpt.plugins import check_options, find, with_key
 from cpt.recipe.schema import Reward
 from cpt.runs.record import Run
 
@@ -47,8 +47,7 @@ class NamedReward:
         self.parameters = inspect.signature(function).parameters
 
     def refuse_missing(self, columns: Sequence[str]) -> None:
-        """Raise a DataError where the rows lack a column that it reads: its parameters, and what its option `column`
-        names."""
+        """Raise a DataError where the rows lack a parameter's column, or the one that its option `column` names."""
         by_position = [p for p in self.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         needed = [p.name for p in by_position if p.default is p.empty and p.name not in GIVEN]
         default = self.parameters["column"].default if "column" in self.parameters else None
@@ -104,21 +103,14 @@ def check_columns(rewards: Sequence[Reward], columns: Sequence[str]) -> list[Nam
 
 
 def find_rewards(rewards: Sequence[Reward]) -> list[NamedReward]:
-    """The functions that the recipe names, each with a unique name in the logs, their options checked against their
-    signatures; nothing is loaded."""
+    """The recipe's functions, each with a unique name in the logs, their options checked; nothing is loaded."""
     found = []
     for number, reward in enumerate(rewards):
         key = f"rewards[{number}]"
-        try:
-            function = find("reward", reward.name, REWARDS)
-        except RecipeError as problem:
-            raise RecipeError(f"`{key}.name`: {problem}") from problem
+        function = with_key(f"{key}.name", partial(find, "reward", reward.name, REWARDS))
         check_options(without_columns(function), reward.options, key)
         if reward.name in CHECKS:
-            try:
-                CHECKS[reward.name](**reward.options)
-            except RecipeError as problem:
-                raise RecipeError(f"`{key}`: {problem}") from problem
+            with_key(key, partial(CHECKS[reward.name], **reward.options))
         name = reward.name.rpartition(":")[2]
         same = sum(other.name.rpartition(":")[2] == name for other in rewards[:number])
         found.append(NamedReward(f"{name}_{same + 1}" if same else name, key, function, reward.options))

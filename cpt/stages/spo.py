@@ -81,8 +81,7 @@ class SPOTrainer(RewardedTrainer):
             self.add_metric(name, value)
         if len(known) > 1:
             surprise = (surprise - known.mean()) / known.std(correction=0).clamp(min=config.least_deviation)
-        size = len(surprise) // config.world_size
-        return {"advantages": surprise.nan_to_num(0.0)[config.process_index * size :][:size]}
+        return {"advantages": self.part_of_process(surprise.nan_to_num(0.0))}
 
     def own_state(self) -> dict[str, Any]:
         return self.tracker.state()

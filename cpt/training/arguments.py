@@ -5,9 +5,8 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 from cpt.data.readers.columns import form_of_stage
 from cpt.data.rows.build import PreparedData, build_data, steps_of_epochs
 from cpt.distributed import KEY, groups_of_rows, is_main_process, read_parallelism, world_size
-from cpt.errors import RecipeError, ResourceError
+from cpt.errors import RecipeError
 from cpt.models.attention import choose_attention
 from cpt.models.build import DTYPES
 from cpt.models.compiled import wanted_compiling
@@ -41,14 +40,8 @@ PARTS = ("CONFIG", "COLUMNS", "build_trainer")
 log = logging.getLogger("cpt")
 MUCH_MORE = 1.1  # of a budget: what rounding up to whole steps may add without a word
 UNPROVEN = {
-    "tp_size": (
-        "optimizer states under tensor parallelism are neither saved nor resumed. Split the model with ZeRO-3"
-        " (`training.deepspeed`) or FSDP2 (`training.fsdp`), and long rows with `sp_size`."
-    ),
-    "cp_size": (
-        "torch's context parallelism takes a row for one text, so documents of packed rows would read each other. Use"
-        " `sp_size`, which keeps them apart."
-    ),
+    "tp_size": "its optimizer states could not be saved. Take ZeRO-3 or FSDP2, and `sp_size` for long rows.",
+    "cp_size": "documents of a packed row would read each other. Use `sp_size`, which keeps them apart.",
     **dict.fromkeys(
         ("dp_replicate_size", "dp_shard_size"),
         "FSDP2 and ZeRO split over all processes. Remove it; for fast links within a machine ZeRO-3 has"
@@ -70,10 +63,9 @@ def find_stage(name: str) -> Stage:
 
     Raises:
         RecipeError: the module does not exist, or lacks one of CONFIG, COLUMNS, build_trainer.
-        ResourceError: TRL has no such trainer in the installed version.
     """
     if name in STAGE_CONFIGS:
-        return Stage(load_class(STAGE_CONFIGS[name], name), BUILT_IN_COLUMNS[name])
+        return Stage(resolve_name(STAGE_CONFIGS[name]), BUILT_IN_COLUMNS[name])
     if "." not in name:
         raise RecipeError(
             f"`stage`: no stage called `{name}`.{did_you_mean(name, STAGE_CONFIGS)} Built in:"
@@ -86,20 +78,6 @@ def find_stage(name: str) -> Stage:
             f"`stage`: `{name}` lacks {', '.join(missing)}. A stage is a module with {', '.join(PARTS)}."
         )
     return Stage(module.CONFIG, tuple(module.COLUMNS), build_trainer=module.build_trainer)
-
-
-def load_class(path: str, stage: str) -> Any:
-    """The class `package.module:Class` of a built-in stage; a ResourceError where the installed TRL lacks it."""
-    module, _, name = path.partition(":")
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError) as problem:
-        if "trl" not in f"{problem.name} {problem}":
-            raise
-        raise ResourceError(
-            f"`stage`: `{stage}` needs a class that the installed trl {version('trl')} does not have ({problem})."
-            " Install one that has it: pip install 'trl==1.16.*'"
-        ) from problem
 
 
 @dataclass(frozen=True)
@@ -118,7 +96,7 @@ class RunLength:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the whole run: the budget, rounded up to whole steps."""
+        """The budget, rounded up to whole steps."""
         return self.steps * self.tokens_per_step
 
     def steps_between(self, every_tokens: int | None, every_steps: float | None) -> int | None:
@@ -188,7 +166,6 @@ def training_arguments(
 
 
 def weights_dtype(recipe: Recipe, arguments: TrainingArguments) -> torch.dtype:
-    """The dtype that `model.dtype: auto` chooses in this process."""
     return automatic_dtype(recipe, deepspeed=arguments.deepspeed is not None, on_gpu=arguments.device.type == "cuda")
 
 
@@ -212,17 +189,17 @@ def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None)
     micro_batch = int(recipe.training.get("per_device_train_batch_size", 8))
     readers = groups_of_rows(recipe.training, world_size())  # processes, where none share rows
     rows_at_once = micro_batch * readers
+    tokens_at_once = rows_at_once * recipe.data.sequence_length
     if recipe.budget.global_batch_tokens is None:
         accumulation = int(recipe.training.get("gradient_accumulation_steps", 1))
     else:
-        accumulation, rest = divmod(recipe.budget.global_batch_tokens, rows_at_once * recipe.data.sequence_length)
+        accumulation, rest = divmod(recipe.budget.global_batch_tokens, tokens_at_once)
         if rest or not accumulation:
             who = "process(es)" if readers == world_size() else "group(s) of processes"
             raise RecipeError(
                 f"`budget.global_batch_tokens` is {recipe.budget.global_batch_tokens:,}, which does not divide into"
                 f" {readers} {who} x per_device_train_batch_size {micro_batch} x sequence_length"
-                f" {recipe.data.sequence_length:,} = {rows_at_once * recipe.data.sequence_length:,} tokens. Make it a"
-                " multiple of that."
+                f" {recipe.data.sequence_length:,} = {tokens_at_once:,} tokens. Make it a multiple of that."
             )
     trained = rows_per_step = rows_at_once * accumulation
     if recipe.stage in REWARDED:  # a row is a prompt, which is answered several times
@@ -336,7 +313,7 @@ def hash_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def describe_teacher(recipe: Recipe) -> dict[str, Any]:
-    """The model that a stage learns from; of one on the Hub, which is not here yet, the name alone."""
+    """The model that a stage learns from; of one on the Hub the name alone."""
     path = result_of_run(recipe.training.get("teacher_model_name_or_path"))
     if path is None:
         return {}

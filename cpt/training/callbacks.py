@@ -18,10 +18,11 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, TensorBoardCallback
 
+from cpt.checkpoints.resume import published_checkpoints
 from cpt.errors import CptError, RecipeError
 from cpt.files import LinesFile
 from cpt.formatting import open_console
-from cpt.plugins import check_options, find
+from cpt.plugins import check_options, find, with_key
 from cpt.recipe.schema import Component
 from cpt.runs.events import record_event, write_waiting_events
 from cpt.runs.folder import PROFILE, is_until, keep_lines_until
@@ -97,10 +98,7 @@ def check_callbacks(sections: list[Component]) -> None:
     """Refuse callbacks of `monitoring.callbacks` that do not exist, or do not take their options."""
     for number, section in enumerate(sections):
         key = f"monitoring.callbacks[{number}]"
-        try:
-            found: Any = find("callback", section.name, CALLBACKS)
-        except RecipeError as problem:
-            raise RecipeError(f"`{key}.name`: {problem}") from problem
+        found = with_key(f"{key}.name", partial(find, "callback", section.name, CALLBACKS))
         if not isinstance(found, type):
             check_options(found, section.options, key)
             continue
@@ -109,10 +107,7 @@ def check_callbacks(sections: list[Component]) -> None:
         is_ours = section.name in CALLBACKS
         check_options(constructor_of(found), section.options, key, given=("run",) if is_ours else ())
         if is_ours:
-            try:
-                CALLBACKS[section.name](Path(), **section.options)
-            except RecipeError as problem:
-                raise RecipeError(f"`{key}`: {problem}") from problem
+            with_key(key, partial(CALLBACKS[section.name], Path(), **section.options))
 
 
 def constructor_of(kind: type) -> Callable[..., None]:
@@ -167,8 +162,7 @@ class Watch(TrainerCallback):
 
 
 class GuardedCallback(TrainerCallback):
-    """Passes events on to a callback. If one fails, an event of the run says so, and the callback is not called again
-    for `pause_seconds`."""
+    """Passes events on to a callback. If one fails, it records an event and pauses for `pause_seconds`."""
 
     kind = "callback_failed"
     errors: type[Exception] = Exception
@@ -213,10 +207,7 @@ class GuardedCallback(TrainerCallback):
 
 
 def put_trackers_last(trainer: Trainer, run: Path) -> None:
-    """Let the trackers see what other callbacks add to the logs.
-
-    Hugging Face calls callbacks in the order in which they were added, and its trackers come first.
-    """
+    """Let the trackers, which Hugging Face adds and so calls first, see what other callbacks add to the logs."""
     handler = trainer.callback_handler
     kinds: tuple[type[TrainerCallback], ...] = tuple(INTEGRATION_TO_CALLBACK.values())
     others = [callback for callback in handler.callbacks if not isinstance(callback, kinds)]
@@ -239,51 +230,35 @@ class Tracker(GuardedCallback):
 
 
 class MetricsFile(TrainerCallback):
-    """Appends each log to a file; if the disk is full, later.
-
-    A start first removes the lines after its checkpoint's step, so that no step is in the file twice.
-    """
+    """Appends each log to a file; if the disk is full, later."""
 
     def __init__(self, path: Path, tokens_per_step: int) -> None:
         self.path = path
         self.tokens_per_step = tokens_per_step
         self.lines = LinesFile(path)
-        self.cut_at: int | None = None  # remove lines after this step before others are written, once the disk allows
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Remove lines that the checkpoint does not know."""
+        """Remove lines after the checkpoint's step, so that no step is in the file twice."""
         # transformers takes the intervals of a resumed run from trainer_state.json; the recipe may have new ones.
         state.compute_steps(args, state.max_steps)
-        if state.is_world_process_zero:
-            self.cut_at = state.global_step or -1  # a fresh start keeps none
-            self.lines.waiting = [line for line in self.lines.waiting if is_until(line, self.cut_at)]
-            self.cut()
+        if not state.is_world_process_zero:
+            return
+        step = state.global_step or -1  # a fresh start keeps none
+        self.lines.waiting = [line for line in self.lines.waiting if is_until(line, step)]
+        try:
+            keep_lines_until(self.path, step)
+        except OSError as problem:
+            log.warning("%s cannot be changed: %s. Some steps may be in it twice.", self.path, problem.strerror)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             tokens = state.global_step * self.tokens_per_step
-            line = json.dumps({"step": state.global_step, "tokens": tokens, **kwargs["logs"]})
-            if self.cut():
-                self.lines.add(line)
-            else:
-                self.lines.waiting.append(f"{line}\n")
+            self.lines.add(json.dumps({"step": state.global_step, "tokens": tokens, **kwargs["logs"]}))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.cut():
-            self.lines.write_waiting()
+        self.lines.write_waiting()
 
     on_train_end = on_step_end
-
-    def cut(self) -> bool:
-        """Remove the lines, if any must go; whether others can be written now."""
-        if self.cut_at is not None:
-            try:
-                keep_lines_until(self.path, self.cut_at)
-            except OSError as problem:
-                log.warning("%s cannot be changed: %s. New lines wait.", self.path, problem.strerror)
-                return False
-            self.cut_at = None
-        return True
 
 
 class StatusFile(TrainerCallback):
@@ -303,9 +278,8 @@ class StatusFile(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """The save may have failed, or still run in the background."""
         self.written = time.monotonic()
-        steps = [path.name.removeprefix("checkpoint-") for path in self.run.folder.glob("checkpoint-*")]
-        newest = max((int(step) for step in steps if step.isdigit()), default=None)
-        checkpoint = {} if newest is None else {"checkpoint": f"checkpoint-{newest}"}
+        saved = published_checkpoints(self.run.folder)
+        checkpoint = {"checkpoint": saved[-1].name} if saved else {}
         self.run.write_status("running", step=state.global_step, steps=state.max_steps, **checkpoint)
 
 
@@ -361,11 +335,7 @@ def describe_logs(logs: dict[str, Any]) -> str:
 
 
 class StepProfile(TrainerCallback):
-    """Profiles three steps of the main process, from `at_step` on (counted from 1), and writes
-    `profile/steps-A-B.json.gz` and `steps-A-B.txt`.
-
-    The step before them warms the profiler up. An event reports steps that were not profiled.
-    """
+    """Profiles three steps of the main process from `at_step` on, counted from 1; the step before them warms it up."""
 
     def __init__(self, run: Path, at_step: int) -> None:
         self.run, self.first, self.last = run, at_step, at_step + PROFILED_STEPS - 1

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from cpt.distributed import PIPELINE
 from cpt.errors import RecipeError, ResourceError
 from cpt.plugins import did_you_mean
-from cpt.recipe.keys import accumulation
+from cpt.recipe.keys import DEFAULT_MICRO_BATCH, accumulation
 from cpt.recipe.schema import Recipe
 
 Profile = dict[str, Any]
@@ -38,8 +38,7 @@ IN_THE_RECIPE = {
     "tensor_parallel": "the recipe has it, as `training.parallelism_config.tp_size`",
     "pipeline": PIPELINE,
 }
-DEFAULT_MICRO_BATCH = 8  # TrainingArguments' own defaults
-DEFAULT_MAX_GRAD_NORM = 1.0
+DEFAULT_MAX_GRAD_NORM = 1.0  # of TrainingArguments
 KEY, CONFIG = "`training.fsdp`", "`training.fsdp_config`"
 FSDP_KEYS = (
     "version",
@@ -51,12 +50,8 @@ FSDP_KEYS = (
 )
 ELSEWHERE = {
     "state_dict_type": "checkpoints hold the whole model and each process's own part, whatever it says",
-    "activation_checkpointing": (
-        "write `training.gradient_checkpointing: true`, which knows `selective`, `every_n_layers` and `offload`"
-    ),
-    "cpu_ram_efficient_loading": (
-        "each process builds the model and keeps its part of it; ZeRO-3 (`training.deepspeed`) builds it in parts"
-    ),
+    "activation_checkpointing": "write `training.gradient_checkpointing: true`",
+    "cpu_ram_efficient_loading": "each process builds the model; ZeRO-3 (`training.deepspeed`) builds it in parts",
 }
 OF_WHOLE_PARAMETERS = ("muon", "soap", "shampoo", "adamw_8bit", "paged_adamw_8bit")
 STAGES_THAT_GENERATE = ("grpo", "rloo", "ppo", "spo", "gkd", "distill_on_policy")
@@ -89,8 +84,7 @@ def profile_warnings(given: str | Path | Profile, recipe: Recipe) -> list[str]:
     if recipe.training.get("bf16") and steps > 1 and has_room and dtype != "fp32":
         text = (
             f"the gradients of {steps} micro-batches accumulate in bfloat16, which rounds each sum. Write"
-            ' "data_types": {"grad_accum_dtype": "fp32"} into the profile (2 bytes more a parameter, divided over the'
-            " GPUs)"
+            ' "data_types": {"grad_accum_dtype": "fp32"} into the profile'
         )
         found.append(("data_types", text))
     if stage in (1, 2) and section.get("overlap_comm"):
@@ -116,21 +110,17 @@ def located(given: str | Path | Profile, *complaints: Complaints) -> list[str]:
     return [f"{place(key)}: {text}" for some in complaints for key, text in some]
 
 
-def read_profile(given: str | Path | Profile) -> Profile:
-    """The profile's content; a RecipeError where the file does not exist or is not a JSON object."""
-    if isinstance(given, dict):
-        return given
-    try:
-        profile = json.loads(Path(given).read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise RecipeError(
-            f"`training.deepspeed`: {given} cannot be read ({problem.strerror}). Profiles are in deepspeed_configs/."
-        ) from problem
-    except ValueError as problem:
-        raise RecipeError(f"`training.deepspeed`: {given} is not valid JSON: {problem}") from problem
-    if not isinstance(profile, dict):
-        raise RecipeError(f"`training.deepspeed`: {given} holds no JSON object. Profiles are in deepspeed_configs/.")
-    return profile
+def read_profile(given: str | Path | Profile, key: str = "`training.deepspeed`") -> Profile:
+    """The mapping in the recipe, or in a JSON file; a RecipeError where there is none."""
+    content: Any = given
+    if isinstance(given, str | Path):
+        try:
+            content = json.loads(Path(given).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as problem:
+            raise RecipeError(f"{key}: {given} cannot be read as JSON: {problem}") from problem
+    if not isinstance(content, dict):
+        raise RecipeError(f"{key} is a mapping, or the path of a JSON file with one, not {given!r}.")
+    return content
 
 
 def check_zero(profile: Profile) -> Complaints:
@@ -160,21 +150,15 @@ def check_zero(profile: Profile) -> Complaints:
             unknown = f"is not a key of DeepSpeed.{did_you_mean(last, known)}"
             yield key, f"`{key}` {unknown if error['type'] == 'extra_forbidden' else '- ' + error['msg']}"
     if offloads(profile, "optimizer") and profile.get("zero_force_ds_cpu_optimizer", True):
-        # accelerate would replace it: any optimizer becomes Adam, decoupled weight decay becomes L2
-        yield (
-            "offload_optimizer",
-            '`offload_optimizer` needs "zero_force_ds_cpu_optimizer": false at the top: without it accelerate puts'
-            " an Adam of its own in the place of the recipe's optimizer",
-        )
+        # any optimizer becomes Adam, and decoupled weight decay becomes L2
+        text = '`offload_optimizer` needs "zero_force_ds_cpu_optimizer": false at the top, or accelerate uses its Adam'
+        yield "offload_optimizer", text
     gathers = section.get(
         "stage3_gather_16bit_weights_on_model_save", section.get("gather_16bit_weights_on_model_save")
     )
     if section.get("stage") == 3 and not gathers:
-        yield (
-            "zero_optimization",
-            '`zero_optimization` needs "stage3_gather_16bit_weights_on_model_save": true at stage 3: no model'
-            " could be exported otherwise",
-        )
+        text = '"stage3_gather_16bit_weights_on_model_save": true at stage 3, for the export'
+        yield "zero_optimization", f"`zero_optimization` needs {text}"
 
 
 def contradictions(profile: Profile, recipe: Recipe) -> Complaints:
@@ -186,18 +170,16 @@ def contradictions(profile: Profile, recipe: Recipe) -> Complaints:
         text = '`train_batch_size` follows from the recipe and the number of processes. Write "auto", or remove it'
         yield "train_batch_size", text
     training = recipe.training
-    steps: tuple[object, str] = None, "budget.global_batch_tokens"
-    if not recipe.budget.global_batch_tokens:
-        steps = training.get("gradient_accumulation_steps", 1), "training.gradient_accumulation_steps"
-    micro_batch = training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH)
-    ours: dict[str, tuple[object, str]] = {
-        "train_micro_batch_size_per_gpu": (micro_batch, "training.per_device_train_batch_size"),
-        "gradient_accumulation_steps": steps,
-    }
-    norm = training.get("max_grad_norm", DEFAULT_MAX_GRAD_NORM)
-    if norm or "gradient_clipping" in profile:
-        ours["gradient_clipping"] = norm, "training.max_grad_norm"
-    for key, (value, name) in ours.items():
+    ours: list[tuple[str, str, object]] = [
+        ("train_micro_batch_size_per_gpu", "training.per_device_train_batch_size", DEFAULT_MICRO_BATCH),
+        ("gradient_accumulation_steps", "training.gradient_accumulation_steps", 1),
+    ]
+    if recipe.budget.global_batch_tokens:
+        ours[1] = "gradient_accumulation_steps", "budget.global_batch_tokens", None
+    if training.get("max_grad_norm", DEFAULT_MAX_GRAD_NORM) or "gradient_clipping" in profile:
+        ours.append(("gradient_clipping", "training.max_grad_norm", DEFAULT_MAX_GRAD_NORM))
+    for key, name, default in ours:
+        value = training.get(name.removeprefix("training."), default)
         if key not in profile:
             yield key, f'`{key}` is missing; DeepSpeed would not follow `{name}`. Write "{key}": "auto"'
         elif profile[key] not in ("auto", value):
@@ -227,45 +209,29 @@ def zero_section(profile: Profile) -> Mapping[str, Any]:
 
 def fsdp_config(training: Mapping[str, Any]) -> dict[str, Any]:
     """The config, with Hugging Face's names without their prefix."""
-    given = training.get("fsdp_config") or {}
-    if isinstance(given, str):
-        try:
-            given = json.loads(Path(given).read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as problem:
-            raise RecipeError(f"{CONFIG}: {given}: {problem}") from problem
-    if not isinstance(given, dict):
-        raise RecipeError(f"{CONFIG} is a mapping, or the path of a JSON file with one, not {given!r}.")
+    given = read_profile(training.get("fsdp_config") or {}, CONFIG)
     return {str(key).removeprefix("fsdp_"): value for key, value in given.items()}
 
 
-def check_fsdp(recipe: Recipe) -> list[str]:
-    """Every complaint, each with its key and the remedy; none of a recipe without FSDP."""
+def check_fsdp(recipe: Recipe, *, here: bool = True) -> list[str]:
+    """Every complaint, each with its key and the remedy; none of a recipe without FSDP.
+
+    Args:
+        here: the run is for this machine, and not planned for another.
+    """
     training = recipe.training
     if not training.get("fsdp"):
-        has_config = bool(training.get("fsdp_config"))
+        has_config = bool(training.get("fsdp_config")) and here
         return [f"{CONFIG} has no effect without `training.fsdp: true`. Write that, or remove it."] * has_config
-    wrong = wrong_on_any_machine(recipe)
-    has_gpu = torch.accelerator.is_available()
-    if fsdp_config(training).get("cpu_offload") and not has_gpu and not training.get("bf16"):
+    wrong = [*wrong_keys(training), *wrong_company(recipe)]
+    offloads_weights = fsdp_config(training).get("cpu_offload") and not training.get("bf16")
+    if here and offloads_weights and not torch.accelerator.is_available():
+        wrong.append(f"{CONFIG}: `cpu_offload` is for a GPU, and this machine has none. Remove it.")
+    if here and training.get("use_cpu") and torch.cuda.is_available():
         wrong.append(
-            f"{CONFIG}: `cpu_offload` is for weights that do not fit a GPU, and this machine has no GPU. Remove it."
-        )
-    if training.get("use_cpu") and torch.cuda.is_available():
-        wrong.append(
-            f"`training.use_cpu` with {KEY}: torch shards onto the GPUs that it sees. Hide them"
-            " (CUDA_VISIBLE_DEVICES=), or remove it."
+            f"`training.use_cpu` with {KEY}: torch shards onto GPUs. Set CUDA_VISIBLE_DEVICES=, or remove it."
         )
     return wrong
-
-
-def refuse_for_any_machine(recipe: Recipe) -> None:
-    """For a plan: a RecipeError where no machine could do what the recipe asks of FSDP."""
-    if recipe.training.get("fsdp") and (complaints := wrong_on_any_machine(recipe)):
-        raise RecipeError("\n".join(complaints))
-
-
-def wrong_on_any_machine(recipe: Recipe) -> list[str]:
-    return [*wrong_keys(recipe.training), *wrong_company(recipe)]
 
 
 def wrong_keys(training: Mapping[str, Any]) -> Iterator[str]:
@@ -291,29 +257,17 @@ def wrong_keys(training: Mapping[str, Any]) -> Iterator[str]:
 def wrong_company(recipe: Recipe) -> Iterator[str]:
     training, name = recipe.training, recipe.optimizer.name
     if name in OF_WHOLE_PARAMETERS:
-        yield (
-            f"`optimizer.name`: `{name}` needs whole parameters, and FSDP gives it some rows of each. Take adamw, or"
-            f" leave {KEY} out."
-        )
+        yield f"`optimizer.name`: `{name}` needs whole parameters. Take adamw, or leave {KEY} out."
     elif recipe.model.dtype in ("bfloat16", "float16"):
         yield (
             f"`model.dtype: {recipe.model.dtype}`: FSDP keeps fp32 weights and computes with copies in half precision."
             " Leave it out, and write `training.bf16: true`."
         )
     if recipe.optimizer.options.get("release_gradients"):
-        yield (
-            "`optimizer.release_gradients`: FSDP adds gradients up over the processes before an update. Write false,"
-            f" or leave {KEY} out."
-        )
+        yield f"`optimizer.release_gradients`: FSDP first adds gradients up. Write false, or leave {KEY} out."
     if training.get("fp16"):
-        yield (
-            f"`training.fp16` with {KEY}: the scale of the loss is not watched over there. Write `bf16: true`, or take"
-            " DeepSpeed."
-        )
+        yield f"`training.fp16` with {KEY}: its loss scale is not checked. Write `bf16: true`, or take DeepSpeed."
     if (recipe.model.lora or {}).get("quantize"):
         yield f"`model.lora.quantize`: FSDP cannot divide weights in 4 bit. They are small: leave {KEY} out."
     if recipe.stage in STAGES_THAT_GENERATE:
-        yield (
-            f"`stage: {recipe.stage}` with {KEY}: sampling would gather the model's parts for each token. Take a"
-            " DeepSpeed profile: TRL gathers them once there."
-        )
+        yield f"`stage: {recipe.stage}` with {KEY} would gather the model for each token. Take a DeepSpeed profile."

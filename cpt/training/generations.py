@@ -29,10 +29,8 @@ class Generations:
     def check(self) -> None:
         lasts, steps = self.micro_batches, self.accumulation
         if lasts % steps and steps % lasts:
-            raise RecipeError(
-                f"`training`: a generation serves {lasts} micro-batches (steps_per_generation x num_iterations) and a"
-                f" step takes {steps} (gradient_accumulation_steps). Let one be a multiple of the other."
-            )
+            where = f"steps_per_generation x num_iterations ({lasts}) or gradient_accumulation_steps ({steps})"
+            raise RecipeError(f"`training`: let one of {where} be a multiple of the other.")
 
 
 def prompts_of_step(config: type, training: Mapping[str, Any], completions: int) -> int:
@@ -47,10 +45,9 @@ def prompts_of_step(config: type, training: Mapping[str, Any], completions: int)
     prompts, rest = divmod(completions, answers * times)
     if rest:
         raise RecipeError(
-            f"`training`: a step trains on {completions} completions, and each prompt has num_generations {answers} of"
-            f" them, trained on num_iterations {times} time(s): no whole number of prompts. Let"
-            " per_device_train_batch_size x gradient_accumulation_steps x processes be a multiple of"
-            f" {answers * times}."
+            f"`training`: a step trains on {completions} completions. Let per_device_train_batch_size x"
+            f" gradient_accumulation_steps x processes be a multiple of {answers * times}: num_generations {answers} x"
+            f" num_iterations {times}."
         )
     return prompts
 

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from cpt.checkpoints.resume import published_checkpoints, step_of
+from cpt.checkpoints.resume import published_checkpoints
 from cpt.distributed import is_main_process, rank, same_command, world_size
 from cpt.errors import CptError, Interrupted, LaunchError
 from cpt.hardware import GIB
@@ -109,7 +108,7 @@ class Heartbeat(TrainerCallback):
         self.beat("between" if control.should_evaluate or control.should_save else "training", state.global_step)
 
     def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Evaluations before the first step and after the last are part of start and end."""
         self.beat("between" if self.phase == "training" else self.phase, state.global_step)
@@ -161,37 +160,21 @@ def own_words(problem: BaseException | None) -> str:
     return f"{type(problem).__name__}: {problem}"
 
 
-class StepBoundary(TrainerCallback):
-    """Knows whether a step is half done: then weights and position do not belong together."""
-
-    def __init__(self) -> None:
-        self.is_within = False
-
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.is_within = True
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.is_within = False
-
-
 @contextmanager
 def saved_on_errors(trainer: CPTTrainer) -> Iterator[None]:
     """While it is open: an exception between two steps saves what was trained; any other names the checkpoint that the
-    run resumes from.
+    run resumes from. Within a step weights and position do not belong together.
 
     With several processes nothing is saved: the others do not know that this one has failed, and wait for its part of
     the next step.
     """
-    boundary = StepBoundary()
-    trainer.add_callback(boundary)
     try:
         yield
     except CptError:
         raise
     except Exception as problem:
         step, folder = trainer.state.global_step, trainer.run_folder
-        known = [step_of(checkpoint) for checkpoint in published_checkpoints(folder)]
-        if world_size() == 1 and not boundary.is_within and step > max(known, default=0):
+        if world_size() == 1 and trainer.begun_step <= step and trainer.checkpointer.is_unsaved:
             trainer.checkpointer.save_once("full")
             trainer.checkpointer.wait_for_saves()
         if is_main_process() and not lost_others(problem):
@@ -205,53 +188,45 @@ def resumes_from(folder: Path) -> str:
     return f"{same_command()} resumes from {checkpoints[-1].name}." if checkpoints else "Nothing was saved yet."
 
 
-@dataclass(frozen=True)
-class LivenessReport:
-    all: list[LastHeartbeat]
-    gone: list[LastHeartbeat]  # gave no pulse
-    failed: list[LastHeartbeat]  # ended with their own error or interruption
-
-
 @contextmanager
 def lost_ranks_named(run: Run) -> Iterator[None]:
-    """While it is open: a failed collective becomes a LaunchError that names the lost processes, also in events.jsonl
-    and status.json; or an Interrupted where a signal stopped another process outside of the training."""
+    """While it is open: a failed collective becomes a LaunchError that names the lost processes, or an Interrupted."""
     try:
         yield
     except RuntimeError as problem:
         if not lost_others(problem):
             raise
-        report = find_lost_ranks(run.folder)
-        interrupted = [sign for sign in report.failed if str(sign.ended).startswith(Interrupted.__name__)]
+        gone, failed = find_lost_ranks(run.folder)
+        everyone = read_heartbeats(run.folder)
+        interrupted = [sign for sign in failed if str(sign.ended).startswith(Interrupted.__name__)]
         if interrupted:
-            who = name_processes(interrupted, report.all)
+            who = name_processes(interrupted, everyone)
             raise Interrupted(f"{who} was stopped by a signal. {resumes_from(run.folder)}") from problem
-        if report.failed:
-            ended = [f"{name_processes([sign], report.all)} ended with {sign.ended}" for sign in report.failed]
+        if failed:
+            ended = [f"{name_processes([sign], everyone)} ended with {sign.ended}" for sign in failed]
             what = f"{'; '.join(ended)}. The others cannot continue without it."
-        elif report.gone:
-            steps = ", ".join(sorted({str(sign.step) for sign in report.gone}))
-            what = f"{name_processes(report.gone, report.all)} is gone: its last heartbeat is of step {steps}."
+        elif gone:
+            steps = ", ".join(sorted({str(sign.step) for sign in gone}))
+            what = f"{name_processes(gone, everyone)} is gone: its last heartbeat is of step {steps}."
         else:
             what = (
-                f"The processes lost each other, but all are there: {name_processes(report.all, report.all)}. The"
-                " network between them broke, or one took longer than `training.ddp_timeout`."
-                f" {type(problem).__name__}: {problem}."
+                "The processes lost each other, but all are there: the network between them broke, or one took longer"
+                f" than `training.ddp_timeout`. {type(problem).__name__}: {problem}."
             )
         message = f"{what} {resumes_from(run.folder)}"
-        lost = [sign.rank for sign in (*report.gone, *report.failed)]
+        lost = [sign.rank for sign in (*gone, *failed)]
         if rank() == min(set(range(world_size())) - set(lost), default=0):  # it speaks for the rest
-            step = max((sign.step for sign in report.all), default=None)
+            step = max((sign.step for sign in everyone), default=None)
             record_event(run.folder, "lost", message, step=step, processes=lost)
             if rank() != 0:  # the main process cannot write it
                 run.put_status("failed", error=LaunchError.__name__, message=message, exit_code=LaunchError.exit_code)
         raise LaunchError(message) from problem
 
 
-def find_lost_ranks(folder: Path) -> LivenessReport:
-    """Wait until each process gave a pulse, ended, or had the time for several pulses.
+def find_lost_ranks(folder: Path) -> tuple[list[LastHeartbeat], list[LastHeartbeat]]:
+    """The processes that give no pulse, and those that ended with their own error or interruption.
 
-    For processes of this host the system is asked as well, which answers at once.
+    It waits for several pulses at the most. The system knows at once which processes of this host exist.
     """
 
     def others() -> list[LastHeartbeat]:
@@ -264,15 +239,14 @@ def find_lost_ranks(folder: Path) -> LivenessReport:
         silent = [sign for sign in signs if sign.ended is None and sign.pulse == first.get(sign.rank)]
         dead = [sign for sign in silent if is_of_this_host(sign) and not is_alive(sign.pid)]
         if len(silent) == len(dead) or time.monotonic() > end:
-            return LivenessReport(read_heartbeats(folder), silent, [sign for sign in signs if sign.ended])
+            return silent, [sign for sign in signs if sign.ended]
         time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 class GroupTimeouts(TrainerCallback):
     """Sets the timeout of all groups when training begins, and again after the first step, for which some are made.
 
-    DeepSpeed's groups wait 30 minutes over gloo and 10 with NCCL, whatever the recipe says. torch has no public way to
-    change that.
+    DeepSpeed's groups wait 30 minutes over gloo and 10 with NCCL, whatever the recipe says.
     """
 
     def __init__(self) -> None:

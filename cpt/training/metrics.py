@@ -53,12 +53,10 @@ class TrainingClock(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.since, self.steps_in_all = time.perf_counter(), 0
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         now = time.perf_counter()
         self.seconds += now - self.since
-        self.last_steps.append((now - self.since, waited_by(kwargs.get("train_dataloader"))))
+        self.last_steps.append((now - self.since, waited_by(more.get("train_dataloader"))))
         self.since = now
         self.steps += 1
         if not self.steps_in_all:  # the first step warms up
@@ -73,9 +71,8 @@ class TrainingClock(TrainerCallback):
         if share > ACCEPTABLE_WAIT:
             self.has_warned = True
             log.warning(
-                f"the model waited for data {share:.1%} of the last {LAST_STEPS} steps. If documents are still being"
-                " tokenized: run `cpt prepare RECIPE` before. If the disk is slow: set CPT_CACHE to a local folder. If"
-                " your own rows or collate_fn are slow: set `training.dataloader_num_workers: 2`."
+                f"the model waited for data {share:.1%} of the last {LAST_STEPS} steps. Run `cpt prepare` first,"
+                " set CPT_CACHE to a local folder, or `training.dataloader_num_workers: 2` for slow rows of your own."
             )
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

@@ -136,7 +136,7 @@ class Preemption(TrainerCallback):
             control.should_save, control.should_evaluate, control.should_training_stop = True, False, True
 
     def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Raise Interrupted where any process got a signal: on all of them, after the same batch."""
         if self.is_training and self.stopped_by is None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
-from cpt.checkpoints.resume import published_checkpoints, step_of
 from cpt.distributed import rank, same_command, tell, world_size
 from cpt.errors import ResourceError, RestartNeeded
 from cpt.runs.events import record_event
@@ -66,11 +65,8 @@ def smaller_micro_batch(micro_batch: int) -> int | None:
 
 def learned_micro_batch(folder: Path, processes: int) -> int | None:
     """The largest micro-batch that fitted after out-of-memory, for this number of processes."""
-    try:
-        size = read_object(folder / LEARNED)[MICRO_BATCH].get(str(processes))
-    except (KeyError, AttributeError):  # not there, or damaged
-        return None
-    return size if isinstance(size, int) and size > 0 else None
+    size: int | None = read_object(folder / LEARNED).get(MICRO_BATCH, {}).get(str(processes))
+    return size
 
 
 def remember_micro_batch(folder: Path, processes: int, size: int) -> None:
@@ -80,8 +76,8 @@ def remember_micro_batch(folder: Path, processes: int, size: int) -> None:
 
 def learned_rollback(folder: Path) -> dict[str, Any] | None:
     """The last roll-back: `to_step`, the rows that are `left_out` since, and the skip `budget`."""
-    found = read_object(folder / LEARNED).get(ROLLBACK)
-    return found if isinstance(found, dict) and {"to_step", "left_out", "budget"} <= found.keys() else None
+    found: dict[str, Any] | None = read_object(folder / LEARNED).get(ROLLBACK)
+    return found
 
 
 def remember(folder: Path, key: str, value: Any) -> None:
@@ -94,8 +90,7 @@ def remember(folder: Path, key: str, value: Any) -> None:
 
 
 def run_until_out_of_memory(trainer: "CPTTrainer", train_epoch: Callable[[], None]) -> None:
-    """The Trainer's loop; out of memory ends it with a restart in smaller micro-batches, or with what the user can
-    change."""
+    """The Trainer's loop; out of memory ends it with a restart in smaller micro-batches, or with the remedy."""
     arguments = trainer.args
     needed: RestartNeeded | None = None
     try:
@@ -115,9 +110,8 @@ def run_until_out_of_memory(trainer: "CPTTrainer", train_epoch: Callable[[], Non
         return
     # Outside of `except`: no error holds the tensors of its frames any more. Only a process alone can save the
     # steps since the last checkpoint: others wait in a collective.
-    newest = max(map(step_of, published_checkpoints(trainer.run_folder)), default=0)
     is_alone = arguments.world_size == 1 and not trainer.is_deepspeed_enabled and not trainer.is_fsdp_enabled
-    if is_alone and not trainer.guard.is_updating and trainer.state.global_step > newest:
+    if is_alone and not trainer.guard.is_updating and trainer.checkpointer.is_unsaved:
         trainer.model.zero_grad()
         gc.collect()
         clear_device_cache()
@@ -157,20 +151,13 @@ def learn_smaller_batch(trainer: "CPTTrainer", problem: RuntimeError) -> Restart
         folder = trainer.run_folder
         record_event(folder, "out_of_memory", message, step=step, micro_batch=size, before=before, restart=True)
         return RestartNeeded(message)
-    where = f"out of memory in step {step} with micro-batches of {before} row(s) of {length:,} tokens"
-    smaller = f"`training.per_device_train_batch_size: {before // 2}`"
-    if before == 1:
-        smaller = "`data.sequence_length` lower"
+    remedy = "Set `training.gradient_checkpointing: true`, or `data.sequence_length` lower"
+    if before > 1:
+        remedy = f"Write `training.per_device_train_batch_size: {before // 2}`"
+    other = "take a DeepSpeed profile that offloads"
     if trainer.guard.released is not None:
-        text = (
-            f"{where}, and `optimizer.release_gradients` cannot split a step. Write {smaller}, which makes smaller"
-            " steps, or `release_gradients: false`."
-        )
+        other = "`optimizer.release_gradients: false`, which lets a step be split"
     elif before > 1:
-        text = f"{where}, and `safety.on_oom` is abort. Write {smaller}, or `safety.on_oom: split_batch`."
-    else:
-        text = (
-            f"{where}. Set `training.gradient_checkpointing: true`, `data.sequence_length` lower, or take a DeepSpeed"
-            " profile that offloads."
-        )
-    raise ResourceError(text) from problem
+        other = "`safety.on_oom: split_batch`"
+    where = f"out of memory in step {step} with micro-batches of {before} row(s) of {length:,} tokens"
+    raise ResourceError(f"{where}. {remedy}, or {other}.") from problem

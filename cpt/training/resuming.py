@@ -32,9 +32,9 @@ from cpt.deepspeed_internals import stop_loading_universal
 from cpt.distributed import groups_of_rows, is_main_process, main_process_decides, world_size
 from cpt.errors import CheckpointError
 from cpt.optim.build import replay_step_counter
+from cpt.recipe.keys import DEFAULT_MICRO_BATCH
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import record_event
-from cpt.training.engine_profiles import DEFAULT_MICRO_BATCH
 
 if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
@@ -51,7 +51,7 @@ def train_from(trainer: "CPTTrainer", data: PreparedData, point: ResumePoint) ->
     if checkpoint is None:
         trainer.train()
         return
-    trainer.checkpoint_loader.refuse_other_engine(checkpoint, trust=point.trusted)
+    trainer.checkpoint_loader.refuse_other_engine(checkpoint)
     if (checkpoint / POSITION).exists():  # another program writes none
         data.restore(json.loads((checkpoint / POSITION).read_text()))
     if manifest is not None and manifest.world_size != world_size():
@@ -106,12 +106,12 @@ class CheckpointLoader:
             return f"rounding: {fits} rows at a time instead of {requested} after out-of-memory: sums in another order"
         return found
 
-    def refuse_other_engine(self, checkpoint: Path, *, trust: bool) -> None:
+    def refuse_other_engine(self, checkpoint: Path) -> None:
         """Raise a CheckpointError: optimizer states are not converted between engines."""
         written, engine = sharding_in(checkpoint), self.trainer.engine
         was, now = name_sharding(written), name_sharding(engine.sharding)
         if written == engine.sharding or written == ZERO and is_zero(engine.sharding):
-            on_host = written_on_host(checkpoint, trust=trust) if is_zero(engine.sharding) else None
+            on_host = written_on_host(checkpoint, trust=self.point.trusted) if is_zero(engine.sharding) else None
             if on_host is None or on_host == engine.offloads_optimizer:
                 return
             was += f" and its optimizer {'in host memory' if on_host else 'on the GPU'}"
@@ -154,7 +154,6 @@ class CheckpointLoader:
         return only_data(Path(checkpoint), trust=self.point.trusted)
 
     def load_shards(self, checkpoint: Path) -> None:
-        """FSDP2's weights, states and schedule."""
         trainer, trust = self.trainer, self.point.trusted
         model, schedule = trainer.model, trainer.lr_scheduler
         trainer.engine.reshard()
@@ -171,10 +170,7 @@ class CheckpointLoader:
 
 
 def written_on_host(checkpoint: Path, *, trust: bool) -> bool | None:
-    """Whether DeepSpeed's AdamW for the host wrote ZeRO's states; None where the files do not say.
-
-    The two kernels differ in their groups and counters, and neither loads the other's.
-    """
+    """Whether DeepSpeed's AdamW for the host wrote ZeRO's states, which only it loads; None if no file says."""
     part = next(iter(sorted(checkpoint.glob("*/*optim_states.pt"))), None)
     states = {} if part is None else load_data(part, mmap=True, trust=trust).get("optimizer_state_dict", {})
     base = states.get("base_optimizer_state") or states.get("optimizer_state_dict")
@@ -184,11 +180,7 @@ def written_on_host(checkpoint: Path, *, trust: bool) -> bool | None:
 
 
 def separate_groups(optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
-    """Repair what DeepSpeed 0.19 makes of a universal checkpoint under ZeRO-3.
-
-    It gives all groups the weight decay and the learning rate of the first, and one step counter, which each of them
-    then counts up.
-    """
+    """Give ZeRO-3's groups their options and step counters: DeepSpeed 0.19 loads those of the first group for all."""
     tag = (checkpoint / "latest_universal").read_text().strip()
     saved = load_data(checkpoint / tag / "zero" / "optimizer_state.pt", mmap=True)["param_groups"]
     for group, known in zip(optimizer.param_groups, saved, strict=True):
@@ -221,11 +213,7 @@ def exactness(point: ResumePoint, *, deterministic: bool) -> str:
 
 
 def keep_global_batch(recipe: Recipe, point: ResumePoint) -> Recipe:
-    """The recipe for as many processes as run now, with as many rows in a step as before.
-
-    A recipe that states its global batch does so already; one that states accumulation means what it came to when the
-    run began.
-    """
+    """The recipe with as many rows in a step as before: accumulation means what it came to when the run began."""
     manifest = point.manifest
     if manifest is None or not manifest.step or recipe.budget.global_batch_tokens is not None:
         return recipe
@@ -239,8 +227,7 @@ def keep_global_batch(recipe: Recipe, point: ResumePoint) -> Recipe:
 
 
 def keep_dtype(recipe: Recipe, point: ResumePoint, *, deepspeed: bool) -> Recipe:
-    """The recipe with the checkpoint's weight type in place of `model.dtype: auto`, which may mean another one on this
-    machine.
+    """The recipe with the checkpoint's weight type in place of `model.dtype: auto`, which may mean another one here.
 
     Weights of an engine and adapters are in fp32 in any case.
     """

@@ -12,9 +12,8 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property, partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,6 +29,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.training_args import ParallelMode
 
 from cpt.checkpoints.manifest import FORMAT, MANIFEST, FileEntry, Manifest, file_of_part, write_manifest
+from cpt.checkpoints.resume import published_checkpoints, step_of
 from cpt.checkpoints.retention import Archive, published_in, rotate
 from cpt.checkpoints.sharding import full_weights, part_here
 from cpt.checkpoints.snapshot import (
@@ -57,6 +57,7 @@ from cpt.distributed import is_main_process
 from cpt.errors import CheckpointError, TrainingError
 from cpt.files import make_durable
 from cpt.runs.events import record_event
+from cpt.runs.record import installed_version
 from cpt.training.resuming import DataPosition
 
 if TYPE_CHECKING:
@@ -133,16 +134,18 @@ class Checkpointer:
             self.archive.finish()
 
     def wait_for_saves(self) -> None:
-        """Return when no save is in flight, and push what was published; every process must call it.
-
-        It raises a SaveFailed where the last one failed in a way that no later one will do better.
-        """
+        """Wait for the save in flight, and push it; every process must call it. It raises what would recur."""
         in_flight, self.in_flight = self.in_flight, None
         if in_flight is not None:
             in_flight.result()
         checkpoint, self.not_pushed = self.not_pushed, None
         if checkpoint is not None and self.trainer.args.push_to_hub:
             self.trainer.push_from_checkpoint(str(checkpoint))
+
+    @property
+    def is_unsaved(self) -> bool:
+        newest = max(map(step_of, published_checkpoints(self.trainer.run_folder)), default=0)
+        return bool(self.trainer.state.global_step > newest)
 
     @property
     def weights_are_due(self) -> bool:
@@ -192,8 +195,7 @@ class Checkpointer:
             self.wait_for_saves()
 
     def write_out(self, kind: Kind, step: int, contents: Contents, copy: Callable[[], None] | None = None) -> None:
-        """Publish, archive, and remove old checkpoints. A failure is recorded; it ends the run only where no later
-        save can succeed."""
+        """Publish, archive, and remove old checkpoints. A failure is recorded; one that would recur ends the run."""
         name = f"{PREFIXES[kind]}{step}"
         published = self.trainer.run_folder / name
         check = None if kind in self.kinds_read_back else partial(read_back, model=self.trainer.model)
@@ -231,10 +233,7 @@ class Checkpointer:
             record_event(self.trainer.run_folder, kind, message, **details)
 
     def describe(self, kind: Kind, step: int, files: dict[str, FileEntry]) -> Manifest:
-        zero, versions = self.trainer.engine.zero_section, {}
-        for package in PACKAGES:
-            with suppress(PackageNotFoundError):
-                versions[package] = version(package)
+        zero = self.trainer.engine.zero_section
         return Manifest(
             format=FORMAT,
             kind=kind,
@@ -243,30 +242,26 @@ class Checkpointer:
             world_size=self.trainer.args.world_size,
             zero_stage=None if zero is None else int(zero.get("stage", 0)),
             exactness=self.trainer.checkpoint_loader.exactness,
-            versions=versions,
+            versions={name: found for name in PACKAGES if (found := installed_version(name))},
             files=files,
         )
 
     # --- the snapshot ------------------------------------------------------------------------------------------------
 
     def take_snapshot(self, *, full: bool) -> Contents:
-        """This process's part of the checkpoint (weights and tokenizer alone where it is not `full`); all collective
-        operations of a save happen here."""
+        """This process's part of the checkpoint; all collective operations of a save happen here."""
         trainer, taken = self.trainer, Contents()
         self.snapshot = taken
         nowhere = str(trainer.run_folder / f"step-{trainer.state.global_step}")
-        stage = None if trainer.engine.zero_section is None else trainer.engine.zero_section.get("stage")
         of_adapter = isinstance(trainer.model, PeftModel)
         trainer.engine.reshard()
         try:
-            if stage == 3:
-                trainer.save_files(nowhere, gather_zero3_weights(trainer.model_wrapped, only_trained=of_adapter))
+            weights: Weights | None = None  # the model's own: each process has all of them
+            if (trainer.engine.zero_section or {}).get("stage") == 3:
+                weights = gather_zero3_weights(trainer.model_wrapped, only_trained=of_adapter)
             elif trainer.is_fsdp_enabled:
-                trainer.save_files(nowhere, full_weights(trainer.model, only_trained=of_adapter))
-            elif stage is not None:  # the Trainer copies the model, on every process
-                trainer.save_files(nowhere, trainer.model.state_dict())
-            else:
-                trainer.save_model(nowhere, _internal_call=True)
+                weights = full_weights(trainer.model, only_trained=of_adapter)
+            trainer.save_files(nowhere, weights)
             if full:
                 self.take_states(taken, nowhere)
                 taken.states[random_states_file(trainer)] = random_states(trainer)

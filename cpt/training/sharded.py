@@ -153,8 +153,7 @@ class Gradients:
         return [parameter for group in self.trainer.optimizer.param_groups for parameter in group["params"]]
 
     def begin_step(self) -> None:
-        """No gradients exist yet, so their type can change; our own optimizers take fp32 gradients of half-precision
-        weights."""
+        """No gradients exist yet, so their type can change; our own optimizers take fp32 ones of bf16 weights."""
         arguments, wrapper = self.trainer.args, self.trainer.optimizer
         if self.are_fp32 or arguments.gradient_accumulation_steps == 1:
             return

@@ -1,6 +1,5 @@
 """Log the training loss of each source, from micro-batches that are trained on anyway."""
 
-import logging
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -18,7 +17,6 @@ from cpt.data.rows.mixture import RowsOfSteps
 from cpt.data.rows.packing import IGNORED
 from cpt.models.fused_loss import FusedLoss
 
-log = logging.getLogger("cpt")
 BYTES_AT_ONCE = 2**27  # of logits in fp32 and of their gradients
 
 
@@ -35,7 +33,7 @@ class SourceLosses(TrainerCallback):
     def __init__(self, data: PreparedData, rows: RowsOfSteps, *, sharing_rows: int = 1) -> None:
         self.data, self.rows, self.sharing_rows = data, rows, sharing_rows
         self.micro_batch = self.measured = 0
-        self.is_measuring = self.is_off = self.has_logged = False
+        self.is_measuring = self.is_off = False
         self.totals = torch.zeros(2, len(data.sources))  # summed losses, tokens
         self.hook: Any = None
 
@@ -50,12 +48,12 @@ class SourceLosses(TrainerCallback):
             self.hook = kwargs["model"].register_forward_hook(self.look, with_kwargs=True)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Decide whether this step is the measured one of its log."""
         step, every = state.global_step + 1, int(state.logging_steps)
         self.state, self.micro_batch = state, 0
         log = (step - 1) // every
-        self.is_measuring = step == log * every + 1 + drawn(log, every) or (args.logging_first_step and step == 1)
-        self.measured = drawn(step, args.gradient_accumulation_steps)
+        # the same numbers in every process and after a resume
+        drawn, self.measured = Random(log).randrange(every), Random(step).randrange(args.gradient_accumulation_steps)
+        self.is_measuring = step == log * every + 1 + drawn or (args.logging_first_step and step == 1)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Add the means over all processes, which log at the same steps."""
@@ -98,14 +96,7 @@ class SourceLosses(TrainerCallback):
             self.take(sources[0], loss, tokens)
             return
         row_loss = loss_of_rows(model, output.get("logits"), targets)
-        if row_loss is None or len(targets) != len(sources):
-            if not self.has_logged:
-                self.has_logged = True
-                log.info(
-                    "loss_<source> skips micro-batches with rows of several sources: this model returns no logits in"
-                    " training (`training.use_liger_kernel`). `training.per_device_train_batch_size: 1` avoids them."
-                )
-        elif self.micro_batch == self.measured:
+        if row_loss is not None and len(targets) == len(sources) and self.micro_batch == self.measured:
             for row, source in enumerate(sources):
                 self.take(source, row_loss(row), (targets[row] != IGNORED).sum())
 
@@ -121,16 +112,10 @@ class SourceLosses(TrainerCallback):
         return range(first, first + size)
 
 
-def drawn(number: int, below: int) -> int:
-    """A random number, the same for the same step in every process and after a resume."""
-    return Random(number).randrange(below)
-
-
 def loss_of_rows(
     model: nn.Module, logits: torch.Tensor | None, targets: torch.Tensor
 ) -> Callable[[int], torch.Tensor] | None:
-    """A function from a row's number to its summed loss; None if the model returns no logits, [rows, tokens,
-    vocabulary]."""
+    """From a row's number to its summed loss; None without logits [rows, tokens, vocabulary]."""
     if logits is None or logits.shape[:2] != targets.shape:
         return None
     whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model

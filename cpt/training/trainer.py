@@ -89,7 +89,7 @@ class CPTTrainer(TrainerHooks, Trainer):
         self.length = length
         self.rows_of_steps = RowsOfSteps(length.rows_per_step)
         self.held_out = held_out or {}
-        self.first_step = 0
+        self.first_step = self.begun_step = 0
         self.engine, self.shared_rows, self.gradients = Engine(self), SharedRows(self), Gradients(self)
         self.checkpointer, self.checkpoint_loader = Checkpointer(self), CheckpointLoader(self)
         self.guard = StepGuard(self)
@@ -262,6 +262,7 @@ class CPTTrainer(TrainerHooks, Trainer):
             number = self.shared_rows.count_labels(batches, device)
         elif self.is_fsdp_enabled and isinstance(number, torch.Tensor):
             number = number.round().long()  # FSDP casts floats to what layers compute in: 449 is 448 in bfloat16
+        self.begun_step = self.state.global_step + 1
         return [to_device(batch, device) for batch in batches], number
 
     def get_sp_size(self) -> int:
@@ -331,10 +332,7 @@ class CPTTrainer(TrainerHooks, Trainer):
             self.checkpointer.take_model(weights, save)
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
-        """Metrics of each held-out set, logged like those of the Trainer's own evaluation.
-
-        Empty if a signal stopped it: the run saves, and evaluates when it resumes.
-        """
+        """Metrics of each held-out set, logged; empty if a signal stopped it: the run evaluates when it resumes."""
         try:
             figures = self.measure_held_out()
         except Interrupted:

@@ -162,7 +162,7 @@ def test_complaints_name_file_and_line(recipe, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("{", "is not valid JSON"), ("[]", "no JSON object")],
+    [("{", "cannot be read as JSON"), ("[]", "is a mapping")],
 )
 def test_what_is_no_profile_is_refused(tmp_path, text, reason):
     (tmp_path / "zero.json").write_text(text)

@@ -225,7 +225,7 @@ def test_where_one_row_is_too_much_it_says_what_helps(tiny_recipe, tmp_path):
 
 def test_a_run_may_be_told_to_end_instead(tiny_recipe, tmp_path):
     trainer = trainer_of(tiny_recipe, tmp_path, faults=too_large_above({5: 2}), **MEMORY, safety={"on_oom": "abort"})
-    with pytest.raises(ResourceError, match="`safety.on_oom` is abort"):
+    with pytest.raises(ResourceError, match="`safety.on_oom: split_batch`"):
         trainer.train()
     assert not (trainer.run_folder / "learned.json").exists()
 

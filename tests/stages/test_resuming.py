@@ -160,7 +160,7 @@ def test_zeros_states_do_not_move_to_the_host_or_back(tmp_path, on_host):
     states = {"optimizer_state_dict": {"optimizer_state_dict": {"state": {}, "param_groups": [group]}}}
     torch.save(states, tmp_path / "global_step4" / "x_optim_states.pt")
     with pytest.raises(CheckpointError, match="host memory") if on_host else nullcontext():
-        loader.refuse_other_engine(tmp_path, trust=False)
+        loader.refuse_other_engine(tmp_path)
 
 
 def test_another_number_of_processes_is_recorded(point, tmp_path):

@@ -149,7 +149,6 @@ def test_the_reference_is_what_the_run_began_with(tmp_path):
     ("sections", "says"),
     [
         ({"training": {"reward_weights": [1.0]}}, "write `weight`"),
-        ({"training": {"beta": 0.1, "sync_ref_model": True}}, "sync_ref_model"),
         (
             {"training": {"steps_per_generation": 3, "gradient_accumulation_steps": 2, "num_generations": 2}},
             "be a multiple of the other",

@@ -50,6 +50,6 @@ def test_no_whole_number_of_prompts_is_refused_with_what_to_change():
 
 
 def test_steps_and_generations_have_to_fit_into_each_other():
-    with pytest.raises(RecipeError, match="Let one be a multiple of the other"):
+    with pytest.raises(RecipeError, match="be a multiple of the other"):
         Generations(prompts=6, micro_batches=3, accumulation=2).check()
     Generations(prompts=6, micro_batches=3, accumulation=6).check()

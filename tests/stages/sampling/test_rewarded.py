@@ -18,7 +18,7 @@ def test_rewards_of_a_generation_are_weighted_sums_and_none_is_nan(trainer):
     trainer.reward_weights = torch.tensor([1.0, 0.5])
     trainer._calculate_rewards([{"prompt": "?"}] * 3, ["?"] * 3, ["!"] * 3, [[1]] * 3)
     assert trainer.rewards_of_all[:2].tolist() == [2.0, 2.0] and trainer.rewards_of_all[2].isnan()
-    assert torch.equal(trainer.own_rewards[:2], trainer.rewards_of_all[:2])
+    assert torch.equal(trainer.part_of_process(trainer.rewards_of_all)[:2], trainer.rewards_of_all[:2])
 
 
 def test_log_probabilities_are_those_of_the_model(trainer):
