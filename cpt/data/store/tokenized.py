@@ -30,7 +30,7 @@ from cpt.data.store.token_files import (
 )
 from cpt.distributed import is_main_process
 from cpt.errors import DataError
-from cpt.files import read_json_lines, report_damage, size_and_hash
+from cpt.files import json_lines, report_damage, size_and_hash
 from cpt.formatting import open_console
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Source
@@ -173,7 +173,7 @@ class TokenizedSource:
         description = self.description or self.describe()
         bad = sum(description.bad_rows.values())
         good, path = description.documents + sum(description.dropped.values()), self.work.source.path
-        refuse_too_many(bad, good, self.max_bad_share, path, self.work.key, read_json_lines(self.folder / FILE_NAME))
+        refuse_too_many(bad, good, self.max_bad_share, path, self.work.key, listed_rows(self.folder))
         return description
 
     def describe(self) -> SourceDescription:
@@ -187,7 +187,7 @@ class TokenizedSource:
             dropped.update(part.dropped)
             bad_rows.update(part.bad_rows)
             longest = max(longest, part.longest, key=lambda place: place[1])
-            bad += read_json_lines(self.shard_folder(number) / FILE_NAME)
+            bad += listed_rows(self.shard_folder(number))
             engines[part.engine] = None
             shards[self.shard_folder(number).name] = part.digest
         if not documents:
@@ -214,6 +214,12 @@ class TokenizedSource:
         for left in self.folder.glob("*.unfinished"):
             rmtree(left, ignore_errors=True)
         return description
+
+
+def listed_rows(folder: Path) -> list[Listed]:
+    """The bad rows of a source or shard; it has no file of them where there were none."""
+    path = folder / FILE_NAME
+    return [row for row in json_lines(path) if row is not None] if path.exists() else []
 
 
 def changed(work: ShardWork) -> DataError:
