@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import accumulate, count
 from pathlib import Path
 from shutil import rmtree
@@ -92,6 +93,10 @@ class Total:
     windows: int
     rows_of: list[int] | None  # of each window
     everything: WindowEntry | None  # the sum over all windows
+
+    @cached_property
+    def first_rows(self) -> list[int]:
+        return list(accumulate(self.rows_of or [], initial=0))
 
 
 def write_total(folder: Path, last: int, entries: Sequence[WindowEntry]) -> None:
@@ -224,13 +229,17 @@ class WindowedRows:
 
     def window_of(self, row: int) -> int | None:
         """The window of a row of the first epoch, made now if it is missing; None after the last."""
-
-        def first_row(window: int) -> int:
-            entry = self.known_entry(window)
-            return row + 1 if entry is None else entry.first_row  # one that is still to be made comes after the row
-
-        window = self._near if self.entry(self._near).first_row <= row else 0
-        window += bisect_right(range(window + 1, len(self.tokenized.plan.windows)), row, key=first_row)
+        if self.total is not None and self.total.rows_of is not None:
+            return bisect_right(self.total.first_rows, row) - 1 if row < self.total.rows else None
+        # From the last window on in growing steps: bisecting all windows would look for files of those not made yet.
+        window, step = self._near, 1
+        if self.entry(window).first_row > row:
+            window = 0
+        while (entry := self.known_entry(window + step)) is not None and entry.first_row <= row:
+            window, step = window + step, 2 * step
+        while step := step // 2:
+            if (entry := self.known_entry(window + step)) is not None and entry.first_row <= row:
+                window += step
         while row >= self.entry(window).end:
             if self.total is not None and window + 1 >= self.total.windows:
                 return None
@@ -332,9 +341,9 @@ class WindowedRows:
         known = self.known_entry(window)
         if known is None:
             write_once(self.entry_file(window), sealed(content))
-            self._near = window
         elif known.digest != content["digest"]:
             raise DataError(other_documents(self.tokenized))
+        self._near = window
 
     def begin(self, *, all_windows: bool) -> None:
         """Make windows until there is a row, or all of them."""
