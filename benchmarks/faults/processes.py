@@ -20,7 +20,7 @@ from benchmarks.faults.signals import ranks
 from benchmarks.faults.started import kill_all, wait
 from benchmarks.faults.trials import Outcome, Suite, Trial, against, last_error, resumed, tried
 from cpt.checkpoints.manifest import MANIFEST, hash_file, read_manifest, write_manifest
-from cpt.checkpoints.safe_load import load_data
+from cpt.checkpoints.model_folder import load_data
 
 STEPS, EVERY = 16, 4
 PAUSE: dict[str, Any] = {"kind": "pause", "seconds": 0.3}

@@ -24,9 +24,9 @@ from benchmarks.gpu.processes import append, read_lines
 from benchmarks.gpu.roofline import ATTENTION, BANDWIDTH, OPTIMIZER_BYTES, Setting, attention_seconds, head_and_loss
 from benchmarks.gpu.systems import loss_of_head
 from cpt.models.attention import torch_kernel
-from cpt.models.compiled import Compiling, compile_layers
 from cpt.models.config import config_from
 from cpt.models.fused_loss import LinearCrossEntropy
+from cpt.models.layers import Compiling, compile_layers
 from cpt.optim.build import build_optimizer
 from cpt.recipe.schema import Optimizer
 

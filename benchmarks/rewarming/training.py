@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.rewarming.corpus import GENERAL, Shift, Text
-from cpt.evaluation.callbacks import read_course
+from cpt.evaluation.scoring import read_course
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 

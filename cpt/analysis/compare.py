@@ -26,7 +26,7 @@ from cpt.evaluation.paired import (
     saved_losses,
 )
 from cpt.formatting import format_count, format_duration
-from cpt.recipe.difference import UNSET, differing_values
+from cpt.recipe.load import UNSET, differing_values
 from cpt.recipe.schema import Recipe
 from cpt.recipe.values import in_yaml
 from cpt.runs.folder import ENVIRONMENT, INPUTS, METRICS, RECIPE, Content, Floats, RunRecord, get, get_dict, read_run

@@ -9,7 +9,7 @@ from typing import Any
 import deepspeed
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo, CheckpointEngine
 
-from cpt.checkpoints.safe_load import load_data
+from cpt.checkpoints.model_folder import load_data
 from cpt.deepspeed_internals import without_recovery_script
 
 SCRIPTS = ("zero_to_fp32.py", "zero_to_torch.py")  # for people who want the weights without DeepSpeed

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.tensor import DTensor, Shard
 
 from cpt.checkpoints.manifest import FSDP_FOLDER, FSDP_PART, MANIFEST, Manifest, parts_in, read_manifest
-from cpt.checkpoints.safe_load import load_data, only_data
+from cpt.checkpoints.model_folder import load_data, only_data
 from cpt.errors import CheckpointError, ResourceError
 
 # FSDP2's part of a checkpoint is fsdp/part_0_of_2.pt: for each process its rows of every parameter and of its moments,

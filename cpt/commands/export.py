@@ -8,11 +8,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from cpt.command_line import refuse_ignored
 from cpt.errors import RecipeError
-from cpt.export.hub import check_push, push
 from cpt.export.proof import check_seal, write_seal
 from cpt.export.quantize import MAX_RISE, Method, check_quantising, export_quantised
 from cpt.export.trained import find_trained, import_own_code, refuse_unknown_code
-from cpt.export.write import DtypeName, ExportOptions, check_output, export_adapter, export_whole
+from cpt.export.write import DtypeName, ExportOptions, check_output, check_push, export_adapter, export_whole, push
 from cpt.models.build import DTYPES
 
 DTYPE: DtypeName = "bfloat16"

@@ -20,8 +20,7 @@ from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt
 from cpt.planning.gate import report
 from cpt.plugins import did_you_mean
 from cpt.process import Child
-from cpt.recipe.difference import differing_keys
-from cpt.recipe.load import load_recipe, load_with_places
+from cpt.recipe.load import differing_keys, load_recipe, load_with_places
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Mistakes, Node, plain, read_or_raise
 from cpt.runs.folder import RECIPE

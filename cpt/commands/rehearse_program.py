@@ -24,7 +24,7 @@ from cpt.data.rows.held_out import held_out_set
 from cpt.data.rows.packing import IGNORED, Layout, PackedRows
 from cpt.distributed import leave_processes, rank
 from cpt.errors import Interrupted
-from cpt.evaluation.callbacks import PromptSamples
+from cpt.evaluation.scoring import PromptSamples
 from cpt.recipe.load import load_recipe
 from cpt.training.trainer import CPTTrainer
 

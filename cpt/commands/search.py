@@ -14,8 +14,7 @@ from cpt.files import free_name, locked, write_atomic
 from cpt.hardware import find_gpus
 from cpt.launch.supervise import BY_THE_LAUNCHER
 from cpt.plugins import did_you_mean
-from cpt.recipe.difference import differing_keys
-from cpt.recipe.load import dump_recipe, load_recipe
+from cpt.recipe.load import differing_keys, dump_recipe, load_recipe
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Recipe
 from cpt.search.search import SEARCHED, TEXT_STAGES, Search, options_of_train, range_test

@@ -12,7 +12,7 @@ from cpt.distributed import tell
 from cpt.errors import CheckpointError
 from cpt.evaluation.evaluate import complete_verdict
 from cpt.evaluation.paired import dominated
-from cpt.export.model_card import write_model_card
+from cpt.export.export import write_model_card
 from cpt.runs.folder import VERDICT_PAGE
 from cpt.runs.record import Run
 

@@ -13,7 +13,6 @@ from jinja2 import Environment
 from cpt.data.readers.decontamination import REASON
 from cpt.data.rows.contamination import Contamination
 from cpt.errors import CheckpointError
-from cpt.evaluation.callbacks import Point, course_of, read_evaluations
 from cpt.evaluation.paired import (
     LEVEL,
     NEGLIGIBLE,
@@ -32,6 +31,7 @@ from cpt.evaluation.paired import (
     relative,
     saved_losses,
 )
+from cpt.evaluation.scoring import Point, course_of, read_evaluations
 from cpt.files import DAMAGED, write_atomic
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe

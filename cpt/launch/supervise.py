@@ -16,16 +16,18 @@ from cpt.errors import CptError, Interrupted, LaunchError, RestartNeeded, Traini
 from cpt.hardware import count_cpu_cores, find_gpus
 from cpt.process import Child, ReceivedSignals, send
 from cpt.recipe.schema import Recipe
-from cpt.runs.events import read_events, record_event, write_waiting_events
-from cpt.runs.folder import EVENTS
-from cpt.runs.heartbeats import (
+from cpt.runs.events import (
     LastHeartbeat,
     is_of_this_host,
     name_processes,
     pids_here,
+    read_events,
     read_heartbeats,
+    record_event,
     remove_heartbeats,
+    write_waiting_events,
 )
+from cpt.runs.folder import EVENTS
 from cpt.runs.record import Run, start_run
 from cpt.training.liveness import SIGNAL_FOR_STACKS, STACKS
 from cpt.training.restart import MOST_WITHOUT_PROGRESS

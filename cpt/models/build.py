@@ -27,9 +27,15 @@ from cpt.distributed import is_main_process, main_process_first
 from cpt.errors import CheckpointError, RecipeError
 from cpt.hf_internals import attention_of, without_zero3
 from cpt.models.adapters import add_lora, check_quantization, keep_layout_on_cpu, quantization_of
-from cpt.models.attention import VARLEN, VARLEN_NAMES, choose_attention, why_not_by_bounds
+from cpt.models.attention import (
+    VARLEN,
+    VARLEN_NAMES,
+    choose_attention,
+    keep_documents_apart,
+    try_documents_apart,
+    why_not_by_bounds,
+)
 from cpt.models.config import STATE_DICTS, load_config
-from cpt.models.documents import keep_documents_apart, try_documents_apart
 from cpt.models.families import CptGPT2Config, pad_vocabulary
 from cpt.models.inventory import (
     attention_heads,

@@ -12,8 +12,8 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, StrictDataclassError
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 
+from cpt.cache import refuse_unreachable
 from cpt.errors import CheckpointError, RecipeError, ResourceError
-from cpt.hub import refuse_unreachable
 from cpt.models.families import FAMILIES, CptGPT2Config, register_families
 from cpt.plugins import did_you_mean, import_user_module
 from cpt.recipe.paths import is_local, unfinished_run

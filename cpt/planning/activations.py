@@ -17,8 +17,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cpt.models.adapters import adaptable
-from cpt.models.compiled import has_experts
 from cpt.models.inventory import RECURRENT, attention_heads
+from cpt.models.layers import has_experts
 from cpt.planning.dry_run import (
     PeakOfStorages,
     computing_as,

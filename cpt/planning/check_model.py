@@ -10,6 +10,7 @@ from huggingface_hub.errors import GatedRepoError
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from cpt.cache import TOKENIZER, WEIGHTS, hub_is_reachable, is_cached, refuse_unreachable
 from cpt.data.examples.chat_template import Refused
 from cpt.data.examples.encoder import ExampleEncoder, encoder_of
 from cpt.data.readers.columns import form_of_source, sections_of
@@ -19,12 +20,10 @@ from cpt.data.readers.sources import kind_of, pieces_of, read_piece
 from cpt.data.rows.open_sources import keyed_sources
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
-from cpt.hub import TOKENIZER, WEIGHTS, hub_is_reachable, is_cached, refuse_unreachable
 from cpt.models.adapters import check_lora, lora_options
-from cpt.models.attention import VARLEN, VARLEN_NAMES, choose_attention
+from cpt.models.attention import VARLEN, VARLEN_NAMES, check_documents_can_be_handed_over, choose_attention
 from cpt.models.build import check_scoring
 from cpt.models.config import config_from, load_config, read_config
-from cpt.models.documents import check_documents_can_be_handed_over
 from cpt.models.inventory import build_on_meta, isolates_documents, vocabulary_size
 from cpt.models.new_rows import new_ids
 from cpt.planning.check_resources import PreflightReport

@@ -25,7 +25,7 @@ from cpt.models.adapters import BYTES_OF_4_BIT, add_lora, quantization_of
 from cpt.models.attention import VARLEN, computing_dtype
 from cpt.models.families import register_families
 from cpt.models.fused_loss import FusedLoss, why_not_fused
-from cpt.models.recomputing import keep_attention
+from cpt.models.layers import keep_attention
 from cpt.optim.adamw import OneKernelAdamW
 from cpt.optim.build import build_optimizer
 from cpt.optim.gradients import RELEASING, ReleasedGradients

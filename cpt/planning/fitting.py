@@ -14,9 +14,9 @@ from transformers import PreTrainedConfig
 from cpt.distributed import groups_of_rows, main_process_decides, num_nodes, tell, world_size
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GIB, Gpu, find_gpus, host_memory_gib, known_gpu
-from cpt.models.compiled import check_compiling
 from cpt.models.config import load_config
 from cpt.models.inventory import build_on_meta
+from cpt.models.layers import check_compiling
 from cpt.planning.activations import ActivationCounts
 from cpt.planning.memory import MemoryPlan, count_model, plan_memory
 from cpt.planning.memory_parts import IN_8_BIT, trains_half

@@ -12,6 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 from torch import nn
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
+from cpt.cache import hub_is_reachable
 from cpt.checkpoints.retention import find_rule
 from cpt.data.readers.columns import form_of_source, sections_of
 from cpt.data.readers.sources import kind_of
@@ -23,12 +24,10 @@ from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.evaluation.paired import FEW, FEWEST, TOO_FEW
 from cpt.evaluation.tasks import FEWEST_QUESTIONS, check_tasks
 from cpt.hardware import find_gpus, nearest_existing, require_programs
-from cpt.hub import hub_is_reachable
 from cpt.models.adapters import check_lora_options, check_quantization
-from cpt.models.compiled import check_compiling, has_experts
 from cpt.models.inventory import count_model_parameters, longest_row
 from cpt.models.known_bases import KnownBase, known_base
-from cpt.models.recomputing import read_recomputing
+from cpt.models.layers import check_compiling, has_experts, read_recomputing
 from cpt.optim.build import build_optimizer, check_optimizer, check_rounding, find_optimizer
 from cpt.optim.gradients import check_release
 from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens

@@ -9,17 +9,19 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrain
 from cpt.data.readers.columns import form_of_stage
 from cpt.distributed import read_parallelism
 from cpt.models.attention import VARLEN, why_not_varlen
-from cpt.models.compiled import (
+from cpt.models.inventory import runs_along_the_row
+from cpt.models.layers import (
+    SWITCHES,
     UNDER_FSDP,
     UNDER_ZERO3,
     UNEVEN,
+    Recomputing,
     decoder_layers,
     has_experts,
+    read_recomputing,
     recomputes_under_fsdp,
     wanted_compiling,
 )
-from cpt.models.inventory import runs_along_the_row
-from cpt.models.recomputing import SWITCHES, Recomputing, read_recomputing
 from cpt.optim.adamw import automatic_dtype
 from cpt.planning.model_sizes import KINDS, MASKED_FORMS, StageNeeds, read_stage_needs
 from cpt.recipe.keys import ACCUMULATION, AUTO, COMPILING, DEFAULT_MICRO_BATCH, MICRO_BATCH

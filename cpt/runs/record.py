@@ -32,10 +32,9 @@ from cpt.distributed import (
 from cpt.errors import CheckpointError, CptError, Interrupted, LaunchError, RecipeError, RestartNeeded
 from cpt.files import DAMAGED, LinesFile, free_name, read_sealed, sealed, write_atomic
 from cpt.hardware import count_cpu_cores, find_gpus, host_memory_gib
-from cpt.recipe.difference import differing_keys
-from cpt.recipe.load import dump_recipe, load_recipe
+from cpt.recipe.load import differing_keys, dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.runs.events import logged_events, record_event, skipped_steps, write_waiting_events
+from cpt.runs.events import logged_events, record_event, remove_heartbeats, skipped_steps, write_waiting_events
 from cpt.runs.folder import (
     ENVIRONMENT,
     EXPORT,
@@ -49,7 +48,6 @@ from cpt.runs.folder import (
     STATUS,
     read_object,
 )
-from cpt.runs.heartbeats import remove_heartbeats
 
 SECONDS_BETWEEN_TRIES = 0.2
 PROBE_BYTES = 1 << 16

@@ -13,7 +13,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from cpt.data.rows.build import PreparedData
 from cpt.errors import RecipeError
-from cpt.evaluation.callbacks import PromptSamples, StopWhenForgetting
+from cpt.evaluation.scoring import PromptSamples, StopWhenForgetting
 from cpt.recipe.rules import REWARDED, TAUGHT
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS, SAMPLES

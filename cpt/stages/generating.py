@@ -13,7 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model, split_tensor_dict
 
-from cpt.checkpoints.safe_load import load_data
+from cpt.checkpoints.model_folder import load_data
 from cpt.data.rows.loader import CPTDataLoader
 from cpt.distributed import world_size
 from cpt.errors import RecipeError, ResourceError
@@ -22,7 +22,7 @@ from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer, fit_fused_head
 from cpt.stages.models import prepared
 from cpt.stages.rewards import build_rewards
-from cpt.training.generations import Generations, Prompt, PromptRows
+from cpt.training.arguments import Generations, Prompt, PromptRows
 from cpt.training.restart import is_out_of_memory
 from cpt.training.resuming import written_for
 from cpt.training.trainer import to_device

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from cpt.cache import TOKENIZER, refuse_unreachable
 from cpt.errors import RecipeError
-from cpt.hub import TOKENIZER, refuse_unreachable
 from cpt.plugins import import_user_module
 from cpt.recipe.paths import is_local, unfinished_run
 from cpt.recipe.schema import Model, Tokenizer

@@ -23,9 +23,16 @@ from cpt.checkpoints.resume import published_checkpoints
 from cpt.distributed import is_main_process, rank, same_command, world_size
 from cpt.errors import CptError, Interrupted, LaunchError
 from cpt.hardware import GIB
-from cpt.runs.events import record_event
+from cpt.runs.events import (
+    LastHeartbeat,
+    Phase,
+    is_of_this_host,
+    name_processes,
+    read_heartbeats,
+    record_event,
+    write_heartbeat,
+)
 from cpt.runs.folder import is_alive
-from cpt.runs.heartbeats import LastHeartbeat, Phase, is_of_this_host, name_processes, read_heartbeats, write_heartbeat
 from cpt.runs.record import Run
 from cpt.torch_internals import set_group_timeouts
 from cpt.training.trainer import CPTTrainer

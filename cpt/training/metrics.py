@@ -22,8 +22,8 @@ from cpt.data.rows.loader import CPTDataLoader
 from cpt.data.rows.mixture import RowsOfSteps
 from cpt.hardware import GIB, known_gpu
 from cpt.models.inventory import build_on_meta, flops_per_token
+from cpt.runs.events import read_heartbeats
 from cpt.runs.folder import read_metrics
-from cpt.runs.heartbeats import read_heartbeats
 
 log = logging.getLogger("cpt")
 LAST_STEPS = 100

@@ -10,9 +10,8 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.checkpoints.manifest import MANIFEST, Manifest, read_manifest
-from cpt.checkpoints.model_folder import Tensors, kind_of
+from cpt.checkpoints.model_folder import Tensors, kind_of, know_indexed_cpu, load_data, only_data
 from cpt.checkpoints.resume import ResumePoint
-from cpt.checkpoints.safe_load import know_indexed_cpu, load_data, only_data
 from cpt.checkpoints.sharding import (
     PLAIN,
     ZERO,

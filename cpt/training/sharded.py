@@ -14,7 +14,7 @@ from cpt.checkpoints.sharding import FSDP, PLAIN, ZERO
 from cpt.data.rows.packing import IGNORED
 from cpt.distributed import tell
 from cpt.hf_internals import attention_of
-from cpt.models.documents import PartOfRows, attend_over_processes, check_shared_rows
+from cpt.models.attention import PartOfRows, attend_over_processes, check_shared_rows
 from cpt.optim.adamw import OneKernelAdamW
 
 if TYPE_CHECKING:

@@ -13,20 +13,18 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainerState, Trainin
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 from xxhash import xxh3_64_intdigest
 
-from cpt.checkpoints.safe_load import load_data
+from cpt.checkpoints.model_folder import load_data
 from cpt.data.rows.held_out import HeldOutSet
 from cpt.data.rows.loader import CPTDataLoader
 from cpt.data.rows.mixture import RowsOfSteps
 from cpt.data.rows.packing import stack_rows
 from cpt.distributed import main_process_decides, tell
 from cpt.errors import Interrupted, RecipeError
-from cpt.evaluation.callbacks import read_evaluations
-from cpt.evaluation.scoring import measure_and_keep
+from cpt.evaluation.scoring import measure_and_keep, read_evaluations
 from cpt.hf_internals import TrainerHooks
-from cpt.models.compiled import compile_layers, take_compiling
-from cpt.models.documents import add_document_bounds, wants_bounds
+from cpt.models.attention import add_document_bounds, wants_bounds
 from cpt.models.fused_loss import keep_liger_to_layers, set_up_loss
-from cpt.models.recomputing import set_up_recomputing
+from cpt.models.layers import compile_layers, set_up_recomputing, take_compiling
 from cpt.optim.adamw import OneKernelAdamW
 from cpt.optim.build import build_optimizer
 from cpt.optim.schedules import build_schedule

@@ -5,7 +5,7 @@ import pytest
 from huggingface_hub import ModelCard
 from tiny import write_recipe
 
-from cpt.export.model_card import write_model_card
+from cpt.export.export import write_model_card
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cpt.checkpoints.safe_load import FORCE_CODE, FORCE_DATA, harmless_classes, load_data, only_data
+from cpt.checkpoints.model_folder import FORCE_CODE, FORCE_DATA, harmless_classes, load_data, only_data
 from cpt.checkpoints.sharding import consolidated_state, make_universal
 from cpt.errors import CheckpointError
 

@@ -11,7 +11,7 @@ import torch
 from launching import launch, losses, zero_profile
 from tiny import TINY_LLAMA, write_recipe
 
-from cpt.checkpoints.safe_load import load_data
+from cpt.checkpoints.model_folder import load_data
 
 # They hold times and paths, and sets in an order of their own (peft); their numbers stand elsewhere too.
 SAID_OTHERWISE = ("manifest.json", "training_args.bin", "trainer_state.json", "adapter_config.json")

@@ -16,8 +16,8 @@ from tiny_run import DAMAGES, damage, seal
 from transformers import TrainerCallback
 
 from cpt.checkpoints.manifest import read_manifest
+from cpt.checkpoints.model_folder import load_data
 from cpt.checkpoints.resume import choose_checkpoint
-from cpt.checkpoints.safe_load import load_data
 from cpt.data.readers.decontamination import load_runs
 from cpt.errors import CptError, Interrupted
 from cpt.recipe.load import load_recipe

@@ -19,8 +19,8 @@ from signalling import (
 )
 from tiny import TINY_LLAMA, write_documents, write_recipe
 
-from cpt.evaluation.callbacks import read_course
-from cpt.runs.heartbeats import read_heartbeats
+from cpt.evaluation.scoring import read_course
+from cpt.runs.events import read_heartbeats
 
 STEPS = 120
 

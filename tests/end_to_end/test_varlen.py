@@ -9,8 +9,8 @@ from tiny import write_recipe
 
 from cpt.data.rows.build import build_data
 from cpt.models import attention, documents
+from cpt.models.attention import BOUNDS, LONGEST
 from cpt.models.build import build_model
-from cpt.models.documents import BOUNDS, LONGEST
 from cpt.recipe.load import load_recipe
 from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer

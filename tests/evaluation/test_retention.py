@@ -3,7 +3,7 @@ import json
 import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from cpt.evaluation.callbacks import StopWhenForgetting, read_course
+from cpt.evaluation.scoring import StopWhenForgetting, read_course
 from cpt.runs.record import Run
 
 

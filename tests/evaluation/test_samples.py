@@ -12,7 +12,7 @@ from torch import nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, TrainerControl, TrainerState
 
 from cpt.errors import Interrupted
-from cpt.evaluation.callbacks import PromptSamples, continue_prompts
+from cpt.evaluation.scoring import PromptSamples, continue_prompts
 from cpt.runs.events import read_events, write_waiting_events
 from cpt.tokenizer.train_bpe import train_bpe
 

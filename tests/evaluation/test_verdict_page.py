@@ -7,8 +7,8 @@ from full_disk import disk_of_its_own, fill
 from tiny import write_recipe
 
 from cpt.data.rows.contamination import Contamination, Hit
-from cpt.evaluation.callbacks import Point
 from cpt.evaluation.paired import Difference, ScoreReport
+from cpt.evaluation.scoring import Point
 from cpt.evaluation.verdict import (
     ExampleSet,
     NotRun,

@@ -10,8 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations import HfDeepSpeedConfig
 
 from cpt.data.rows.held_out import HeldOutSet
-from cpt.evaluation.callbacks import continue_prompts
-from cpt.evaluation.scoring import scored_batches, sum_over_processes
+from cpt.evaluation.scoring import continue_prompts, scored_batches, sum_over_processes
 from cpt.hardware import require_programs
 
 CONFIG = {

@@ -7,8 +7,8 @@ from loopback_hub import Client
 from model_hub import READ_ONLY, TOKEN, ModelHub
 
 from cpt.errors import RecipeError
-from cpt.export.hub import check_push
 from cpt.export.proof import write_seal
+from cpt.export.write import check_push
 
 CARD = """# chemist
 
@@ -64,7 +64,7 @@ def export(tmp_path):
 def pushing(folder, name="chemist/model", *, private=False):
     options = f"private={private}, sure=True"
     return (
-        "from pathlib import Path\nfrom cpt.export.hub import check_push, push\n"
+        "from pathlib import Path\nfrom cpt.export.write import check_push, push\n"
         f"check_push({name!r}, {options})\nresult = list(push(Path({str(folder)!r}), {name!r}, {options}))"
     )
 

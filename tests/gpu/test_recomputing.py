@@ -5,8 +5,7 @@ import torch
 from tiny import TINY_LLAMA
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from cpt.models.compiled import Compiling, compile_layers
-from cpt.models.recomputing import OffloadedActivations, set_up_recomputing
+from cpt.models.layers import Compiling, OffloadedActivations, compile_layers, set_up_recomputing
 
 pytestmark = pytest.mark.gpu
 SHAPE = {

@@ -9,9 +9,18 @@ from torch import _dynamo as dynamo
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-from cpt.models.attention import BY_PACKAGE, VARLEN, attend_each, package_kernel, register_varlen, torch_kernel
-from cpt.models.compiled import Compiling, compile_layers
-from cpt.models.documents import BOUNDS, document_bounds, keep_documents_apart
+from cpt.models.attention import (
+    BOUNDS,
+    BY_PACKAGE,
+    VARLEN,
+    attend_each,
+    document_bounds,
+    keep_documents_apart,
+    package_kernel,
+    register_varlen,
+    torch_kernel,
+)
+from cpt.models.layers import Compiling, compile_layers
 
 pytestmark = pytest.mark.gpu
 LENGTHS = ((300, 1, 83, 128), (512,), (17, 495))

@@ -3,7 +3,7 @@ import socket
 from full_disk import disk_of_its_own, set_read_only
 
 from cpt.launch.supervise import RunWatch
-from cpt.runs.heartbeats import LastHeartbeat, write_heartbeat
+from cpt.runs.events import LastHeartbeat, write_heartbeat
 
 
 def sign(**changed):

@@ -23,13 +23,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cpt.distributed import leave_processes
 from cpt.errors import RecipeError
-from cpt.models.attention import VARLEN, register_varlen
-from cpt.models.documents import (
+from cpt.models.attention import (
+    VARLEN,
     PartOfRows,
     add_document_bounds,
     attend_over_processes,
     check_shared_rows,
     keep_documents_apart,
+    register_varlen,
 )
 
 PARTS = 2

@@ -11,15 +11,15 @@ from torch._dynamo.backends.common import aot_autograd
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.models.build import build_model
-from cpt.models.compiled import (
+from cpt.models.layers import (
     Compiling,
     check_compiling,
     compile_layers,
     compiled_parts,
+    set_up_recomputing,
     take_compiling,
     wanted_compiling,
 )
-from cpt.models.recomputing import set_up_recomputing
 from cpt.recipe.schema import Model
 
 CHECKPOINTS = {"off": None, "on": {}, "selective": {"selective": True}}
@@ -175,7 +175,7 @@ def test_what_cannot_be_compiled_is_a_recipe_error(training, zero3, key):
 
 def test_a_compiler_that_is_missing_is_named_before_the_start(monkeypatch):
     check_compiling({"torch_compile": True}, zero3=False, has_gpu=False)
-    monkeypatch.setattr("cpt.models.compiled.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("cpt.models.layers.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ResourceError, match="triton"):
         check_compiling({"torch_compile": True}, zero3=False, has_gpu=True)
     monkeypatch.setattr("cpt.hardware.find_program", lambda name: None)

@@ -3,8 +3,7 @@ import torch
 from tiny_models import make_tokenizer, tiny_config
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
-from cpt.models.build import build_model
-from cpt.models.documents import (
+from cpt.models.attention import (
     BOUNDS,
     FEWEST_BOUNDS,
     LONGEST,
@@ -13,6 +12,7 @@ from cpt.models.documents import (
     hand_over_documents,
     wants_bounds,
 )
+from cpt.models.build import build_model
 from cpt.recipe.schema import Model
 
 

@@ -9,9 +9,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cpt.errors import RecipeError
-from cpt.models import recomputing
+from cpt.models import layers
 from cpt.models.build import build_model
-from cpt.models.recomputing import OffloadedActivations, keep_attention, read_recomputing, set_up_recomputing
+from cpt.models.layers import OffloadedActivations, keep_attention, read_recomputing, set_up_recomputing
 from cpt.planning.dry_run import PeakOfStorages
 from cpt.recipe.schema import Model
 
@@ -108,7 +108,7 @@ def test_offload_takes_what_each_forward_pass_keeps(monkeypatch):
             Kept.tensors += 1
             return tensor
 
-    monkeypatch.setattr(recomputing.torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(layers.torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr("trl.models.activation_offloading.get_act_offloading_ctx_manager", Kept)
     model = built({"offload": True})
     context = set_up_recomputing(model, arguments({"offload": True}))

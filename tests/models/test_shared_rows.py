@@ -12,7 +12,7 @@ from tiny_models import TINY
 from transformers import AutoConfig
 
 from cpt.errors import RecipeError
-from cpt.models.documents import (
+from cpt.models.attention import (
     BOUNDS,
     LONGEST,
     PROVEN_SHARED,

@@ -11,13 +11,14 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from cpt.errors import RecipeError
 from cpt.models import attention
 from cpt.models.attention import (
+    BOUNDS,
     VARLEN,
     attend_each,
+    document_bounds,
     register_varlen,
     torch_kernel,
 )
 from cpt.models.build import build_model
-from cpt.models.documents import BOUNDS, document_bounds
 from cpt.recipe.schema import Model
 
 LENGTHS = ((9, 4, 1, 10), (16, 8))  # of the documents in two rows

@@ -6,8 +6,7 @@ from tiny_models import TINY
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from cpt.models.attention import PROVEN, VARLEN, WINDOW_IN_MASK_ONLY, register_varlen
-from cpt.models.documents import keep_documents_apart
+from cpt.models.attention import PROVEN, VARLEN, WINDOW_IN_MASK_ONLY, keep_documents_apart, register_varlen
 from cpt.models.families import register_families
 from cpt.models.inventory import isolates_documents
 

@@ -5,7 +5,7 @@ import torch
 from transformers import TrainerControl, TrainerState
 
 from cpt.hardware import GIB
-from cpt.runs.heartbeats import LastHeartbeat, write_heartbeat
+from cpt.runs.events import LastHeartbeat, write_heartbeat
 from cpt.training.metrics import MachineUse
 
 CPU, GPU = (SimpleNamespace(device=torch.device(name), world_size=3) for name in ("cpu", "cuda"))

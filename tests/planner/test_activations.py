@@ -4,7 +4,7 @@ import pytest
 from planned_setups import PLAIN, SHAPES, setup_for
 
 from cpt.models.config import config_from
-from cpt.models.recomputing import Recomputing
+from cpt.models.layers import Recomputing
 from cpt.planning.activations import Activations, count_activations
 from cpt.plugins import import_user_module
 

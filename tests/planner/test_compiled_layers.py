@@ -11,9 +11,8 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from cpt.models.compiled import Compiling, compile_layers, move_checkpoints_into_graphs
 from cpt.models.config import config_from
-from cpt.models.recomputing import Recomputing
+from cpt.models.layers import Compiling, Recomputing, compile_layers, move_checkpoints_into_graphs
 from cpt.planning import activations
 from cpt.planning.activations import SavedBytes, count_activations
 from cpt.planning.dry_run import computing_as, fake_row, keep_planned_attention, model_on_meta

@@ -7,7 +7,7 @@ from planned_setups import FACTS, PLAIN, SHAPES, setup_for
 
 from cpt.hardware import GIB
 from cpt.models.config import config_from
-from cpt.models.recomputing import Recomputing
+from cpt.models.layers import Recomputing
 from cpt.optim.adamw import BUFFER, BUFFERS
 from cpt.planning.activations import ActivationCounts, Activations, count_activations
 from cpt.planning.memory import plan_memory

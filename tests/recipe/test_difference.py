@@ -2,8 +2,8 @@
 
 import pytest
 
-from cpt.recipe.difference import class_of_change, differing_keys, own_class_of_change
 from cpt.recipe.keys import all_keys, annotation_at, keys_of, section_in
+from cpt.recipe.load import class_of_change, differing_keys, own_class_of_change
 from cpt.recipe.schema import CLASSES_OF_CHANGE, Component
 from cpt.recipe.tree import dotted
 

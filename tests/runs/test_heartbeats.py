@@ -1,7 +1,7 @@
 import json
 import socket
 
-from cpt.runs.heartbeats import (
+from cpt.runs.events import (
     LastHeartbeat,
     name_processes,
     pids_here,

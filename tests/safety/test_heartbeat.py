@@ -9,7 +9,7 @@ import torch
 from full_disk import disk_of_its_own, fill
 from transformers import TrainerControl, TrainerState
 
-from cpt.runs.heartbeats import read_heartbeats
+from cpt.runs.events import read_heartbeats
 from cpt.training.liveness import Heartbeat
 
 

@@ -7,7 +7,7 @@ from torch import _dynamo as dynamo
 
 from cpt.data.rows.build import build_data
 from cpt.models.build import build_model
-from cpt.models.compiled import CompiledCall, decoder_layers
+from cpt.models.layers import CompiledCall, decoder_layers
 from cpt.recipe.load import load_recipe
 from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer

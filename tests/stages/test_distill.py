@@ -83,7 +83,7 @@ def test_experts_are_balanced_as_elsewhere(recipe_of):
         ({"temperature": 0.0}, "`training.temperature`"),
         (
             {"teacher_model_name_or_path": None},
-            "stage `distill_text` learns from another model: give `training.teacher_model_name_or_path`",
+            "`distill_text` needs a teacher",
         ),
     ],
 )

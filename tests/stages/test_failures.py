@@ -7,8 +7,7 @@ import time
 import pytest
 
 from cpt.errors import Interrupted, LaunchError
-from cpt.runs.events import read_events
-from cpt.runs.heartbeats import LastHeartbeat, write_heartbeat
+from cpt.runs.events import LastHeartbeat, read_events, write_heartbeat
 from cpt.runs.record import Run
 from cpt.training import liveness
 from cpt.training.liveness import find_lost_ranks, lost_ranks_named

@@ -4,7 +4,7 @@ from tiny_rewards import bandit, quiet_trainer
 
 from cpt.errors import RecipeError
 from cpt.stages.ppo import PPOConfig
-from cpt.training.generations import prompts_of_step
+from cpt.training.arguments import prompts_of_step
 
 
 def test_the_first_advantages_are_the_rewards_less_nothing(tmp_path):

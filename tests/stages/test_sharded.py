@@ -11,7 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainerCallback
 
-from cpt.models.documents import PartOfRows
+from cpt.models.attention import PartOfRows
 from cpt.optim.gradients import gradient_norm
 from cpt.training import sharded
 from cpt.training.sharded import Engine, SharedRows
@@ -195,6 +195,7 @@ def test_half_precision_does_not_round_the_number_of_labels(monkeypatch):
     counting = CPTTrainer.__new__(CPTTrainer)
     counting.is_fsdp_enabled, counting.shared_rows = True, SimpleNamespace(parts=1)
     counting.guard = counting.gradients = SimpleNamespace(begin_step=lambda: None)
+    counting.state = SimpleNamespace(global_step=0)
     _, labels = counting.get_batch_samples(iter([]), 0, torch.device("cpu"))
     with alone_in_a_group():
         model = Dividing(2, 1)

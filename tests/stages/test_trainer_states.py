@@ -7,7 +7,7 @@ from transformers import TrainerState, TrainingArguments
 from transformers.trainer import Trainer
 from transformers.trainer_callback import TrainerControl
 
-from cpt.checkpoints.safe_load import load_data
+from cpt.checkpoints.model_folder import load_data
 from cpt.training.saving import progress, random_states, random_states_file, set_random_states
 
 

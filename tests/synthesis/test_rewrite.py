@@ -111,7 +111,7 @@ def test_another_task_another_process_and_a_file_are_refused(task, tmp_path):
     rewrite(task(), tmp_path / "out")
     with pytest.raises(RecipeError, match="run_seed"):
         rewrite(task(seed=7), tmp_path / "out")
-    with locked(tmp_path / "out" / ".rewrite" / "lock"), pytest.raises(LaunchError):
+    with locked(tmp_path / "out" / ".rewrite" / "lock", ""), pytest.raises(LaunchError):
         rewrite(task(), tmp_path / "out")
     (tmp_path / "file").touch()
     with pytest.raises(ResourceError):

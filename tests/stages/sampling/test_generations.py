@@ -3,7 +3,7 @@ import trl
 
 from cpt.data.rows.mixture import shift_past_skipped
 from cpt.errors import RecipeError
-from cpt.training.generations import Generations, PromptRows, prompts_of_step
+from cpt.training.arguments import Generations, PromptRows, prompts_of_step
 
 ROWS = [{"prompt": str(number)} for number in range(100)]
 

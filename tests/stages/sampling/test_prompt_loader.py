@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from cpt.stages.generating import PromptTrainer
-from cpt.training.generations import Generations
+from cpt.training.arguments import Generations
 
 
 def prompts_from(step, rank=0):

@@ -1,0 +1,271 @@
+"""Decoder layers in training: activations that are computed again or offloaded, and layers that are compiled.
+
+The sub-keys of `training.gradient_checkpointing_kwargs` are the same for every version of transformers.
+
+`every_n_layers: 2` computes every second layer again. `selective: true` saves the outputs of attention, which cost
+most to compute again and little to save. `offload: true` sends what is saved to pinned host memory.
+"""
+
+import importlib.util
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from transformers import PreTrainedModel, TrainingArguments
+from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from cpt.distributed import tell
+from cpt.errors import RecipeError, ResourceError
+from cpt.hardware import require_programs
+from cpt.plugins import did_you_mean
+from cpt.recipe.keys import AUTO, CHECKPOINTING
+from cpt.torch_internals import allow_graphs_per_function, compiled_call, set_compiled_call, uncompiled_call
+
+SWITCHES = ("gradient_checkpointing", "activation_checkpointing")  # transformers' name, and its new one
+KEY = "`training.gradient_checkpointing_kwargs`"
+OURS = ("selective", "every_n_layers", "offload")
+TORCHS = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop")
+ATTENTION_OPERATIONS = (
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_fused_attention_overrideable",
+    "torch_attn::_varlen_attn",
+)
+FLASH_ATTENTION = "flash_attn"  # its packages, and its kernels of the Hub, whose names end in a hash
+
+
+@dataclass(frozen=True)
+class Recomputing:
+    checkpoints: bool = False
+    selective: bool = False
+    every_n_layers: int = 1
+    offload: bool = False
+    of_torch: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, experts: bool = False) -> Recomputing:
+    """Read and check the sub-keys of the recipe's section, or of the arguments made of it."""
+    checkpoints = any(training.get(name) for name in SWITCHES)
+    keys = [f"{name}_kwargs" for name in SWITCHES]
+    given: Mapping[str, Any] = next((training[key] for key in keys if training.get(key)), {})
+    for name in given:
+        if name not in (*OURS, *TORCHS):
+            raise RecipeError(
+                f"{KEY}: `{name}` is not one of {', '.join(OURS)}.{did_you_mean(name, (*OURS, *TORCHS))}"
+            )
+    for name in ("selective", "offload"):
+        if not isinstance(given.get(name, False), bool):
+            raise RecipeError(f"{KEY}: `{name}` is true or false, not {given[name]!r}.")
+    every = given.get("every_n_layers", 1)
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise RecipeError(f"{KEY}: `every_n_layers` is a whole number from 1 on, not {every!r}.")
+    if not checkpoints and (without_effect := [name for name in given if name != "offload"]):
+        raise RecipeError(f"{KEY}: `{without_effect[0]}` needs `training.gradient_checkpointing: true`.")
+    of_torch = {name: value for name, value in given.items() if name in TORCHS}
+    found = Recomputing(checkpoints, given.get("selective", False), every, given.get("offload", False), of_torch)
+    compiles = wanted_compiling(training) is not None
+    if of_torch.get("use_reentrant") and (found.selective or compiles):
+        raise RecipeError(f"{KEY}: `selective` and compiled layers do not work with `use_reentrant: true`. Remove it.")
+    if found.selective and compiles and experts:
+        raise RecipeError(f"{KEY}: `selective` does not work with `torch_compile` and experts. Remove one.")
+    if found.offload and zero3 and (not found.checkpoints or found.every_n_layers > 1):
+        # Gathered weights would go to the host, unless every layer is computed again.
+        raise RecipeError(f"{KEY}: `offload` under ZeRO-3 needs `gradient_checkpointing` of every layer.")
+    return found
+
+
+def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> AbstractContextManager[Any]:
+    """Prepare the model, so that the Trainer's own switch turns on what the recipe asks for; returns the context of
+    each forward and backward pass."""
+    wanted = read_recomputing(vars(arguments), zero3=is_deepspeed_zero3_enabled(), experts=has_experts(model))
+    if wanted.checkpoints:
+        options = {"use_reentrant": False, **wanted.of_torch}  # torch's default is still the older kind
+        if wanted.every_n_layers > 1:
+            options["every_n_layers"] = wanted.every_n_layers
+        for name in SWITCHES:
+            if f"{name}_kwargs" in vars(arguments):
+                setattr(arguments, f"{name}_kwargs", dict(options))
+        whole = model.get_base_model() if isinstance(model, PeftModel) else model
+        if isinstance(whole, PreTrainedModel):
+            own_switch = whole.gradient_checkpointing_enable
+
+            # A function cannot be in arguments that are written to files.
+            def switch(gradient_checkpointing_kwargs: dict[str, Any] | None = None, **others: Any) -> None:
+                given = dict(gradient_checkpointing_kwargs or {})
+                if wanted.selective:
+                    given["context_fn"] = partial(create_selective_checkpoint_contexts, keep_attention)
+                # The warning is about the older name, which both versions know.
+                with warnings.catch_warnings(action="ignore", category=FutureWarning):
+                    own_switch(gradient_checkpointing_kwargs=given, **others)
+                move_checkpoints_into_graphs(whole)
+
+            whole.gradient_checkpointing_enable = switch  # type: ignore[method-assign]
+    if not wanted.offload:
+        return nullcontext()
+    if not torch.accelerator.is_available():
+        tell(f"{KEY}: `offload` does nothing here: without a GPU all activations are in the host's memory.")
+        return nullcontext()
+    return OffloadedActivations(model)
+
+
+def keep_attention(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    """The policy: attention's outputs stay, all else is computed again."""
+    name = operation.name().partition(".")[0]
+    keeps = name in ATTENTION_OPERATIONS or FLASH_ATTENTION in name
+    return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class OffloadedActivations(AbstractContextManager[None]):
+    """TRL's offloading, made at the first step: it has to know the weights, which then no longer move."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.context: AbstractContextManager[Any] | None = None
+
+    def __enter__(self) -> None:
+        if self.context is None:
+            from trl.models.activation_offloading import get_act_offloading_ctx_manager  # seconds to import
+
+            self.context = get_act_offloading_ctx_manager(self.model)
+        self.context.__enter__()
+
+    def __exit__(self, *problem: Any) -> None:
+        assert self.context is not None, "it was entered"
+        self.context.__exit__(*problem)
+
+
+# --- compiled layers ---
+# Compiled in place, for rows of one shape: one graph serves all layers that are alike, and weights keep their names.
+# Hugging Face compiles the model as a whole, anew for each shape. A layer's gradient checkpoint is inside its graph:
+# around it, it could not see which buffers the layer writes to twice.
+
+
+INDUCTOR = "inductor"
+# The others use CUDA graphs: layers share one graph, and it would be recorded again for the weights of each.
+MODES = ("default", "max-autotune-no-cudagraphs")
+COMPILE_KEY, BACKEND_KEY, MODE_KEY = (f"`training.torch_compile{ending}`" for ending in ("", "_backend", "_mode"))
+KEYS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+# Kinds of layers x lengths of a curriculum x numbers of documents x sizes of micro-batches; beyond, torch runs
+# uncompiled.
+MOST_GRAPHS = 32
+UNDER_ZERO3 = "DeepSpeed's ZeRO-3 gathers parameters in hooks inside each layer, which break its graph"
+# torch 2.11 to 2.13
+UNDER_FSDP = "FSDP's hooks break the graph of a layer that is computed again in the backward pass"
+UNEVEN = "batches differ in shape, and each new shape would be compiled anew"
+RECOMPUTE = "recompute_in_graph"  # attribute of a layer: the checkpoint that its compiled call goes through
+# Older versions of transformers, 5.17 among them; 5.23 checkpoints inside of a layer's forward.
+CHECKPOINTS_AROUND_CALLS = "__call__" in vars(GradientCheckpointingLayer)
+
+
+@dataclass(frozen=True)
+class Compiling:
+    backend: str = INDUCTOR
+    mode: str | None = None
+
+
+def wanted_compiling(training: Mapping[str, Any]) -> Compiling | None:
+    """What `training:` asks for: a backend or a mode alone asks too, as in Hugging Face's Trainer; `auto` does not."""
+    wanted, backend, mode = (training.get(key) for key in KEYS)
+    return Compiling(backend or INDUCTOR, mode) if wanted not in (None, False, AUTO) or backend or mode else None
+
+
+def take_compiling(arguments: TrainingArguments) -> Compiling | None:
+    """As `wanted_compiling`; afterwards the arguments no longer ask Hugging Face to compile the whole model."""
+    wanted = wanted_compiling(vars(arguments))
+    arguments.torch_compile, arguments.torch_compile_backend, arguments.torch_compile_mode = False, None, None
+    return wanted
+
+
+def check_compiling(
+    training: Mapping[str, Any], *, zero3: bool, even_rows: bool = True, has_gpu: bool | None = None
+) -> None:
+    """Refuse what cannot be compiled before anything is built. By default `has_gpu` is of this machine."""
+    wanted = wanted_compiling(training)
+    if wanted is None:
+        return
+    if wanted.backend not in (backends := torch.compiler.list_backends(exclude_tags=())):
+        raise RecipeError(f"{BACKEND_KEY}: no backend `{wanted.backend}`.{did_you_mean(wanted.backend, backends)}")
+    if wanted.mode is not None and (wanted.mode not in MODES or wanted.backend != INDUCTOR):
+        raise RecipeError(f"{MODE_KEY}: expected {' or '.join(MODES)}, with {INDUCTOR}, got `{wanted.mode}`.")
+    if zero3:
+        raise RecipeError(f"{COMPILE_KEY}: {UNDER_ZERO3}. Remove the key, or use a profile of stage 1 or 2.")
+    if recomputes_under_fsdp(training):
+        raise RecipeError(f"{COMPILE_KEY}: {UNDER_FSDP}. Set it or `training.gradient_checkpointing` to false.")
+    if not even_rows:
+        raise RecipeError(f"{COMPILE_KEY}: {UNEVEN}. Use `data.packing: best_fit`, or remove the key.")
+    on_gpu = torch.cuda.is_available() if has_gpu is None else has_gpu
+    if wanted.backend == INDUCTOR:
+        require_programs("g++", reason=f"{COMPILE_KEY}: {INDUCTOR} compiles its kernels")
+        if on_gpu and importlib.util.find_spec("triton") is None:
+            raise ResourceError(f"{COMPILE_KEY}: {INDUCTOR} needs Triton on a GPU. Install it: pip install triton")
+
+
+def recomputes_under_fsdp(training: Mapping[str, Any]) -> bool:
+    return bool(training.get("fsdp")) and any(training.get(name) for name in CHECKPOINTING)
+
+
+def compile_layers(model: nn.Module, compiling: Compiling) -> int:
+    """Have each decoder layer compiled when it first trains, with what is set up until then; returns how many modules
+    are compiled: one of each layer, or several of a layer with experts."""
+    parts = list(compiled_parts(model))
+    if not parts:
+        raise RecipeError(
+            f"{COMPILE_KEY}: {type(model).__name__} has no decoder layers of transformers. Set it to false."
+        )
+    allow_graphs_per_function(MOST_GRAPHS)
+    compiled = torch.compile(call_in_graph, dynamic=False, backend=compiling.backend, mode=compiling.mode)
+    for part in parts:
+        set_compiled_call(part, CompiledCall(part, compiled))
+    return len(parts)
+
+
+def compiled_parts(model: nn.Module) -> Iterator[nn.Module]:
+    """Decoder layers; of those with experts, whose shapes change with each batch, the other parts."""
+    for layer in decoder_layers(model):
+        if has_experts(layer):
+            yield from (part for part in layer.children() if not has_experts(part))
+        else:
+            yield layer
+
+
+def decoder_layers(model: nn.Module) -> list[GradientCheckpointingLayer]:
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def has_experts(module: nn.Module) -> bool:
+    return any(".experts." in f".{name}" for name, _ in module.named_parameters())
+
+
+class CompiledCall:
+    def __init__(self, module: nn.Module, compiled: Any) -> None:
+        self.module, self.compiled = module, compiled
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        if self.module.training and torch.is_grad_enabled():
+            return self.compiled(self.module, *inputs, **options)
+        return uncompiled_call(self.module)(*inputs, **options)
+
+
+def call_in_graph(module: nn.Module, *inputs: Any, **options: Any) -> Any:
+    """What is compiled. One function for all modules, so that those that are alike share a graph."""
+    recompute = vars(module).get(RECOMPUTE)
+    if recompute is None:
+        return uncompiled_call(module)(*inputs, **options)
+    return recompute(partial(uncompiled_call(module), **options), *inputs)
+
+
+def move_checkpoints_into_graphs(model: PreTrainedModel | PeftModel) -> None:
+    for layer in decoder_layers(model) if CHECKPOINTS_AROUND_CALLS else ():
+        if layer.gradient_checkpointing and isinstance(compiled_call(layer), CompiledCall):
+            vars(layer)[RECOMPUTE] = vars(layer)["_gradient_checkpointing_func"]
+            vars(layer)["_gradient_checkpointing_func"] = lambda function, *inputs: function(*inputs)
