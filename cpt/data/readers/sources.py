@@ -7,6 +7,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, count, islice, zip_longest
 from os.path import basename
@@ -65,6 +66,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 DATASETS_OWN = {"dataset_info.json", "state.json", "dataset_dict.json"}  # `datasets` saves them with its arrow files
 # What servers call the version of a file's content.
 TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
+LISTING_THREADS = 16
 
 
 def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
@@ -241,7 +243,8 @@ def find_remote(source: DocumentSource, key: str) -> list[File]:
             found = {file: info for file, info in below if format_of(file) in DOCUMENT_FILES}
         # The listing of an HTTP server has only names.
         unsized = [file for file, info in found.items() if info.get("size") is None]
-        found |= {file: info_of(system, file) for file in unsized}
+        with ThreadPoolExecutor(LISTING_THREADS) as pool:
+            found |= zip(unsized, pool.map(lambda file: info_of(system, file), unsized), strict=True)
     except ImportError as problem:
         raise ResourceError(f"{source.path}: {first_line(problem)}. Install it, or set `{key}.path`.") from problem
     except FileNotFoundError:
