@@ -8,7 +8,7 @@ from launching import launch, losses, zero_profile
 from tiny import write_recipe
 
 from cpt.data.rows.build import build_data
-from cpt.models import attention, documents
+from cpt.models import attention
 from cpt.models.attention import BOUNDS, LONGEST
 from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe
@@ -41,7 +41,7 @@ def test_losses_and_evaluations_are_those_of_masks(tiny_recipe, corpus, tmp_path
     tiny_recipe["evaluation"] = {"every_tokens": 1024, "perplexity": [{"path": str(corpus / "held_out.jsonl")}]}
     expected = figures(trainer_of(tiny_recipe, tmp_path, "sdpa"))
     calls, in_training = [], []
-    attend, bounds_of = attention.attend_each, documents.document_bounds
+    attend, bounds_of = attention.attend_each, attention.document_bounds
 
     def watched(positions):
         if threading.current_thread() is threading.main_thread():
@@ -49,7 +49,7 @@ def test_losses_and_evaluations_are_those_of_masks(tiny_recipe, corpus, tmp_path
         return bounds_of(positions)
 
     monkeypatch.setattr(attention, "attend_each", lambda *given: calls.append(1) or attend(*given))
-    monkeypatch.setattr(documents, "document_bounds", watched)
+    monkeypatch.setattr(attention, "document_bounds", watched)
     assert figures(trainer_of(tiny_recipe, tmp_path, "varlen")) == pytest.approx(expected, rel=1e-5)
     assert len(expected) > 8 and len(calls) >= 8 * 2 * 2, "steps, micro-batches, layers"
     assert in_training and not any(in_training), (
