@@ -32,10 +32,8 @@ def build_optimizer(
     """
     check_optimizer(section)
     build = find_optimizer(section.name)
-    if partitioned and section.name in FOR_MATRICES | IN_LITTLE_MEMORY:
-        raise RecipeError(f"`optimizer.name`: `{section.name}` needs whole parameters. Use adamw, or no DeepSpeed.")
-    if partitioned and section.options.get("rounding") is not None:
-        raise RecipeError("`optimizer.rounding`: DeepSpeed keeps fp32 weights, so nothing is rounded. Remove it.")
+    if partitioned:
+        check_partitioned(section)
     if offloaded and section.name != "adamw":
         raise RecipeError(f"`optimizer.name`: DeepSpeed cannot offload `{section.name}`. Use adamw.")
     if partitioned and section.name == "adamw":
@@ -83,6 +81,14 @@ def check_optimizer(section: Optimizer) -> None:
     rate = section.options.get("embedding_learning_rate")
     if rate is not None and rate <= 0:
         raise RecipeError(f"`optimizer.embedding_learning_rate` is {rate}: write more than 0.")
+
+
+def check_partitioned(section: Optimizer) -> None:
+    """Refuse what an optimizer cannot do on slices of parameters, whose fp32 copies are DeepSpeed's."""
+    if section.name in FOR_MATRICES | IN_LITTLE_MEMORY:
+        raise RecipeError(f"`optimizer.name`: `{section.name}` needs whole parameters. Use adamw, or no DeepSpeed.")
+    if section.options.get("rounding") is not None:
+        raise RecipeError("`optimizer.rounding`: DeepSpeed keeps fp32 weights, so nothing is rounded. Remove it.")
 
 
 def check_rounding(recipe: Recipe) -> None:

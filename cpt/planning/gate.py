@@ -28,7 +28,7 @@ from cpt.models.adapters import check_lora_options, check_quantization
 from cpt.models.inventory import count_model_parameters, longest_row
 from cpt.models.known_bases import KnownBase, known_base
 from cpt.models.layers import check_compiling, has_experts, read_recomputing
-from cpt.optim.build import build_optimizer, check_optimizer, check_rounding, find_optimizer
+from cpt.optim.build import build_optimizer, check_optimizer, check_partitioned, check_rounding, find_optimizer
 from cpt.optim.gradients import check_release
 from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
 from cpt.planning.check_model import check_conversations, check_model, check_teacher, check_tokenizer, is_there
@@ -220,6 +220,7 @@ def try_optimizer(recipe: Recipe, profile: Profile | None) -> None:
     check_optimizer(recipe.optimizer)
     offloaded = profile is not None and offloads(profile, "optimizer")
     if offloaded and recipe.optimizer.name == "adamw":
+        check_partitioned(recipe.optimizer)
         return
     layers = nn.Sequential(nn.Embedding(2, 2), nn.Linear(2, 2, bias=False))
     try:

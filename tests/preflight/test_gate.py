@@ -14,6 +14,7 @@ from cpt.recipe.schema import Recipe
 MICRO_BATCH = {"per_device_train_batch_size": 2}
 QLORA = {"quantize": "nf4"}
 ZERO_3 = {"zero_optimization": {"stage": 3}, "gradient_clipping": "auto"}
+OFFLOADING = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
 
 
 def mistakes(recipe: Recipe) -> list[str]:
@@ -37,6 +38,7 @@ def test_a_phase_that_ends_at_a_learning_rate_which_is_never_reached_is_a_mistak
         ({"optimizer": {"name": "adamw", "momentum": 0.9}}, "`optimizer.momentum` is not an option of adamw"),
         ({"optimizer": {"release_gradients": True}}, "Write `training.max_grad_norm: 0`"),
         ({"optimizer": {"name": "adamw", "rounding": "kahan"}}, "`optimizer.rounding`"),
+        ({"optimizer": {"rounding": "kahan"}, "training": {**MICRO_BATCH, "deepspeed": OFFLOADING}}, "keeps fp32 weights"),  # noqa: E501
         ({"model": {"path": "./nowhere", "lora": QLORA}, "training": {**MICRO_BATCH, "deepspeed": ZERO_3}}, "ZeRO-3"),
         ({"schedule": {"name": "cosinus"}}, "no schedule called `cosinus`. Did you mean `cosine`?"),
         ({"schedule": {"name": "cosine", "warmup_tokens": 10**9}}, "`schedule.warmup_tokens` is 1,000,000,000"),
