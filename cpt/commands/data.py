@@ -61,7 +61,7 @@ class PreviewedExample:
 
 
 def see_source(
-    data: Data, source: DocumentSource, key: str, num_documents: int, encoder: DocumentEncoder
+    data: Data, source: DocumentSource, key: str, num_documents: int, encoder: DocumentEncoder | None = None
 ) -> dict[str | None, list[PreviewedExample]]:
     """Read the first documents: why they are dropped -> these, and None -> those that are kept. A bad row ends nothing
     here, and its reason is like `bad row: null`."""
@@ -73,7 +73,7 @@ def see_source(
             seen[f"bad row: {item.reason}"].append(PreviewedExample(item.where, item.detail))
             continue
         for text, dropped in sift(item, reported_name(source), *functions):
-            reason = encoder.reason_to_drop(text) if dropped is None else dropped
+            reason = dropped if dropped is not None or encoder is None else encoder.reason_to_drop(text)
             seen[reason].append(PreviewedExample(item.where, text))
     return seen
 

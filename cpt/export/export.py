@@ -111,7 +111,7 @@ def new_folder(folder: Path, *, of_run: bool = False, is_begun: bool = False) ->
             raise  # libraries also raise OSError for files that they cannot read
         remedy = "Make room, or choose another place."
         if of_run and (newest := published_in(folder.parent)[-1:]):
-            remedy = f"{newest[0].folder} holds all that was trained: make room, and {same_command()} only exports."
+            remedy = f"{newest[0].folder} holds all that was trained. Make room. {same_command()} then only exports."
         raise CheckpointError(f"{folder} could not be written: {in_words(failure)}. {remedy}") from failure
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
