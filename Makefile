@@ -29,7 +29,7 @@ export PATH := $(BIN):$(PATH)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 
-.PHONY: help setup demo test coverage mutations test-slow test-long test-quantized test-cluster test-oldest matrix test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
+.PHONY: help setup demo test test-quick coverage mutations test-slow test-long test-quantized test-cluster test-oldest matrix test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ demo: $(INSTALLED) ## pre-train a small model, continue on a domain, show what i
 
 test: $(INSTALLED) ## the test suite: no network, no GPU, about 8 minutes on 2 cores
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
+
+test-quick: $(INSTALLED) ## what starts no process and trains nothing: under a minute, for each save
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not heavy and not slow and not long and not quantized and not cluster and not gpu and not network' $(ARGS)
 
 test-slow: $(INSTALLED) ## long runs and smaller grids
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'slow and not long and not quantized and not cluster and not gpu and not network' $(ARGS)

@@ -1,7 +1,10 @@
 """What many tests need: a small corpus, a tokenizer trained on it, and a recipe that trains in seconds."""
 
 import json
+import multiprocessing.process
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -65,3 +68,22 @@ def tiny_recipe(corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> dict:
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokenised text goes to a folder of the test session, not to the user's cache."""
     monkeypatch.setenv("CPT_CACHE", str(tmp_path_factory.getbasetemp() / "cpt-cache"))
+
+
+@pytest.fixture(autouse=True)
+def quick_tests_start_no_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail a test that starts a Python process and has no marker that keeps it out of `make test-quick`."""
+    if {mark.name for mark in request.node.iter_markers()} & {"heavy", "slow", "long", "cluster", "gpu", "quantized"}:
+        return
+    popen = subprocess.Popen.__init__
+
+    def start_program(self, args, *others, **options):
+        program = Path(str(args if isinstance(args, str) else args[0]))
+        assert Path(sys.executable).parent != program.parent, f"mark this test heavy: it starts {program.name}"
+        popen(self, args, *others, **options)
+
+    def start_process(self):
+        pytest.fail("mark this test heavy: it starts a process")
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", start_program)
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", start_process)
