@@ -7,7 +7,7 @@ from shutil import copytree, ignore_patterns
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-SHIPPED = ("recipes", "deepspeed_configs", "launch")  # cpt/installation.py finds them
+SHIPPED = ("recipes", "deepspeed_configs", "launch")  # cpt/files.py finds them
 OF_RUNS = ignore_patterns("__pycache__", "*.log", "*.pid", "collectives_of_rank_*")
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from cpt.errors import CptError, LaunchError, RecipeError, ResourceError
+from cpt.files import training_program
 from cpt.hardware import announce_compiling, require_programs, scripts_folder
 from cpt.hf_internals import exit_now, run_exit_functions
-from cpt.installation import training_program
 from cpt.plugins import did_you_mean
 from cpt.process import free_port
 

@@ -1,4 +1,4 @@
-"""Write files that a crash cannot spoil, lock them, append lines to them, and notice a damaged one."""
+"""Write files that a crash cannot spoil, lock them, append lines, notice damaged ones, find what comes with cpt."""
 
 import errno
 import fcntl
@@ -262,3 +262,22 @@ def size_and_hash(path: Path) -> tuple[int, str]:
             digest.update(buffer[:count])
             size += count
     return size, digest.hexdigest()
+
+
+# --- what comes with cpt ----------------------------------------------------------------------------
+
+
+def find_shipped_files() -> Path:
+    """The folder of `recipes/`, `deepspeed_configs/` and `launch/`: setup.py puts them into the wheel, a clone has
+    them at its top."""
+    package = Path(__file__).resolve().parent
+    installed = package / "shipped"
+    return installed if installed.is_dir() else package.parent
+
+
+SHIPPED_FILES = find_shipped_files()
+
+
+def training_program() -> str:
+    """The words that stand for `cpt train` behind `accelerate launch` or `torchrun`, from the current folder."""
+    return "cpt/train.py" if Path("cpt/train.py").is_file() else "-m cpt.train"

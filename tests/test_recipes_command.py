@@ -4,7 +4,7 @@ import pytest
 
 from cpt.commands.recipes import command
 from cpt.errors import ResourceError
-from cpt.installation import SHIPPED_FILES
+from cpt.files import SHIPPED_FILES
 from cpt.recipe.load import load_recipe
 
 

@@ -7,7 +7,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from cpt.installation import BUILDS
+from cpt.commands.doctor import BUILDS
 from docker.write import OF_GPUS, STACK
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]

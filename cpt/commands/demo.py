@@ -20,8 +20,8 @@ from rich.table import Column, Table
 
 from cpt.commands.demo_corpus import write_files
 from cpt.errors import LaunchError, ResourceError, TrainingError
+from cpt.files import SHIPPED_FILES
 from cpt.formatting import open_console
-from cpt.installation import SHIPPED_FILES
 from cpt.process import Child, free_port
 from cpt.runs.folder import VERDICT, VERDICT_PAGE, read_metrics, read_object
 from cpt.runs.record import Run

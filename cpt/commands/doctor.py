@@ -21,7 +21,6 @@ from cpt.distributed import num_nodes
 from cpt.errors import LaunchError
 from cpt.formatting import open_console
 from cpt.hardware import INSTALL_LINES, Gpu, Machine, describe_machine
-from cpt.installation import BUILDS
 from cpt.recipe.load import load_recipe
 
 SMALL_SHARED_MEMORY_GIB = 1
@@ -195,3 +194,68 @@ def examine_stack() -> Iterator[Diagnosis]:
             is_fine = requirement.specifier.contains(version, prereleases=True)
             found = Diagnosis(requirement.name, version) if is_fine else replace(found, here=version)
         yield found
+
+
+# --- builds of torch, and the kernels that go with them --------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A ready-made package of kernels, for one torch and one CUDA."""
+
+    package: str
+    version: str
+    """As pip shows it: 2.8.3+cu128torch2.11."""
+    index: str | None = None
+    """Package index that has it, where PyPI has not."""
+    url: str | None = None
+    """Address of the file, with `{python}` for cp311, cp312, ..."""
+
+    def requirement(self, python: str) -> str:
+        """As pip takes it, for a Python such as 3.12."""
+        tag = f"cp{python.replace('.', '')}"
+        return f"{self.package} @ {self.url.format(python=tag)}" if self.url else f"{self.package}=={self.version}"
+
+    def install_line(self, python: str) -> str:
+        index = f"--extra-index-url {self.index} " if self.index else ""
+        return f"pip install {index}'{self.requirement(python)}'"
+
+
+@dataclass(frozen=True)
+class Build:
+    """A build of torch, and the kernels that go with it."""
+
+    name: str
+    torch: str
+    cuda: str | None = None
+    """None: the CPU build."""
+    wheels: tuple[Wheel, ...] = ()
+
+    @property
+    def index(self) -> str:
+        """The package index of this build of torch."""
+        return f"https://download.pytorch.org/whl/{'cu' + self.cuda.replace('.', '') if self.cuda else 'cpu'}"
+
+
+def flash_wheel(torch: str, cuda: str, release: str) -> Wheel:
+    """Of github.com/mjun0812/flash-attention-prebuild-wheels; `torch` is such as 2.11."""
+    version = f"2.8.3+cu{cuda.replace('.', '')}torch{torch}"
+    place = "https://github.com/mjun0812/flash-attention-prebuild-wheels/releases/download"
+    return Wheel(
+        "flash-attn", version, url=f"{place}/{release}/flash_attn-{version}-{{python}}-{{python}}-linux_x86_64.whl"
+    )
+
+
+def build_with_all_kernels(cuda: str) -> Build:
+    """torch 2.11 is the newest for which all three are built, Mamba's kernels by github.com/astral-sh-build."""
+    index = f"https://wheels.astral.sh/simple/cu{cuda.replace('.', '')}/"
+    kernels = (("mamba-ssm", "2.3.2.post1"), ("causal-conv1d", "1.6.2.post1"))
+    mamba = [Wheel(package, f"{version}+cu.{cuda}.torch.2.11", index=index) for package, version in kernels]
+    return Build(f"cuda{cuda.replace('.', '')}", "2.11.0", cuda, (flash_wheel("2.11", cuda, "v0.9.4"), *mamba))
+
+
+BUILDS = (
+    Build("cpu", "2.13.0"),
+    *map(build_with_all_kernels, ("12.6", "12.8", "13.0")),
+    Build("cuda130-torch213", "2.13.0", "13.0", (flash_wheel("2.13", "13.0", "v0.9.47"),)),
+)

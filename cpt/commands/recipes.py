@@ -10,10 +10,10 @@ import typer
 from cpt.command_line import Force
 from cpt.distributed import tell
 from cpt.errors import RecipeError, ResourceError
+from cpt.files import SHIPPED_FILES
 from cpt.formatting import open_console
 from cpt.importers import axolotl, llamafactory
 from cpt.importers.translation import Translation
-from cpt.installation import SHIPPED_FILES
 from cpt.plugins import did_you_mean
 from cpt.recipe.tree import Mistakes, plain, read_or_raise
 

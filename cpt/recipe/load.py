@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
 from cpt.errors import RecipeError
-from cpt.installation import SHIPPED_FILES
+from cpt.files import SHIPPED_FILES
 from cpt.recipe.keys import child_annotation, is_free_mapping, item_in, keys_of, section_in
 from cpt.recipe.paths import result_of_run
 from cpt.recipe.rules import check_rules

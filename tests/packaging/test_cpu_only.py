@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from packaging.utils import canonicalize_name
 
-from cpt.installation import BUILDS
+from cpt.commands.doctor import BUILDS
 
 pytestmark = pytest.mark.network
 

@@ -1,4 +1,4 @@
-"""The Dockerfiles and their requirements follow cpt/installation.py, and what they copy is enough."""
+"""The Dockerfiles and their requirements follow cpt/commands/doctor.py, and what they copy is enough."""
 
 import re
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from cpt.installation import BUILDS
+from cpt.commands.doctor import BUILDS
 from docker import write
 
 ROOT = Path(__file__).parents[2]
