@@ -15,47 +15,47 @@ import typer
 
 from cpt.command_line import NAMES_OF_HELP, run_app
 
-GROUPS = {  # heading on the help page -> name -> (module:function, what it does); in the order of a run
+GROUPS = {  # heading on the help page -> name -> (module:function, what it does)
     "Start here": {
-        "demo": ("cpt.commands.demo:command", "The whole path in minutes, offline: documents to served answers."),
-        "doctor": ("cpt.commands.doctor:command", "Show what this machine has, or compare the nodes of a cluster."),
+        "demo": ("cpt.commands.demo:command", "Run everything once in minutes, offline, up to a served model."),
         "init": ("cpt.commands.init:command", "Write a commented recipe for your documents, a model and a GPU."),
-        "import": ("cpt.commands.recipes:import_command", "Write a recipe from a config of axolotl or LLaMA-Factory."),
-        "recipes": ("cpt.commands.recipes:command", "List the recipes that come with cpt, or copy them."),
+        "check": ("cpt.commands.check:command", "Report every mistake in a recipe before GPU time is spent."),
+        "train": ("cpt.commands.train:command", "Run a recipe; resumes automatically from the newest checkpoint."),
+        "verdict": ("cpt.commands.verdict:command", "Evaluate a finished run against its base, on one page."),
     },
-    "Before the run": {
-        "check": ("cpt.commands.check:command", "Find every mistake of a recipe before GPU time is spent."),
-        "plan": ("cpt.commands.plan:command", "Memory, time and money of a run, and the cheapest change that fits."),
-        "rehearse": ("cpt.commands.rehearse:command", "Try everything a run will do, once and in minutes."),
+    "Plan": {
+        "plan": ("cpt.commands.plan:command", "Memory, time and cost of a run, and the cheapest change that fits."),
+        "rehearse": ("cpt.commands.rehearse:command", "Try every part of a run once, in minutes."),
+        "doctor": ("cpt.commands.doctor:command", "Show what this machine has, or compare the nodes of a cluster."),
+        "recipes": ("cpt.commands.recipes:command", "List the recipes that come with cpt, or copy them."),
+        "import": ("cpt.commands.recipes:import_command", "Write a recipe from a config of axolotl or LLaMA-Factory."),
         "schema": ("cpt.recipe.json_schema:command", "Print the recipe's JSON schema, for editors."),
     },
-    "Data and tokenizer": {
+    "Data": {
         "data": ("cpt.commands.data:COMMANDS", "Check, preview, convert (PDF, HTML, EPUB) or rewrite documents."),
+        "mixture": ("cpt.commands.mixture:command", "Count what a run will read from each source."),
         "tokenizer": ("cpt.commands.tokenizer_report:COMMANDS", "Report on a tokenizer, extend one, or train one."),
-        "mixture": ("cpt.commands.mixture:command", "Count what a run will read of each source."),
+        "prepare": ("cpt.commands.prepare:command", "Read, filter, tokenize and pack documents ahead of a run."),
+        "store": ("cpt.commands.store:COMMANDS", "List, verify or prune stored tokens."),
         "contamination": ("cpt.commands.data_check:contamination_command", "Find evaluation data in training texts."),
-        "prepare": ("cpt.commands.prepare:command", "Read, filter, tokenise and pack documents ahead of a run."),
-        "store": ("cpt.commands.store:COMMANDS", "List, verify or prune the tokens that are kept between runs."),
     },
-    "Train": {
-        "train": ("cpt.commands.train:command", "Run a recipe; resumes automatically from its newest checkpoint."),
+    "Runs": {
         "launch": ("cpt.launch.launch_command:command", "Write the files that start a recipe on one or many nodes."),
-        "pipeline": ("cpt.commands.pipeline:command", "Run several recipes, each from what the one before learned."),
+        "pipeline": ("cpt.commands.pipeline:command", "Run several recipes, each from the model of the one before."),
         "search": ("cpt.commands.search:command", "Search for better values of keys; learning-rate range test."),
-    },
-    "Judge and compare": {
-        "verdict": ("cpt.commands.verdict:command", "Judge a finished run against its base, on one page."),
-        "evaluate": ("cpt.commands.evaluate:command", "Measure a model and its base on text, questions and tasks."),
         "runs": ("cpt.commands.runs:command", "List runs: state, tokens, loss, speed, age, tags."),
-        "compare": ("cpt.commands.compare:command", "Show what differs: recipes, versions, data, results."),
-        "report": ("cpt.analysis.report:command", "Tell a run's whole story in one HTML file."),
-        "reproduce": ("cpt.commands.reproduce:command", "Repeat a run from its record, and compare the losses."),
+        "compare": ("cpt.commands.compare:command", "Show how runs differ: recipes, versions, data, results."),
+        "report": ("cpt.analysis.report:command", "Write one HTML page about a run."),
     },
-    "Hand over": {
-        "verify": ("cpt.commands.runs:verify_command", "Compare checkpoints with what was written."),
-        "export": ("cpt.commands.export:command", "Write a trained model for others to load, proven by its logits."),
+    "Evaluate and repeat": {
+        "evaluate": ("cpt.commands.evaluate:command", "Evaluate a model and its base on text, questions and tasks."),
+        "reproduce": ("cpt.commands.reproduce:command", "Repeat a run from its record, and compare the losses."),
+        "verify": ("cpt.commands.runs:verify_command", "Compare checkpoints with the hashes in their manifests."),
+    },
+    "Use the model": {
+        "export": ("cpt.commands.export:command", "Write a trained model for other programs, checked by its logits."),
         "merge": ("cpt.commands.merge:command", "Merge models: adapter and base, chat vector, mean of checkpoints."),
-        "serve": ("cpt.serving.serve:serve", "Serve a model to OpenAI clients, on Hugging Face's own server."),
+        "serve": ("cpt.serving.serve:serve", "Serve a model to OpenAI clients, on Hugging Face's server."),
         "chat": ("cpt.serving.serve:chat", "Chat with a model in the terminal or in the browser."),
     },
 }
@@ -68,15 +68,14 @@ LONG = (  # commands whose work is worth more than what they print
 
 ABOUT = """Continued pre-training of causal language models, from one YAML recipe.
 
-New here? [bold]cpt demo[/bold] does the whole path in minutes, offline, on a CPU. With documents of your own:
+[bold]cpt demo[/bold] shows everything in minutes, offline, on a CPU. With documents of your own:
 
 [bold]cpt init[/bold] DOCUMENTS --model MODEL --gpu GPU    writes a commented recipe
-[bold]cpt check[/bold] recipe.yaml    finds its mistakes before GPU time is spent
+[bold]cpt check[/bold] recipe.yaml    reports its mistakes
 [bold]cpt train[/bold] recipe.yaml    trains; started again, it resumes
 [bold]cpt verdict[/bold] runs/NAME    did it work? Training ends with it, too
 
-[bold]cpt COMMAND --help[/bold] explains a command, with an example. docs/start.md is the
-five-minute start."""
+[bold]cpt COMMAND --help[/bold] explains a command, with an example."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -117,10 +116,10 @@ def show_version(wanted: bool) -> None:
 
 def options_of_all(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=show_version, help="Show cpt's version and end.")
+        bool, typer.Option("--version", is_eager=True, callback=show_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """What stands before a command."""
+    """Options before a command."""
 
 
 def command_of(target: str) -> Callable[..., None]:

@@ -5,7 +5,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial, update_wrapper
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.profiler import ProfilerActivity, profile
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, TensorBoardCallback
@@ -49,6 +49,7 @@ FORMATS = {
     "host_memory_gib": "host {:.1f} GiB",
     "cost": "cost {:,.2f}",
 }
+ON_A_BAR = ("loss", "tokens_per_second", "mfu", "gpu_memory_peak_gib")
 HELD_OUT = ("loss", "reward", "rewards/accuracies", "accuracy", "rewards/margins", "margin")  # of sets without bytes
 PROFILE_ROWS = 40
 PROFILED_STEPS = 3
@@ -284,7 +285,8 @@ class StatusFile(TrainerCallback):
 
 
 class ConsoleProgress(TrainerCallback):
-    """Prints from the main process; it runs after the callbacks that add metrics."""
+    """Shows the run's progress, from the main process: on a terminal a bar with the newest metrics, elsewhere one line
+    for each log. Evaluations are lines everywhere. It runs after the callbacks that add metrics."""
 
     def __init__(self, name: str, console: Console | None = None) -> None:
         self.name = name
@@ -293,9 +295,12 @@ class ConsoleProgress(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if state.is_world_process_zero and self.console.is_interactive:
-            columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-            self.progress = Progress(TextColumn("{task.description}"), *columns, console=self.console)
-            self.task = self.progress.add_task(self.name, total=state.max_steps, completed=state.global_step)
+            columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("ETA"), TimeRemainingColumn())
+            description, metrics = TextColumn("{task.description}"), TextColumn("{task.fields[metrics]}")
+            self.progress = Progress(description, *columns, metrics, console=self.console)
+            self.task = self.progress.add_task(
+                self.name, total=state.max_steps, completed=state.global_step, metrics=""
+            )
             self.progress.start()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -304,7 +309,9 @@ class ConsoleProgress(TrainerCallback):
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         line = describe_logs(kwargs["logs"])
-        if state.is_world_process_zero and line:
+        if self.progress and "loss" in kwargs["logs"]:
+            self.progress.update(self.task, metrics=describe_logs(kwargs["logs"], ON_A_BAR))
+        elif state.is_world_process_zero and line:
             step = f"step {state.global_step}/{state.max_steps}"
             if seconds := round(kwargs["logs"].get("seconds_to_go", 0)):
                 hours, minutes = divmod(seconds // 60, 60)
@@ -318,10 +325,10 @@ class ConsoleProgress(TrainerCallback):
             self.progress.stop()
 
 
-def describe_logs(logs: dict[str, Any]) -> str:
+def describe_logs(logs: dict[str, Any], names: Iterable[str] = FORMATS) -> str:
     """The metrics of one log as a line; empty for the Trainer's closing summary."""
     if "loss" in logs:
-        return "  ".join(form.format(logs[name]) for name, form in FORMATS.items() if name in logs)
+        return "  ".join(FORMATS[name].format(logs[name]) for name in names if name in logs)
     keys = [key.removeprefix("eval_") for key in logs if key.startswith("eval_")]
     ends = ("_loss", "_examples")  # rewards of answers that the model generated have no loss
     sets: list[str] = []
