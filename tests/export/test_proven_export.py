@@ -1,4 +1,4 @@
-"""The parts of an export; whole ones: tests/exporting/test_command.py."""
+"""The parts of an export; whole ones: test_command.py."""
 
 import errno
 import os
