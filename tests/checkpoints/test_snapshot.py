@@ -22,11 +22,8 @@ def test_a_copy_stays_what_the_state_was():
     state["moments"][0].fill_(7)
     state["moments"][1]["step"].add_(1)
     state["moments"].append("later")
-    assert (
-        copied["moments"][0].tolist() == [1, 1, 1, 1]
-        and copied["moments"][1]["step"] == 3
-        and len(copied["moments"]) == 2
-    )
+    moments = copied["moments"]
+    assert moments[0].tolist() == [1, 1, 1, 1] and moments[1]["step"] == 3 and len(moments) == 2
 
 
 def test_views_of_one_memory_are_views_of_one_copy():
