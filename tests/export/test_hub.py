@@ -1,7 +1,5 @@
 """Pushed to a Hub on this machine, by the huggingface_hub that pushes to the real one."""
 
-import re
-
 import pytest
 from loopback_hub import Client
 from model_hub import READ_ONLY, TOKEN, ModelHub
@@ -69,7 +67,7 @@ def pushing(folder, name="chemist/model", *, private=False):
     )
 
 
-def test_every_byte_of_an_export_arrives_and_what_will_be_seen_is_said(hub, client, export):
+def test_every_byte_of_an_export_arrives_and_the_report_says_who_sees_it(hub, client, export):
     told = client(pushing(export), HF_TOKEN=TOKEN)
     local = {file.name: file.read_bytes() for file in export.iterdir()}
     assert {name: content for name, content in hub.files("chemist/model").items() if name != ".gitattributes"} == local
@@ -78,11 +76,9 @@ def test_every_byte_of_an_export_arrives_and_what_will_be_seen_is_said(hub, clie
     assert hub.private == {"chemist/model": False}
 
 
-def test_an_interrupted_push_goes_on_with_what_the_hub_has_not(hub, client, export):
+def test_an_interrupted_push_continues_with_what_the_hub_lacks(hub, client, export):
     hub.breaking = 1
-    with pytest.raises(
-        RuntimeError, match="ResourceError: .* what the Hub has already is not sent again: cpt export .*--push-to-hub"
-    ):
+    with pytest.raises(RuntimeError, match="ResourceError: .*cpt export .*--push-to-hub"):
         client(pushing(export), HF_TOKEN=TOKEN)
     assert hub.files("chemist/model").keys() == {".gitattributes"}
     arrived, sent = len(hub.blobs), hub.uploads()
@@ -92,35 +88,31 @@ def test_an_interrupted_push_goes_on_with_what_the_hub_has_not(hub, client, expo
 
 def test_a_private_push_is_private_and_never_lands_in_a_public_repository(hub, client, export):
     told = client(pushing(export, private=True), HF_TOKEN=TOKEN)
-    assert (
-        hub.private == {"chemist/model": True}
-        and "its owner alone" in told[0]
-        and not any("warning" in line for line in told)
-    )
+    assert hub.private == {"chemist/model": True} and not any("warning" in line for line in told)
     hub.private["chemist/model"] = False
-    with pytest.raises(RuntimeError, match="RecipeError: chemist/model exists and is public"):
+    with pytest.raises(RuntimeError, match="RecipeError: chemist/model"):
         client(pushing(export, private=True), HF_TOKEN=TOKEN)
     assert len(hub.commits["chemist/model"]) == 2
 
 
 @pytest.mark.parametrize(
-    ("environment", "name", "message"),
+    ("token", "name", "message"),
     [
-        ({"HF_TOKEN": ""}, "chemist/model", "needs a token that may write"),
-        ({"HF_TOKEN": "hf_wrong"}, "chemist/model", "does not know the token"),
-        ({"HF_TOKEN": READ_ONLY}, "chemist/model", "the token may not write to chemist/model"),
-        ({"HF_TOKEN": TOKEN}, "stranger/model", "may not write to stranger. Yours are: chemist, lab"),
+        ("", "chemist/model", "needs a token"),
+        ("hf_wrong", "chemist/model", "does not know the token"),
+        (READ_ONLY, "chemist/model", "may not write to chemist/model"),
+        (TOKEN, "stranger/model", "may not write to stranger"),
     ],
 )
-def test_a_token_that_will_not_do_is_said_before_anything_is_sent(hub, client, export, environment, name, message):
-    with pytest.raises(RuntimeError, match=f"ResourceError: .*{re.escape(message)}"):
-        client(pushing(export, name), **environment)
+def test_a_token_without_the_right_to_write_is_refused_before_anything_is_sent(
+    hub, client, export, token, name, message
+):
+    with pytest.raises(RuntimeError, match=f"ResourceError: .*{message}"):
+        client(pushing(export, name), HF_TOKEN=token)
     assert not hub.blobs and not any(hub.commits.values())
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("chemist", "is no name on the Hub"), ("chemist/model", "nobody can be asked")]
-)
+@pytest.mark.parametrize(("name", "message"), [("chemist", "--push-to-hub chemist"), ("chemist/model", "--yes")])
 def test_nothing_is_published_by_accident(monkeypatch, name, message):
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115
     with pytest.raises(RecipeError, match=message):

@@ -1,17 +1,20 @@
-"""What is refused before a model is loaded."""
+"""What `cpt serve` and `cpt chat` refuse before a model is loaded."""
 
 import json
+import runpy
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import transformers
 from tiny_checkpoints import save_adapter
+from typer.testing import CliRunner
 
+from cpt.cli import application
 from cpt.errors import CheckpointError, LaunchError, ResourceError
+from cpt.serving import serve
 from cpt.serving.serve import check_architecture, check_port, check_servable
 
 CONFIG = {
@@ -45,7 +48,7 @@ def test_an_adapter_is_refused_with_the_command_that_merges_it(chat_folder, tmp_
         check_servable(str(save_adapter(tmp_path / "adapter", chat_folder)))
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer*"])
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer*"])
 def test_an_incomplete_folder_is_refused(copied, file):
     for path in copied.glob(file):
         path.unlink()
@@ -53,9 +56,7 @@ def test_an_incomplete_folder_is_refused(copied, file):
         check_servable(str(copied))
 
 
-@pytest.mark.parametrize(
-    "changes", [{"model_type": "minimind2"}, {"architectures": ["MyOwnModel"]}, {"architectures": None}]
-)
+@pytest.mark.parametrize("changes", [{"model_type": "minimind2"}, {"architectures": ["MyOwnModel"]}])
 def test_a_model_that_transformers_does_not_know_is_refused(copied, changes):
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(config | changes))
@@ -63,9 +64,9 @@ def test_a_model_that_transformers_does_not_know_is_refused(copied, changes):
         check_servable(str(copied))
 
 
-def test_a_folder_name_that_the_server_would_misread_is_refused(chat_folder, tmp_path):
+def test_a_folder_name_that_the_server_would_misread_is_refused(copied):
     with pytest.raises(CheckpointError, match="model@home"):
-        check_servable(str(shutil.copytree(chat_folder, tmp_path / "model@home")))
+        check_servable(str(copied.rename(copied.with_name("model@home"))))
 
 
 @pytest.mark.parametrize(("name", "error"), [("/no/such/folder", CheckpointError), ("someone/model", ResourceError)])
@@ -107,6 +108,26 @@ def test_a_class_of_the_users_own_is_where_the_server_looks(tmp_path, how, monke
     assert transformers.LstmForCausalLM.__name__ == "LstmForCausalLM"
 
 
-def test_the_packages_for_serving_are_imported_when_they_are_needed():
-    without = "import sys; sys.modules['fastapi'] = sys.modules['uvicorn'] = None; import cpt.serving.serve"
-    subprocess.run([sys.executable, "-c", without], check=True)
+def test_the_packages_for_serving_are_imported_when_they_are_needed(monkeypatch):
+    for name in ("fastapi", "uvicorn", "gradio", "openai"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    runpy.run_path(serve.__file__)
+
+
+# --- cpt chat --------------------------------------------------------------------------------------------------------
+
+
+def refusal_of_chat(*words):
+    return CliRunner().invoke(application("chat"), ["chat", *map(str, words)]).exception
+
+
+@pytest.mark.parametrize(
+    "words", ["nonsense", "--port 9000", "--browser temperature=0", "--browser --system-prompt x"]
+)
+def test_options_of_the_terminal_and_of_the_page_are_kept_apart(chat_folder, words):
+    assert isinstance(refusal_of_chat(chat_folder, *words.split()), LaunchError)
+
+
+def test_the_terminal_refuses_a_model_without_a_chat_template(plain_folder):
+    problem = refusal_of_chat(plain_folder)
+    assert isinstance(problem, CheckpointError) and "--browser" in str(problem)

@@ -1,0 +1,142 @@
+import json
+
+import pytest
+import torch
+from tiny_checkpoints import save_llama
+from tiny_models import make_tokenizer
+from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer, GPT2Config
+
+from cpt.checkpoints.model_folder import Tensors
+from cpt.errors import CheckpointError
+from cpt.export.task_arithmetic import add_tokens, match_rows, merge_rows, vocabulary_tensors, write_chat_vector
+from cpt.tokenizer.extend_vocabulary import extend_vocabulary
+
+TEMPLATE = "{% for message in messages %}<user>{{ message.content }}{% endfor %}"
+
+
+def add_special(folder, *tokens, eos=None):
+    """Let a saved model's vocabulary grow."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(list(tokens), special_tokens=True)
+    model.resize_token_embeddings(len(tokenizer))
+    if eos:
+        tokenizer.eos_token, tokenizer.chat_template = eos, TEMPLATE
+        model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.fixture
+def three(tokenizer_folder, tmp_path):
+    return [save_llama(tmp_path / name, tokenizer_folder, seed) for seed, name in enumerate(("after", "base", "chat"))]
+
+
+def merge(three, output, scale=1.0):
+    return write_chat_vector(*three, output, scale=scale, dtype=None, max_shard_size="50KB")
+
+
+def test_every_weight_is_after_plus_scaled_chat_minus_base(three, tmp_path):
+    merge(three, tmp_path / "merged", scale=0.5)
+    after, base, chat, merged = (Tensors(folder) for folder in (*three, tmp_path / "merged"))
+    assert len(set(merged.files.values())) > 1
+    for name in merged.files:
+        assert torch.equal(merged.read(name), after.read(name) + 0.5 * (chat.read(name) - base.read(name)))
+
+
+@pytest.fixture
+def grown(three, tmp_path):
+    """The merged model of two that have tokens of their own."""
+    add_special(three[0], "<kinase>")
+    add_special(three[2], "<user>", "<end>", eos="<end>")
+    merge(three, tmp_path / "merged")
+    return tmp_path / "merged"
+
+
+def embedding(folder, token):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    return model.get_input_embeddings().weight[tokenizer.get_vocab()[token]]
+
+
+def test_tokens_of_either_model_alone_have_their_own_rows_in_the_merged_model(three, grown):
+    after, _, chat = three
+    assert torch.equal(embedding(grown, "<user>"), embedding(chat, "<user>"))
+    assert torch.equal(embedding(grown, "<kinase>"), embedding(after, "<kinase>"))
+    heads = [Tensors(folder).read("lm_head.weight") for folder in (grown, chat)]
+    assert torch.equal(heads[0][-1], heads[1][-1]) and len(heads[0]) == len(AutoTokenizer.from_pretrained(grown))
+
+
+def test_the_merged_model_speaks_and_ends_as_the_chat_model_does(grown):
+    tokenizer = AutoTokenizer.from_pretrained(grown)
+    assert tokenizer.chat_template == TEMPLATE
+    assert tokenizer.eos_token_id == tokenizer.get_vocab()["<end>"] == 322
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((grown / name).read_text())["eos_token_id"] == 322
+
+
+def test_a_chat_model_of_another_shape_or_of_our_own_format_is_refused(three, tokenizer_folder, tmp_path):
+    after, base, chat = three
+    wide = save_llama(tmp_path / "wide", tokenizer_folder, 3, intermediate_size=96)
+    with pytest.raises(CheckpointError, match="different shapes"):
+        merge([after, base, wide], tmp_path / "merged")
+    config = json.loads((chat / "config.json").read_text())
+    (chat / "config.json").write_text(json.dumps(config | {"model_type": "minimind2"}))
+    with pytest.raises(CheckpointError, match="minimind2"):
+        merge([after, base, chat], tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+# --- the rows of the vocabularies ------------------------------------------------------------------------------------
+
+
+def tokenizer_with(*added, words=20):
+    tokenizer = make_tokenizer(words)
+    tokenizer.add_tokens([AddedToken(token, special=token.startswith("<")) for token in added])
+    return tokenizer
+
+
+def rows_of(*values):
+    return torch.tensor(values, dtype=torch.float32)[:, None].repeat(1, 3)
+
+
+def test_equal_vocabularies_are_added_row_by_row_padding_included():
+    rows = match_rows(tokenizer_with(), tokenizer_with(), tokenizer_with(), (24, 24, 24))
+    after, base, chat = torch.rand(24, 3), torch.rand(24, 3), torch.rand(24, 3)
+    assert torch.equal(merge_rows(rows, after, base, chat, 0.5), after + 0.5 * (chat - base)) and not rows.added
+
+
+def test_tokens_are_matched_by_their_string_and_tokens_of_one_model_keep_their_row():
+    after, base, chat = tokenizer_with("kinase"), tokenizer_with(), tokenizer_with("<|im_start|>", "<|im_end|>")
+    rows = match_rows(after, base, chat, (21, 20, 32))
+    merged = merge_rows(rows, rows_of(*range(100, 121)), rows_of(*range(20)), rows_of(*range(0, 64, 2)), 1.0)
+    assert rows.added == ["<|im_start|>", "<|im_end|>"] and merged.shape == (23, 3)
+    assert merged[:20, 0].tolist() == [100 + number + (2 * number - number) for number in range(20)]
+    # Kinase as trained, the marks as the chat model has them.
+    assert merged[20:, 0].tolist() == [120, 40, 42]
+
+
+@pytest.mark.parametrize(
+    ("after_words", "chat_words", "named"),
+    [(20, 10, "--chat lacks 10 of the 17"), (20, 25, "--chat has 5"), (25, 20, "--after has 25")],
+)
+def test_another_tokenizer_is_refused(after_words, chat_words, named):
+    with pytest.raises(CheckpointError, match=named):
+        match_rows(make_tokenizer(after_words), tokenizer_with(), make_tokenizer(chat_words), (20, 20, 25))
+
+
+@pytest.mark.parametrize(("tie", "expected"), [(True, {"wte.weight"}), (False, {"wte.weight", "lm_head.weight"})])
+def test_embeddings_and_head_are_found_under_the_names_that_are_stored(tie, expected):
+    config = GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=20, tie_word_embeddings=tie)
+    stored = ["wte.weight", "wpe.weight", "h.0.ln_1.weight", *(["lm_head.weight"] if not tie else [])]
+    assert vocabulary_tensors(config, stored) == expected
+
+
+def test_a_vocabulary_extended_by_continued_bpe_takes_a_chat_models_tokens_behind_its_own(tokenizer_folder, corpus):
+    base, chat = AutoTokenizer.from_pretrained(tokenizer_folder), AutoTokenizer.from_pretrained(tokenizer_folder)
+    texts = [json.loads(line)["text"] for line in (corpus / "domain.jsonl").read_text().splitlines()]
+    after = extend_vocabulary(base, texts, 12).tokenizer
+    chat.add_tokens(["<tool>", "</tool>"], special_tokens=True)
+    rows = match_rows(after, base, chat, (384, 320, 322))
+    merged, text = add_tokens(after, chat, rows), "the model <tool>reads"
+    assert (rows.kept, rows.total) == (12, 384)
+    assert [merged.get_vocab()[token] for token in ("<tool>", "</tool>")] == [332, 333]
+    assert merged.decode(merged(text, add_special_tokens=False)["input_ids"]) == text
