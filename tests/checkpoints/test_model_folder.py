@@ -4,7 +4,6 @@ import os
 import shutil
 import sys
 
-import numpy as np
 import pytest
 import torch
 from tiny_checkpoints import save_llama
@@ -131,13 +130,6 @@ def test_the_pickles_of_a_trusted_checkpoint_may_run(planted):
     with only_data(planted, trust=True):
         load_data(planted / MODEL_STATES)
     assert (planted.parent / "ran").exists()
-
-
-def test_tensors_numbers_and_random_states_are_read(tmp_path):
-    content = {"tensor": torch.arange(3), "numpy": np.random.RandomState(1).get_state(), "step": 3, "names": ["a"]}
-    torch.save(content, tmp_path / "f.pt")
-    read = load_data(tmp_path / "f.pt")
-    assert torch.equal(read["tensor"], content["tensor"]) and np.array_equal(read["numpy"][1], content["numpy"][1])
 
 
 def test_torchs_switches_are_as_before_afterwards(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """Which checkpoints stay, and their copies in an archive."""
 
-import json
 import threading
 
 import pytest
@@ -8,7 +7,7 @@ from publishing import save
 
 from cpt.checkpoints import retention
 from cpt.checkpoints.manifest import MANIFEST, damages
-from cpt.checkpoints.retention import RULES, Archive, metrics_of, put, rotate
+from cpt.checkpoints.retention import RULES, Archive, put, rotate
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Keep
 from cpt.runs.events import read_events
@@ -36,13 +35,6 @@ def test_the_newest_are_kept_by_step_and_not_by_time(tmp_path):
         save(tmp_path, step, 3)
     assert [path.name for path in rotate(tmp_path, keep(last=2))] == ["checkpoint-3"]
     assert left(tmp_path) == ["checkpoint-100", "checkpoint-20"]
-
-
-def test_a_figure_is_that_of_the_checkpoints_own_step(run):
-    state = run / "checkpoint-4" / "trainer_state.json"
-    history = [{"step": 3, "eval_loss": 9.0}, {"step": 4, "loss": 3.0}, {"step": 4, "eval_loss": 2.0}]
-    state.write_text(json.dumps({"log_history": history}))
-    assert metrics_of(run / "checkpoint-4", 4) == {"eval_loss": 2.0}
 
 
 def test_what_is_not_whole_is_neither_counted_nor_removed(run):

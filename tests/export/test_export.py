@@ -6,13 +6,11 @@ import os
 
 import pytest
 import torch
-from full_disk import disk_of_its_own, fill
 from safetensors.torch import load_file, save_file
 from tiny import write_recipe
 from tiny_checkpoints import save_llama
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import AutoModelForCausalLM
 
-from cpt.checkpoints.manifest import verify_path
 from cpt.checkpoints.model_folder import Tensors
 from cpt.errors import CheckpointError
 from cpt.export.export import new_folder, store_tied_head_once
@@ -55,29 +53,6 @@ def test_a_lora_run_exports_the_adapter_beside_the_merged_model(tiny_recipe, bas
 
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
-
-
-class FullAtEnd(TrainerCallback):
-    """The disk has no room left once everything is trained and saved."""
-
-    def __init__(self, disk):
-        self.disk = disk
-
-    def on_train_end(self, args, state, control, **_):
-        self.ballast = fill(self.disk)
-
-
-@pytest.mark.slow
-def test_after_an_export_onto_a_full_disk_the_same_command_exports(tiny_recipe, tmp_path):
-    with disk_of_its_own(tmp_path / "disk", "80m") as disk:
-        recipe = load_recipe(write_recipe({**tiny_recipe, "output_dir": str(disk)}, tmp_path / "recipe.yaml"))
-        full = FullAtEnd(disk)
-        with pytest.raises(CheckpointError, match="final could not be written.*checkpoint-8"):
-            train(recipe, ready=lambda trainer: trainer.add_callback(full))
-        assert sorted(path.name for path in (disk / "tiny").glob("*final*")) == [], "what was written made room again"
-        full.ballast.unlink()
-        verified = verify_path(train(recipe).parent)
-        assert [(one.folder.name, one.found) for one in verified] == [("checkpoint-8", []), ("final", [])]
 
 
 # --- a tied head, which ZeRO-1 and 2 save twice ----------------------------------------------------------------------

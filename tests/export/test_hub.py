@@ -1,12 +1,15 @@
-"""Pushed to a Hub on this machine, by the huggingface_hub that pushes to the real one."""
+"""`cpt export --push-to-hub`; huggingface_hub's own uploads are not tested again here."""
 
+from unittest.mock import create_autospec
+
+import httpx
 import pytest
-from loopback_hub import Client
-from model_hub import READ_ONLY, TOKEN, ModelHub
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import HfHubHTTPError
 
-from cpt.errors import RecipeError
-from cpt.export.proof import write_seal
-from cpt.export.write import check_push
+from cpt.errors import RecipeError, ResourceError
+from cpt.export import write
+from cpt.export.write import check_push, push
 
 CARD = """# chemist
 
@@ -20,100 +23,77 @@ Licence of the base: apache-2.0.
 | letters | not stated | 30.0% | 5 | 400 |
 
 | held-out set | before | after |
-| --- | --- | --- |
-| domain | 2.0 | 1.5 |
 """
 
 
-@pytest.fixture(scope="module")
-def server():
-    hub = ModelHub()
-    yield hub
-    hub.shutdown()
-    hub.server_close()
+def answer_of(status):
+    return HfHubHTTPError("refused", response=httpx.Response(status, request=httpx.Request("GET", "https://hub")))
 
 
 @pytest.fixture
-def hub(server):
-    server.forget()
-    return server
-
-
-@pytest.fixture(scope="module")
-def client(server, tmp_path_factory):
-    # Xet's own protocol of chunks is not imitated here; huggingface_hub falls back to LFS.
-    client = Client(server, tmp_path_factory.mktemp("home"), HF_HUB_DISABLE_XET="1")
-    yield client
-    client.close()
+def hub(monkeypatch):
+    """In place of HfApi, with its signatures."""
+    hub = create_autospec(HfApi, instance=True)
+    hub.whoami.return_value = {"name": "chemist", "orgs": [{"name": "lab"}]}
+    hub.upload_folder.return_value.oid = "0" * 40
+    monkeypatch.setattr(write, "HfApi", lambda: hub)
+    monkeypatch.setattr(write, "get_token", lambda: "hf_token")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    return hub
 
 
 @pytest.fixture
 def export(tmp_path):
-    folder = tmp_path / "chemist"
-    folder.mkdir()
-    (folder / "model.safetensors").write_bytes(bytes(range(256)) * 100)
-    (folder / "more.safetensors").write_bytes(bytes(range(255, -1, -1)) * 100)
-    (folder / "config.json").write_text("{}")
-    (folder / "README.md").write_text(CARD)
-    write_seal(folder, ["proven"])
-    return folder
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "README.md").write_text(CARD)
+    return tmp_path
 
 
-def pushing(folder, name="chemist/model", *, private=False):
-    options = f"private={private}, sure=True"
-    return (
-        "from pathlib import Path\nfrom cpt.export.write import check_push, push\n"
-        f"check_push({name!r}, {options})\nresult = list(push(Path({str(folder)!r}), {name!r}, {options}))"
-    )
+def test_a_public_push_reports_who_sees_it_and_which_licences_are_not_stated(hub, export):
+    report = list(push(export, "chemist/model", private=False, sure=True))
+    assert hub.create_repo.call_args.kwargs["private"] is False
+    assert hub.upload_folder.call_args.kwargs["folder_path"] == export
+    assert "EVERYBODY" in report[0] and any("apache-2.0" in line for line in report)
+    assert "CC-BY-4.0" in report[2] and "letters" in report[2] and report[3].startswith("warning")
 
 
-def test_every_byte_of_an_export_arrives_and_the_report_says_who_sees_it(hub, client, export):
-    told = client(pushing(export), HF_TOKEN=TOKEN)
-    local = {file.name: file.read_bytes() for file in export.iterdir()}
-    assert {name: content for name, content in hub.files("chemist/model").items() if name != ".gitattributes"} == local
-    assert "EVERYBODY" in told[0] and any("apache-2.0" in line for line in told)
-    assert "CC-BY-4.0" in told[2] and "letters" in told[2] and told[3].startswith("warning")
-    assert hub.private == {"chemist/model": False}
+def test_a_private_push_never_goes_to_a_public_repository(hub, export):
+    report = list(push(export, "chemist/model", private=True, sure=False))
+    assert hub.create_repo.call_args.kwargs["private"] is True and not any("warning" in line for line in report)
+    hub.model_info.return_value.private = False
+    with pytest.raises(RecipeError, match="chemist/open"):
+        list(push(export, "chemist/open", private=True, sure=False))
+    assert hub.upload_folder.call_count == 1
 
 
-def test_an_interrupted_push_continues_with_what_the_hub_lacks(hub, client, export):
-    hub.breaking = 1
-    with pytest.raises(RuntimeError, match="ResourceError: .*cpt export .*--push-to-hub"):
-        client(pushing(export), HF_TOKEN=TOKEN)
-    assert hub.files("chemist/model").keys() == {".gitattributes"}
-    arrived, sent = len(hub.blobs), hub.uploads()
-    client(pushing(export), HF_TOKEN=TOKEN)
-    assert hub.uploads() - sent == 2 - arrived and len(hub.files("chemist/model")) == 6
+def test_an_interrupted_push_names_the_command_that_continues_it(hub, export):
+    problem = RuntimeError("Error while uploading 'model.safetensors'")
+    problem.__cause__ = answer_of(500)
+    hub.upload_folder.side_effect = problem
+    with pytest.raises(ResourceError, match=f"cpt export {export} --push-to-hub chemist/model"):
+        list(push(export, "chemist/model", private=False, sure=True))
 
 
-def test_a_private_push_is_private_and_never_lands_in_a_public_repository(hub, client, export):
-    told = client(pushing(export, private=True), HF_TOKEN=TOKEN)
-    assert hub.private == {"chemist/model": True} and not any("warning" in line for line in told)
-    hub.private["chemist/model"] = False
-    with pytest.raises(RuntimeError, match="RecipeError: chemist/model"):
-        client(pushing(export, private=True), HF_TOKEN=TOKEN)
-    assert len(hub.commits["chemist/model"]) == 2
+@pytest.mark.parametrize(("status", "reason"), [(401, "does not know the token"), (403, "may not write to chemist")])
+def test_a_token_that_the_hub_refuses_is_an_error_before_anything_is_sent(hub, export, status, reason):
+    hub.whoami.side_effect = hub.create_repo.side_effect = answer_of(status)
+    with pytest.raises(ResourceError, match=reason):
+        check_push("chemist/model", private=False, sure=True)
+    with pytest.raises(ResourceError, match=reason):
+        list(push(export, "chemist/model", private=False, sure=True))
+    hub.upload_folder.assert_not_called()
 
 
-@pytest.mark.parametrize(
-    ("token", "name", "message"),
-    [
-        ("", "chemist/model", "needs a token"),
-        ("hf_wrong", "chemist/model", "does not know the token"),
-        (READ_ONLY, "chemist/model", "may not write to chemist/model"),
-        (TOKEN, "stranger/model", "may not write to stranger"),
-    ],
-)
-def test_a_token_without_the_right_to_write_is_refused_before_anything_is_sent(
-    hub, client, export, token, name, message
-):
-    with pytest.raises(RuntimeError, match=f"ResourceError: .*{message}"):
-        client(pushing(export, name), HF_TOKEN=token)
-    assert not hub.blobs and not any(hub.commits.values())
+def test_no_token_and_a_strangers_name_are_refused(hub, monkeypatch):
+    with pytest.raises(ResourceError, match="stranger.*chemist, lab"):
+        check_push("stranger/model", private=False, sure=True)
+    monkeypatch.setattr(write, "get_token", lambda: None)
+    with pytest.raises(ResourceError, match="needs a token"):
+        check_push("chemist/model", private=False, sure=True)
 
 
-@pytest.mark.parametrize(("name", "message"), [("chemist", "--push-to-hub chemist"), ("chemist/model", "--yes")])
-def test_nothing_is_published_by_accident(monkeypatch, name, message):
+@pytest.mark.parametrize(("name", "named"), [("chemist", "--push-to-hub chemist"), ("chemist/model", "--yes")])
+def test_nothing_is_published_by_accident(monkeypatch, name, named):
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(RecipeError, match=named):
         check_push(name, private=False, sure=False)

@@ -4,15 +4,12 @@ import shutil
 
 import pytest
 import torch
-from launching import launch, zero_profile
 from safetensors.torch import load_file, save_file
-from tiny import TINY_LLAMA, write_recipe
 from tiny_checkpoints import save_adapter, save_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from cpt.checkpoints.model_folder import Tensors
-from cpt.checkpoints.sharding import consolidated_state
 from cpt.cli import application
 from cpt.errors import CheckpointError, RecipeError
 from cpt.export.export import load_adapter, write_average
@@ -117,9 +114,8 @@ def test_each_weight_is_the_mean(three, tmp_path):
     assert set(average(three, tmp_path / "half", torch.bfloat16).dtypes.values()) == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("shape", [{"intermediate_size": 96}, {"num_hidden_layers": 3}])
-def test_models_of_different_shapes_have_no_mean(three, tokenizer_folder, tmp_path, shape):
-    other = save_llama(tmp_path / "other", tokenizer_folder, 4, **shape)
+def test_models_of_different_shapes_have_no_mean(three, tokenizer_folder, tmp_path):
+    other = save_llama(tmp_path / "other", tokenizer_folder, 4, intermediate_size=96)
     with pytest.raises(CheckpointError, match="different shapes"):
         average([three[0], other], tmp_path / "mean")
 
@@ -130,23 +126,3 @@ def test_one_model_or_an_adapter_has_no_mean(three, adapter_folder, tmp_path):
     with pytest.raises(CheckpointError, match="is an adapter"):
         average([three[0], adapter_folder], tmp_path / "mean")
     assert not (tmp_path / "mean").exists()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("stage", [2, 3])
-def test_under_zero_it_is_the_mean_of_what_the_processes_hold_and_a_tied_head_is_stored_once(
-    tiny_recipe, tmp_path, stage
-):
-    tiny_recipe["model"]["config"] = TINY_LLAMA | {"tie_word_embeddings": True}
-    tiny_recipe["checkpoints"] = {"every_steps": 2, "average": 3}
-    tiny_recipe["training"]["deepspeed"] = zero_profile(tmp_path, stage)
-    ended = launch(write_recipe(tiny_recipe, tmp_path / "r.yaml"), way="torchrun", processes=2)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    run = tmp_path / "runs" / "tiny"
-    held = [consolidated_state(run / f"checkpoint-{step}") for step in (4, 6, 8)]
-    mean, last = (load_file(run / name / "model.safetensors") for name in ("average", "final"))
-    assert mean.keys() == last.keys() and "lm_head.weight" not in last
-    for name in mean:
-        expected = torch.stack([part[name].double() for part in held]).mean(0).float()
-        torch.testing.assert_close(mean[name], expected, rtol=0, atol=1e-8)
-        assert torch.equal(last[name], held[-1][name])

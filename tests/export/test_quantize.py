@@ -52,14 +52,6 @@ def test_a_quantised_export_is_smaller_and_loads_without_cpt(method, tied, token
 
 
 @pytest.mark.quantized
-def test_a_quantised_export_that_costs_too_much_leaves_nothing(tokenizer_folder, tmp_path):
-    model = save_llama(tmp_path / "model", tokenizer_folder, seed=1, **WIDE)
-    with pytest.raises(CheckpointError, match="--max-rise"):
-        export(model, "-o", tmp_path / "out", "--quantize", "nf4", "--max-rise", "-1")
-    assert {path.name for path in tmp_path.iterdir()} == {"model"}
-
-
-@pytest.mark.quantized
 @pytest.mark.parametrize(("model_type", "left"), [("llama", "lm_head"), ("qwen3_moe", "experts.gate_up_proj")])
 def test_embeddings_head_norms_and_experts_stay_as_they_are(model_type, left, tmp_path):
     tiny_model(model_type).save_pretrained(tmp_path)

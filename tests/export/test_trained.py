@@ -2,17 +2,15 @@
 
 import json
 import shutil
-import sys
 
 import pytest
 import torch
 from tiny import write_recipe
 from transformers import AutoModelForCausalLM
 
-from cpt.errors import CheckpointError, RecipeError
+from cpt.errors import CheckpointError
 from cpt.export.trained import (
     find_trained,
-    import_own_code,
     load_whole,
     refuse_unknown_code,
     stored_dtype,
@@ -85,12 +83,3 @@ def test_a_family_that_was_not_registered_is_refused_with_the_option(tmp_path):
         refuse_unknown_code(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
     refuse_unknown_code(tmp_path)
-
-
-def test_the_users_own_module_is_imported_or_named_if_it_cannot_be(tmp_path, monkeypatch):
-    (tmp_path / "family_of_own_code.py").write_text("NAME = 'my family'\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import_own_code(tmp_path, "family_of_own_code")
-    assert sys.modules.pop("family_of_own_code").NAME == "my family"
-    with pytest.raises(RecipeError, match="no_such_family"):
-        import_own_code(tmp_path, "no_such_family")

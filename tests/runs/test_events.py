@@ -10,7 +10,6 @@ from full_disk import disk_of_its_own, files_end_at, fill
 from cpt.files import LinesFile, append
 from cpt.runs.events import (
     LastHeartbeat,
-    name_processes,
     pids_here,
     read_events,
     read_heartbeats,
@@ -112,9 +111,3 @@ def test_only_processes_of_this_host_can_be_signalled(tmp_path):
     for rank, host in enumerate((socket.gethostname(), "another", "another")):
         write_heartbeat(tmp_path, heartbeat(rank, pid=10 + rank, host=host))
     assert pids_here(tmp_path) == [10]
-
-
-def test_processes_are_named_by_their_host_if_all_of_it_is_meant():
-    everyone = [heartbeat(rank, host=f"host-{rank // 2}") for rank in range(4)]
-    assert name_processes(everyone[2:], everyone) == "host-1 (process 2, 3)"
-    assert name_processes(everyone[1:3], everyone) == "process 1 on host-0 and process 2 on host-1"

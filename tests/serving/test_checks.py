@@ -29,11 +29,6 @@ def copied(chat_folder, tmp_path):
     return shutil.copytree(chat_folder, tmp_path / "model")
 
 
-def test_a_model_is_known_with_or_without_a_chat_template(chat_folder, plain_folder):
-    assert check_servable(str(chat_folder)).has_chat_template
-    assert not check_servable(str(plain_folder)).has_chat_template
-
-
 def test_of_a_finished_run_the_exported_model_is_served(chat_folder, tmp_path):
     shutil.copytree(chat_folder, tmp_path / "final")
     (tmp_path / "recipe.yaml").touch()
@@ -85,13 +80,6 @@ def test_a_port_in_use_and_a_foreign_address_are_refused():
     check_port("127.0.0.1", port)
     with pytest.raises(LaunchError, match=r"192\.0\.2\.1"):
         check_port("192.0.2.1", 8000)
-
-
-def test_a_folder_with_code_that_was_not_imported_is_refused_with_the_option(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "architectures": ["UnknownForCausalLM"]}))
-    (tmp_path / "lstm_language_model.py").touch()
-    with pytest.raises(CheckpointError, match=r"--import package\.module"):
-        check_architecture(tmp_path)
 
 
 @pytest.mark.parametrize("how", ["option", "recipe of the run"])

@@ -1,11 +1,5 @@
 """`cpt serve` and `cpt chat`: Hugging Face's server as OpenAI's client sees it."""
 
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from gradio_client import Client
 from openai import BadRequestError, OpenAI
@@ -88,19 +82,6 @@ def test_a_model_without_a_chat_template_completes_and_refuses_chats(plain_folde
 def test_a_model_that_the_server_cannot_load_is_named(chat_folder):
     with pytest.raises(LaunchError, match="chat"), served(chat_folder, dtype="bfloat17"):
         pass
-
-
-@pytest.mark.slow
-def test_the_command_serves_until_it_is_interrupted_and_its_curl_line_works(plain_folder):
-    program = str(Path(sys.executable).parent / "cpt")
-    words = [program, "serve", str(plain_folder), "--port", str(free_port()), "--host", "127.0.0.1"]
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, **options) as server:
-        ready = next(line for line in server.stdout if line.startswith("Ready: "))
-        answered = subprocess.run(server.stdout.readline().strip(), shell=True, capture_output=True, text=True)
-        assert '"text_completion"' in answered.stdout and "no chat template" in ready
-        server.send_signal(signal.SIGINT)
-        assert server.stdout.read().rstrip().endswith("Stopped.") and server.wait(timeout=30) == 0
 
 
 @pytest.mark.slow
