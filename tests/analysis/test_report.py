@@ -53,6 +53,8 @@ METRICS = [
 
 
 def plant(recipe, environment, inputs, status):
+    recipe["training"] = {"per_device_train_batch_size": 2}
+    recipe["optimizer"]["name"] = "adamw"
     recipe["evaluation"] = {"retain": {"general": None}, "held_out_share": 0.1, "prompts": ["def "]}
     environment["command"] = ["/home/me/cpt/__main__.py", "train", "recipes/my recipe.yaml"]
     environment["hardware"]["gpus"] = ["NVIDIA H100", "NVIDIA H100"]
