@@ -4,11 +4,11 @@ import pytest
 import torch
 from tiny_checkpoints import save_llama
 from tiny_models import make_tokenizer
-from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt.checkpoints.model_folder import Tensors
 from cpt.errors import CheckpointError
-from cpt.export.task_arithmetic import match_rows, merge_rows, write_chat_vector
+from cpt.export.task_arithmetic import match_rows, write_chat_vector
 
 TEMPLATE = "{% for message in messages %}<user>{{ message.content }}{% endfor %}"
 
@@ -57,9 +57,11 @@ def embedding(folder, token):
 
 
 def test_tokens_of_either_model_alone_have_their_own_rows_in_the_merged_model(three, grown):
-    after, _, chat = three
+    after, base, chat = three
     assert torch.equal(embedding(grown, "<user>"), embedding(chat, "<user>"))
     assert torch.equal(embedding(grown, "<kinase>"), embedding(after, "<kinase>"))
+    of_all = [embedding(folder, "a") for folder in (after, base, chat)]
+    assert torch.equal(embedding(grown, "a"), of_all[0] + (of_all[2] - of_all[1]))
     heads = [Tensors(folder).read("lm_head.weight") for folder in (grown, chat)]
     assert torch.equal(heads[0][-1], heads[1][-1]) and len(heads[0]) == len(AutoTokenizer.from_pretrained(grown))
 
@@ -81,33 +83,10 @@ def test_a_chat_model_of_our_own_format_is_refused(three, tmp_path):
     assert not (tmp_path / "merged").exists()
 
 
-# --- the rows of the vocabularies ------------------------------------------------------------------------------------
-
-
-def tokenizer_with(*added, words=20):
-    tokenizer = make_tokenizer(words)
-    tokenizer.add_tokens([AddedToken(token, special=token.startswith("<")) for token in added])
-    return tokenizer
-
-
-def rows_of(*values):
-    return torch.tensor(values, dtype=torch.float32)[:, None].repeat(1, 3)
-
-
-def test_tokens_are_matched_by_their_string_and_tokens_of_one_model_keep_their_row():
-    after, base, chat = tokenizer_with("kinase"), tokenizer_with(), tokenizer_with("<|im_start|>", "<|im_end|>")
-    rows = match_rows(after, base, chat, (21, 20, 32))
-    merged = merge_rows(rows, rows_of(*range(100, 121)), rows_of(*range(20)), rows_of(*range(0, 64, 2)), 1.0)
-    assert rows.added == ["<|im_start|>", "<|im_end|>"] and merged.shape == (23, 3)
-    assert merged[:20, 0].tolist() == [100 + number + (2 * number - number) for number in range(20)]
-    # Kinase as trained, the marks as the chat model has them.
-    assert merged[20:, 0].tolist() == [120, 40, 42]
-
-
 @pytest.mark.parametrize(
     ("after_words", "chat_words", "named"),
     [(20, 10, "--chat lacks 10 of the 17"), (20, 25, "--chat has 5"), (25, 20, "--after has 25")],
 )
 def test_another_tokenizer_is_refused(after_words, chat_words, named):
     with pytest.raises(CheckpointError, match=named):
-        match_rows(make_tokenizer(after_words), tokenizer_with(), make_tokenizer(chat_words), (20, 20, 25))
+        match_rows(make_tokenizer(after_words), make_tokenizer(20), make_tokenizer(chat_words), (20, 20, 25))

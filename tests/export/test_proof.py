@@ -56,7 +56,6 @@ def test_a_difference_is_allowed_by_the_dtype_or_by_the_users_own_tolerance():
 def test_weights_that_changed_on_the_way_are_refused(base_folder, tokenizer, tokenizer_folder, tmp_path):
     text = proof_text(tokenizer, LlamaConfig())
     expected = logits_of(AutoModelForCausalLM.from_pretrained(base_folder), text.ids)
-    assert "difference of logits 0 " in reload_and_compare(base_folder, text, expected, torch.float32)
     other = save_llama(tmp_path / "other", tokenizer_folder, seed=2)
     with pytest.raises(CheckpointError, match="other logits"):
         reload_and_compare(other, text, expected, torch.float32)

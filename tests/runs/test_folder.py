@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from cpt.runs.folder import last_figures, read_lines, read_metrics, read_object, read_objects, read_recipe, read_status
+from cpt.runs.folder import last_figures, read_metrics, read_object, read_recipe, read_status
 
 LINES = [
     {"step": 1, "tokens": 10, "loss": 2.5},
@@ -30,14 +30,6 @@ def test_a_damaged_file_is_empty_and_named(tmp_path, content):
         unreadable: list[str] = []
         assert read(path, unreadable.append) == {} and str(path) in unreadable[0]
         assert not read(tmp_path, unreadable.append) and not read(tmp_path / "nowhere")
-
-
-def test_damaged_lines_are_skipped_counted_and_logged(tmp_path, caplog):
-    path = tmp_path / "file"
-    path.write_bytes(b'{"a": 1}\n[2]\n{"a": \n{"a": 3}\n{"a"')
-    unreadable: list[str] = []
-    assert read_objects(path, unreadable.append) == [{"a": 1}, {"a": 3}] == read_lines(path)
-    assert "3" in unreadable[0] and caplog.records[0].event == "damaged_file"
 
 
 def test_metrics_are_columns_with_nan_where_a_line_lacks_the_figure(tmp_path):
