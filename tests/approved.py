@@ -9,7 +9,7 @@ RENEW = "CPT_RENEW_APPROVED"
 
 
 def check_approved(text: str, approved: Path) -> None:
-    """Compare with the approved file; `CPT_RENEW_APPROVED=1 pytest FILE` writes it, and `git diff` shows the change."""
+    """Compare with the approved file. `CPT_RENEW_APPROVED=1 pytest FILE` writes it; `git diff` shows the change."""
     if os.environ.get(RENEW):
         approved.write_text(text)
     elif text != approved.read_text():
