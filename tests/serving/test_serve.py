@@ -87,9 +87,9 @@ def test_a_model_that_the_server_cannot_load_is_named(chat_folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["chat_folder", "plain_folder"])
 def test_the_page_of_the_chat_answers_with_the_served_model(kind, request):
-    model, port = check_servable(str(request.getfixturevalue(kind))), free_port()
+    model = check_servable(str(request.getfixturevalue(kind)))
     with served(model.name) as url:
-        page = build_page(model, url)
+        page, port = build_page(model, url), free_port()
         page.launch(server_port=port, prevent_thread_lock=True, quiet=True, ssr_mode=False)
         try:
             answer = Client(f"http://127.0.0.1:{port}", verbose=False).predict(PROMPT, api_name="/chat")
