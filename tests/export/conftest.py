@@ -1,4 +1,4 @@
-"""What the tests of checkpoints share, made once; tests that change it copy it first."""
+"""What the tests of exports share, made once; tests that change it copy it first."""
 
 from pathlib import Path
 
