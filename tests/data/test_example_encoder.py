@@ -6,14 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trl
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
+from cpt.data.examples.chat_template import ChatTemplate, Refused
 from cpt.data.examples.encoder import CONTEXT, LEARNED, ROW, UNWANTED, ExampleEncoder
-from cpt.data.readers import example
 from cpt.data.readers.columns import source_with_form
-from cpt.data.readers.example import CONTROL
+from cpt.data.readers.example import CONTROL, text_of, transcript
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError
 from cpt.recipe.schema import Source
@@ -52,8 +53,12 @@ TOOLS = (
     " m.content }}{% endif %}{% for c in m.tool_calls or [] %}{{ '<tool_call>' + c.function | tojson + '</tool_call>'"
     " }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}" + PROMPTED
 )
-LOST = "{% for m in messages %}{{ m.content | upper + '\n' }}{% endfor %}"
-NOT_KEPT = "{{ messages | length }}" + LOST
+LLAMA_2 = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{{ ' ' + m.content + ' ' + eos_token }}"
+    "{% else %}{{ bos_token + '[INST] ' + m.content + ' [/INST]' }}{% endif %}{% endfor %}"
+)
+PHI = "{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|im_end|>' + m.content }}{% endfor %}"
+LOST = "{{ messages | length }}{% for m in messages %}{{ m.content | upper + '\n' }}{% endfor %}"
 TEXT = st.text("ab \nokyes", max_size=8) | st.text(max_size=6).filter(
     lambda text: not set(CONTROL) & set(text) and "\0" not in text
 )
@@ -67,22 +72,17 @@ def assistant(content, **more):
     return {"role": "assistant", "content": content, **more}
 
 
-def text_of(row, form, **options):
-    source = source_with_form(Source(path="a.jsonl", **options), form, "data.sources[0]")
-    return example.text_of(row, source)
+def written(row, form="conversation"):
+    return text_of(row, source_with_form(Source(path="a.jsonl"), form, "k"))
 
 
-def encoder_for(tokenizer, form):
-    return ExampleEncoder(
-        DocumentEncoder(tokenizer),
-        source_with_form(Source(path="a.jsonl"), form, "data.sources[0]"),
-        "data.sources[0]",
-    )
+def encoder_for(tokenizer, form="conversation"):
+    return ExampleEncoder(DocumentEncoder(tokenizer), source_with_form(Source(path="a.jsonl"), form, "k"), "k")
 
 
 def encoded(tokenizer, form, *rows):
     """Ids and segments of each row."""
-    ids, lengths, segments = encoder_for(tokenizer, form).encode_segments([text_of(row, form) for row in rows])
+    ids, lengths, segments = encoder_for(tokenizer, form).encode_segments([written(row, form) for row in rows])
     assert len(ids) == len(segments) == lengths.sum() and segments.dtype == np.uint8
     ends = lengths.cumsum()[:-1]
     return list(zip(np.split(ids, ends), np.split(segments, ends), strict=True))
@@ -97,6 +97,7 @@ def learned(tokenizer, row, form="conversation"):
 
 @pytest.mark.parametrize("template", [WITH_BLOCKS, PLAIN_BLOCKS])
 @given(contents=st.lists(TEXT, min_size=2, max_size=5))
+@settings(max_examples=50)
 def test_where_the_template_tells_what_is_generated_it_is_transformers_mask(talking, template, contents):
     tokenizer = talking(template)
     # Of a last character of several bytes, transformers takes the first byte alone.
@@ -107,14 +108,80 @@ def test_where_the_template_tells_what_is_generated_it_is_transformers_mask(talk
     assert segments.tolist() == [*expected["assistant_masks"], int(talk[-1]["role"] == "assistant")]
 
 
-@pytest.mark.parametrize("template", [CHATML, LLAMA_3, THINKING, TOOLS])
-@given(contents=st.lists(TEXT, min_size=2, max_size=6))
-def test_the_ids_are_those_of_transformers(talking, template, contents):
-    tokenizer = talking(template, bos=template is LLAMA_3)
+def like_llama_2(template):
+    """Blanks are pieces, one is put in front of a text, and `</s>` is vocabulary."""
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{n:02X}>" for n in range(256)),
+        *"▁abcdefghijklmnopqrstuvwxyz[]/<>I|NST:\n",
+    ]
+    vocabulary = {token: number for number, token in enumerate([*tokens, "▁a", "▁b"])}
+    merges = [("▁", "a"), ("▁", "b")]
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = decoders.Metaspace(prepend_scheme="first")
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    made.chat_template = template
+    return made
+
+
+@pytest.fixture(scope="module")
+def tokenizers(talking):
+    return {
+        "chatml": talking(CHATML),
+        "turns end with eos": talking(CHATML, eos="<|im_end|>"),
+        "llama 3": talking(LLAMA_3, bos=True),
+        "a bos that the template forgets": talking(CHATML, bos=True),
+        "a bos that only the template writes": talking(LLAMA_3),
+        "blocks of what is generated": talking(WITH_BLOCKS),
+        "tokens that swallow blanks": talking(PHI, strips=True),
+        "llama 2": like_llama_2(LLAMA_2),
+        "thoughts": talking(THINKING),
+        "tools": talking(TOOLS),
+    }
+
+
+NAMES = [
+    "chatml",
+    "turns end with eos",
+    "llama 3",
+    "a bos that the template forgets",
+    "a bos that only the template writes",
+    "blocks of what is generated",
+    "tokens that swallow blanks",
+    "llama 2",
+    "thoughts",
+    "tools",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(contents=st.lists(TEXT, min_size=1, max_size=4))
+@settings(max_examples=40)
+def test_the_ids_of_a_chat_are_those_of_transformers(tokenizers, name, contents):
+    """With BOS and EOS where they are missing."""
+    tokenizer = tokenizers[name]
     talk = [(user, assistant)[number % 2](content) for number, content in enumerate(contents)]
     expected = tokenizer.apply_chat_template(talk, return_dict=False)
-    ((ids, _),) = encoded(tokenizer, "conversation", {"messages": talk})
-    assert ids.tolist() == [*expected, tokenizer.eos_token_id]
+    text = tokenizer.apply_chat_template(talk, tokenize=False)
+    encoder = ExampleEncoder(DocumentEncoder(tokenizer), Source(path="chats.jsonl", chat="messages"), "k")
+    if encoder.bos is not None and expected[:1] != [tokenizer.bos_token_id]:
+        expected = [tokenizer.bos_token_id, *expected]
+    if not text.rstrip().endswith(tokenizer.eos_token):
+        expected = [*expected, tokenizer.eos_token_id]
+    ids, _ = encoder.encode([transcript(talk, "")])
+    assert ids.tolist() == expected
+
+
+def test_a_template_with_todays_date_writes_the_same_every_day(talking):
+    dated = talking("{{ '[' + strftime_now('%d %b %Y') + strftime_now('%Y-%m-%d') + ']' }}{{ messages[0].content }}")
+    ids, _ = ExampleEncoder(DocumentEncoder(dated), Source(path="a", chat="messages"), "k").encode(
+        [transcript([user("a")], "")]
+    )
+    assert dated.decode(ids) == "[26 Jul 20242024-07-26]a<|endoftext|>"
 
 
 TALK = [user("Hi."), assistant("Hello! ok"), user("And?"), assistant("No. ")]
@@ -200,28 +267,18 @@ def test_a_preference_of_messages(talking):
     assert longer[0] == expected[0] and longer[1].endswith("No. <|im_end|>\n") and longer[2] == expected[1]
 
 
-def test_a_preference_of_texts(talking):
-    tokenizer = talking(None)
-    assert pair(tokenizer, {"prompt": "ok?", "chosen": " yes", "rejected": " no"}) == [
-        "ok?",
-        " yes<|endoftext|>",
-        " no<|endoftext|>",
-    ]
-    assert pair(tokenizer, {"chosen": "ok? yes", "rejected": "ok? no"}) == [
-        "ok?",
-        " yes<|endoftext|>",
-        " no<|endoftext|>",
-    ]
-    assert pair(tokenizer, {"prompt": "o", "chosen": "ka", "rejected": "a"}) == [
-        "",
-        "oka<|endoftext|>",
-        "oa<|endoftext|>",
-    ], "no ids in common"
-    assert pair(tokenizer, {"prompt": "b", "chosen": "a", "rejected": "a"}) == [
-        "b",
-        "a<|endoftext|>",
-        "a<|endoftext|>",
-    ]
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"prompt": "ok?", "chosen": " yes", "rejected": " no"}, ["ok?", " yes", " no"]),
+        ({"chosen": "ok? yes", "rejected": "ok? no"}, ["ok?", " yes", " no"]),
+        ({"prompt": "o", "chosen": "ka", "rejected": "a"}, ["", "oka", "oa"]),  # no ids in common: `ok` is a token
+        ({"prompt": "b", "chosen": "a", "rejected": "a"}, ["b", "a", "a"]),
+    ],
+)
+def test_a_preference_of_texts(talking, row, expected):
+    prompt, chosen, rejected = expected
+    assert pair(talking(None), row) == [prompt, f"{chosen}<|endoftext|>", f"{rejected}<|endoftext|>"]
 
 
 @pytest.mark.parametrize(("label", "segment"), [(True, LEARNED), (False, UNWANTED), (1, LEARNED), ("false", UNWANTED)])
@@ -245,22 +302,19 @@ def test_a_prompt_comes_with_its_row(talking):
     assert tokenizer.decode(others[:1]) == "ok" and json.loads(others[1:].astype(np.uint8).tobytes()) == plain
 
 
-def test_what_cannot_be_learned_from_is_dropped_by_a_filter(talking):
+def test_an_example_that_cannot_be_learned_from_is_dropped_with_a_reason(talking):
     def reason(template, form, text):
         return encoder_for(talking(template), form).reason_to_drop(text)
 
-    assert reason(CHATML, "conversation", text_of({"messages": TALK}, "conversation")) is None
-    assert (
-        reason(CHATML, "conversation", text_of({"messages": TALK[:1]}, "conversation"))
-        == "no message of the assistant"
-    )
-    lost = reason(NOT_KEPT, "conversation", text_of({"messages": TALK}, "conversation"))
-    assert lost == "the assistant's words cannot be found in what the chat template writes"
+    unanswered = written({"messages": TALK[:1]})
+    assert reason(CHATML, "conversation", written({"messages": TALK})) is None
+    assert reason(CHATML, "conversation", unanswered) == "no message of the assistant"
+    assert "cannot be found" in reason(LOST, "conversation", written({"messages": TALK}))
     assert reason(CHATML, "preference", "a plain text").startswith("not the parts of an example")
-    assert reason(CHATML, "prompt", text_of({"messages": TALK}, "conversation")).startswith("no prompt")
+    assert reason(CHATML, "prompt", written({"messages": TALK})).startswith("no prompt")
     assert reason(CHATML, "preference", "\x1dbroken").startswith("no example any more")
-    with pytest.raises(DataError, match="an example cannot be written: no message of the assistant"):
-        encoder_for(talking(CHATML), "conversation").encode([text_of({"messages": TALK[:1]}, "conversation")])
+    with pytest.raises(DataError, match="no message of the assistant"):
+        encoder_for(talking(CHATML)).encode([unanswered])
 
 
 @pytest.mark.parametrize("template", [CHATML, WITH_BLOCKS])
@@ -271,9 +325,30 @@ def test_the_bytes_of_a_conversation_are_those_of_its_answers_without_control_to
         {"text": "plain <|im_end|> text"},
         {"prompt": "a question", "completion": " yes"},
     ]
-    texts = [text_of(row, "conversation") for row in rows]
+    texts = [written(row) for row in rows]
     sizes = encoder_for(talking(template), "conversation").bytes_learned(texts, [text.encode() for text in texts])
     assert sizes.tolist() == [3 + 14, 1, 21, 4]
+
+
+def test_the_turns_of_a_template_that_shortens_or_repeats_words():
+    def turns(template, *contents):
+        chats = ChatTemplate(template, {"eos_token": "</s>"}, ["</s>"])
+        messages = [(user, assistant)[number % 2](content) for number, content in enumerate(contents)]
+        text = chats.write(messages)
+        return [text[start:end] for start, end in chats.turns(messages, None, text)]
+
+    shortened = (
+        "{% for m in messages %}{{ m.role + ':' }}{{ m.content if loop.last else m.content | trim }};{% endfor %}"
+    )
+    louder = (
+        "{% for m in messages %}{{ m.role if loop.last else m.role | upper }}{{ ':' + m.content + ';' }}{% endfor %}"
+    )
+    assert turns(LLAMA_2.replace("bos_token", "'<s>'"), "a", "b", "c", " d") == [" b </s>", "  d </s>"]
+    assert turns(shortened, "a", "b", "c", " d") == ["b;", " d;"]
+    assert turns(louder, "a", "b", "c", "d") == ["b;", "d;"]
+    for template, first in ((louder, "b"), (LOST, "a")):
+        with pytest.raises(Refused, match="cannot be found"):
+            turns(template, first, "b", "c", "d")
 
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
@@ -287,48 +362,31 @@ ENDS_OF_ALL = {
     "gemma": "<eos>",
     "deepseek": "<｜end▁of▁sentence｜>",
 }
-PUBLISHED = [
-    path.stem for path in TEMPLATES.glob("*.jinja") if not path.stem.startswith(("idefics3", "llava_next", "smolvlm"))
-]  # no plain text
+NO_TEXT = ("idefics3", "llava_next", "smolvlm")
+PUBLISHED = [path.stem for path in TEMPLATES.glob("*.jinja") if not path.stem.startswith(NO_TEXT)]
 NO_END_TOKEN = {"glm4moe"}  # the token that opens the next turn ends one; `cpt data check` reports it
+REFUSE_CALLS = ("cohere", "gemma", "gemma3", "deepseekv3", "phi3", "gptoss", "deepseek_r1_distill")
 LOOK_UP = {"type": "function", "function": {"name": "look", "arguments": {"q": "Acall"}}}
 LOOK = {
     "type": "function",
     "function": {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}},
 }
-
-
-def calling(content):
-    return assistant(content, tool_calls=[LOOK_UP])
-
-
 SAID = {"role": "tool", "name": "look", "content": "Tool"}
+SYSTEM = {"role": "system", "content": "Sys "}
+TURNS = [user("Uone"), assistant("Aone"), user("Utwo\n"), assistant("Atwo")]
 TALKS = {
-    "two turns": lambda a: [user("Uone"), assistant(a("Aone")), user("Utwo\n"), assistant(a("Atwo"))],
-    "asked last": lambda a: [user(" Uone"), assistant(a("Aone")), user("Utwo")],
-    "with a system": lambda a: [
-        {"role": "system", "content": "Sys "},
-        user("Uone"),
-        assistant(a("Aone")),
-        user("Utwo"),
-        assistant("Atwo"),
-    ],
-    "with a call": lambda a: [user("Uone"), calling(""), SAID, assistant(a("Aone")), user("Utwo"), assistant("Atwo")],
-    "words with a call": lambda a: [user("Uone"), calling(a("Aone")), SAID, assistant("Atwo")],
+    "two turns": TURNS,
+    "asked last": TURNS[:3],
+    "with a system": [SYSTEM, *TURNS],
+    "with a call": [TURNS[0], assistant("", tool_calls=[LOOK_UP]), SAID, *TURNS[1:]],
+    "words with a call": [TURNS[0], assistant("Aone", tool_calls=[LOOK_UP]), SAID, TURNS[3]],
 }
-# How a published template fails to write a talk, whatever the blanks; the example is dropped, and counted by the
-# reason.
-REFUSE_CALLS = {
-    "cohere",
-    "cohere2",
-    "gemma",
-    "gemma3",
-    "deepseekv3",
-    "phi3",
-    "phi3_5",
-    "gptoss",
-    "deepseek_r1_distill",
-}
+BLANKS = ("{}", "{} ", "{}. \n\n", "\n{}\t")
+
+
+def spaced(messages, blanks):
+    """With blanks around the first answer."""
+    return [m | {"content": blanks.format("Aone")} if m["content"] == "Aone" else m for m in messages]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -336,36 +394,36 @@ def test_blanks_around_an_answer_do_not_change_what_is_learned(talking, name):
     """In every chat template that TRL ships: each answer with the token that ends its turn, and nothing that another
     said."""
     template = (TEMPLATES / f"{name}.jinja").read_text()
-    eos = next((token for start, token in ENDS_OF_ALL.items() if name.startswith(start)), "<|im_end|>")
     tokenizer = talking(template)
-    tokenizer.add_tokens(
-        [AddedToken(mark, special=True) for mark in sorted({eos, *CONTROL_TOKEN.findall(template)})],
-        special_tokens=True,
-    )
+    eos = next((token for start, token in ENDS_OF_ALL.items() if name.startswith(start)), "<|im_end|>")
+    marks = [AddedToken(mark, special=True) for mark in sorted({eos, *CONTROL_TOKEN.findall(template)})]
+    tokenizer.add_tokens(marks, special_tokens=True)
     tokenizer.eos_token = eos
-    encoder = encoder_for(tokenizer, "conversation")
-    control = set(encoder.control_tokens.values())
-    written = dict.fromkeys(TALKS, 0)
-    for talk, spaced in product(TALKS, ("{}", "{} ", "{}\n", "{}. \n\n", " {}", "\n{}\t")):
-        messages = TALKS[talk](spaced.format)
-        text = text_of({"messages": messages, "tools": [LOOK] if "call" in talk else None}, "conversation")
+    encoder = encoder_for(tokenizer)
+    count = dict.fromkeys(TALKS, 0)
+    for talk, blanks in product(TALKS, BLANKS):
+        messages = spaced(TALKS[talk], blanks)
+        text = written({"messages": messages, "tools": [LOOK] if "call" in talk else None})
         if encoder.reason_to_drop(text):
             continue
-        written[talk] += 1
-        ids, _, segments = encoder.encode_segments([text])
-        pieces = ["\0" if number in control else tokenizer.decode([number]) for number in ids.tolist()]
-        marks = "".join(
-            "x" if learned else " " for piece, learned in zip(pieces, segments == LEARNED, strict=True) for _ in piece
-        )
-        seen = "".join(pieces)
+        count[talk] += 1
+        seen, is_learned = characters(encoder, tokenizer, text)
         for found in re.finditer(r"Uone|Utwo|Sys|Tool", seen):
-            assert not marks[slice(*found.span())].strip(), (talk, spaced, found)
+            assert not any(is_learned[slice(*found.span())]), (talk, blanks, found)
         answers = [m["content"].strip() for m in messages if m["role"] == "assistant" and m["content"]]
         for answer in answers if talk != "words with a call" else answers[1:]:
             begin = seen.index(answer)
             end = begin + re.match(r"\s*", seen[begin + len(answer) :]).end() + len(answer)
-            assert " " not in marks[begin : begin + len(answer)], (talk, spaced, answer)
-            assert seen[end] == "\0" and (marks[end] == "x" or name in NO_END_TOKEN), (talk, spaced, answer)
-    assert set(written.values()) <= {0, 6}, f"blanks decide whether it is written: {written}"
-    calls_are_refused = any(name in (start, f"{start}_training") for start in REFUSE_CALLS)
-    assert written["two turns"] == 6 and (calls_are_refused or written["with a call"] == 6)
+            assert all(is_learned[begin : begin + len(answer)]), (talk, blanks, answer)
+            assert seen[end] == "\0" and (is_learned[end] or name in NO_END_TOKEN), (talk, blanks, answer)
+    assert set(count.values()) <= {0, len(BLANKS)}, f"blanks decide whether it is written: {count}"
+    assert count["two turns"] and (count["with a call"] or name.startswith(REFUSE_CALLS))
+
+
+def characters(encoder, tokenizer, text):
+    """The characters of an encoded chat, each control token as one, and whether each is learned."""
+    control = set(encoder.control_tokens.values())
+    ids, _, segments = encoder.encode_segments([text])
+    pieces = ["\0" if number in control else tokenizer.decode([number]) for number in ids.tolist()]
+    learned = [is_one for piece, is_one in zip(pieces, segments == LEARNED, strict=True) for _ in piece]
+    return "".join(pieces), learned

@@ -25,9 +25,10 @@ def one_worker(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def pristine(tmp_path_factory):
+def library(tmp_path_factory):
     """Two PDFs, a DOCX, an EPUB, a web page, a text; a duplicate, a scan, an empty file and a picture."""
-    folder = tmp_path_factory.mktemp("pristine")
+    folder = tmp_path_factory.mktemp("documents") / "library"
+    folder.mkdir()
     write_pdf(folder / "a.pdf", [[SENTENCE, SENTENCE]], title="On catalysts")
     write_pdf(folder / "b.pdf", [[f"Page {letter} of it."] for letter in "xyz"])
     write_docx(folder / "c.docx")
@@ -38,17 +39,21 @@ def pristine(tmp_path_factory):
     write_pdf(folder / "scan.pdf", 2)
     (folder / "empty.md").touch()
     (folder / "picture.png").write_bytes(b"\x89PNG")
-    ingest([folder], folder / ".done")
     return folder
+
+
+@pytest.fixture(scope="module")
+def ingested(library):
+    return ingest([library], library.parent / "out")
 
 
 @pytest.fixture
-def library(pristine, tmp_path):
-    """A copy of it, converted to `out`."""
-    folder = tmp_path / "library"
-    shutil.copytree(pristine, folder, ignore=shutil.ignore_patterns(".done"))
-    ingest([folder], tmp_path / "out")
-    return folder
+def texts(tmp_path):
+    """A folder of six short texts."""
+    (tmp_path / "texts").mkdir()
+    for number in range(6):
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"{number} {SENTENCE}\n")
+    return tmp_path / "texts"
 
 
 def rows_of(output):
@@ -63,47 +68,44 @@ def reasons(done):
     return {entry.path.rpartition("/")[2]: entry.reason for entry in done.failed}
 
 
-def test_documents_become_rows_and_the_others_are_listed(pristine, tmp_path):
-    done = ingest([pristine], tmp_path / "out")
-    rows = rows_of(tmp_path / "out")
+def test_documents_become_rows_and_the_others_are_listed(library, ingested):
+    rows = rows_of(library.parent / "out")
     formats = {row["path"].rpartition("/")[2]: row["format"] for row in rows}
     expected = {"a.pdf": "pdf", "b.pdf": "pdf", "c.docx": "docx", "d.epub": "epub", "e.html": "html", "f.txt": "txt"}
     assert formats == expected
     assert list(rows[0]) == ["text", "path", "sha256", "format", "title", "pages", "converter"]
     assert rows[1]["pages"] == 3 and "pages" not in rows[2]
     assert {row["title"] for row in rows[:1] + rows[2:5]} == {"On catalysts"} and rows[5]["title"] is None
-    assert rows[0]["sha256"] == hashlib.sha256((pristine / "a.pdf").read_bytes()).hexdigest()
-    assert reasons(done) == FAILED and done.passed_over == {".png": 1}
+    assert rows[0]["sha256"] == hashlib.sha256((library / "a.pdf").read_bytes()).hexdigest()
+    assert reasons(ingested) == FAILED and ingested.passed_over == {".png": 1}
     counts = {"files": 4, "documents": 2, "pages": 4, "duplicates": 1, "failed": 1}
-    assert done.new["pdf"].items() >= counts.items()
-    listed = {json.loads(line)["path"].rpartition("/")[2] for line in done.failed_file.read_text().splitlines()}
+    assert ingested.new["pdf"].items() >= counts.items()
+    listed = {json.loads(line)["path"].rpartition("/")[2] for line in ingested.failed_file.read_text().splitlines()}
     assert listed == {*FAILED, "g.pdf"}
 
 
-def test_the_bytes_do_not_depend_on_the_number_of_workers(library, tmp_path, monkeypatch):
+def test_the_bytes_do_not_depend_on_the_number_of_workers(library, ingested, tmp_path, monkeypatch):
     monkeypatch.setenv("CPT_WORKERS", "2")
     ingest([library], tmp_path / "two")
-    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "two")
+    assert bytes_of(library.parent / "out") == bytes_of(tmp_path / "two")
 
 
-def test_a_second_run_converts_new_files_and_keeps_the_texts_of_changed_ones(library, tmp_path):
+def test_a_second_run_converts_new_files_and_keeps_the_texts_of_changed_ones(texts, tmp_path):
+    (texts / "empty.md").touch()
+    ingest([texts], tmp_path / "out")
     before = bytes_of(tmp_path / "out")
-    write_pdf(library / "a.pdf", [["Something else."]])
-    (library / "new.txt").write_text("New.")
-    done = ingest([library], tmp_path / "out")
+    (texts / "1.txt").write_text("Something else.")
+    (texts / "new.txt").write_text("New.")
+    done = ingest([texts], tmp_path / "out")
     assert done.num_changed == 1 and {kind: counts["files"] for kind, counts in done.new.items()} == {"txt": 1}
-    assert reasons(done) == FAILED
+    assert reasons(done) == {"empty.md": "empty file"}
     assert bytes_of(tmp_path / "out").items() > before.items() and rows_of(tmp_path / "out")[-1]["text"] == "New."
 
 
-@pytest.mark.parametrize("stops_at", ["documents-00002.jsonl", "journal-00002.jsonl"])
-def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path, monkeypatch, stops_at):
-    library = tmp_path / "library"
-    library.mkdir()
-    for number in range(10):
-        (library / f"{number:02}.txt").write_text(f"{number} {SENTENCE}\n")
-    monkeypatch.setattr(ingesting, "BATCH_FILES", 2)
-    ingest([library], tmp_path / "straight")
+@pytest.mark.parametrize("stops_at", ["documents-00001.jsonl", "journal-00001.jsonl"])
+def test_an_interrupted_run_resumes_to_the_same_bytes(texts, tmp_path, monkeypatch, stops_at):
+    monkeypatch.setattr(ingesting, "BATCH_FILES", 3)
+    ingest([texts], tmp_path / "straight")
     write = ingesting.write_lines
 
     def stop(file, lines):
@@ -113,17 +115,17 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path, monkeypatch, sto
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(ingesting, "write_lines", stop)
-        ingest([library], tmp_path / "out")
-    done = ingest([library], tmp_path / "out")
-    assert done.num_known == 4 and bytes_of(tmp_path / "out") == bytes_of(tmp_path / "straight")
+        ingest([texts], tmp_path / "out")
+    done = ingest([texts], tmp_path / "out")
+    assert done.num_known == 3 and bytes_of(tmp_path / "out") == bytes_of(tmp_path / "straight")
 
 
-def test_only_one_process_writes_and_only_where_it_may(pristine, tmp_path):
+def test_only_one_process_writes_and_only_where_it_may(texts, tmp_path):
     with locked(tmp_path / "out/.ingest/lock", ""), pytest.raises(LaunchError):
-        ingest([pristine], tmp_path / "out")
+        ingest([texts], tmp_path / "out")
     (tmp_path / "file").touch()
     with pytest.raises(ResourceError):
-        ingest([pristine], tmp_path / "file")
+        ingest([texts], tmp_path / "file")
 
 
 def test_a_folder_is_searched_for_documents_by_suffix(tmp_path):
@@ -138,26 +140,28 @@ def test_a_folder_is_searched_for_documents_by_suffix(tmp_path):
     assert others == {".png": 1, ".yaml": 1, "no suffix": 1}
 
 
-def test_a_folder_in_the_output_folder_is_refused_and_a_file_there_is_not(pristine):
-    assert find_documents([pristine / "f.txt"], pristine)[0]
-    for folder in (pristine, pristine / ".done"):
+def test_a_folder_in_the_output_folder_is_refused_and_a_file_there_is_not(texts):
+    assert find_documents([texts / "1.txt"], texts)[0]
+    for folder in (texts, texts.parent):
         with pytest.raises(DataError, match="output folder"):
-            find_documents([folder], pristine)
+            find_documents([texts], folder)
 
 
 @pytest.mark.parametrize("name", ["a.pdf", "f.txt"])
-def test_compressed_files_are_read(pristine, tmp_path, name):
+def test_compressed_files_are_read(library, ingested, tmp_path, name):
     packed = tmp_path / f"{name}.gz"
-    packed.write_bytes(gzip.compress((pristine / name).read_bytes()))
-    assert convert_file(20.0, frozenset(), packed)[1]["text"] in [row["text"] for row in rows_of(pristine / ".done")]
+    packed.write_bytes(gzip.compress((library / name).read_bytes()))
+    assert convert_file(20.0, frozenset(), packed)[1]["text"] in [
+        row["text"] for row in rows_of(library.parent / "out")
+    ]
     packed.write_bytes(packed.read_bytes()[:-9])
     assert convert_file(20.0, frozenset(), packed)[0].reason
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.pdf", "c.docx", "d.epub", "e.html"])
-def test_no_damage_to_a_file_is_more_than_a_reason(pristine, tmp_path, name):
-    draw, whole, outcomes = random.Random(name), (pristine / name).read_bytes(), []
+def test_no_damage_to_a_file_is_more_than_a_reason(library, tmp_path, name):
+    draw, whole, outcomes = random.Random(name), (library / name).read_bytes(), []
     for number in range(16):
         raw = bytearray(whole[: draw.randrange(1, len(whole))] if number % 3 == 0 else whole)
         for _ in range(draw.choice([1, 5, 50])):
