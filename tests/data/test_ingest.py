@@ -20,8 +20,8 @@ FAILED = {"scan.pdf": "no text, a scan?", "empty.md": "empty file"}
 
 
 @pytest.fixture(autouse=True)
-def one_worker(monkeypatch):
-    monkeypatch.setenv("CPT_WORKERS", "1")
+def no_pool(monkeypatch):
+    monkeypatch.setenv("CPT_WORKERS", "0")
 
 
 @pytest.fixture(scope="module")
