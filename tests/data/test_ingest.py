@@ -20,8 +20,8 @@ FAILED = {"scan.pdf": "no text, a scan?", "empty.md": "empty file"}
 
 
 @pytest.fixture(autouse=True)
-def no_pool(monkeypatch):
-    monkeypatch.setenv("CPT_WORKERS", "0")
+def one_worker(monkeypatch):
+    monkeypatch.setenv("CPT_WORKERS", "1")
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,9 @@ def ingested(library):
 
 
 @pytest.fixture
-def texts(tmp_path):
-    """A folder of six short texts."""
+def texts(tmp_path, monkeypatch):
+    """A folder of six short texts, converted without a worker process, which takes a second to start."""
+    monkeypatch.setattr(ingesting, "map_in_order", lambda prepare, batch, _: map(prepare(), batch))
     (tmp_path / "texts").mkdir()
     for number in range(6):
         (tmp_path / "texts" / f"{number}.txt").write_text(f"{number} {SENTENCE}\n")
