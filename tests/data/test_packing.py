@@ -1,11 +1,13 @@
 import numpy as np
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpt.data.rows.packing import PACKINGS, pack
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=60)
+FEWER = settings(max_examples=40)
 
 
 def documents(lengths):
@@ -20,20 +22,26 @@ def rows_of(packing):
 
 @pytest.mark.parametrize("name", PACKINGS)
 @given(LENGTHS, st.integers(1, 16), st.integers(0, 3))
-def test_every_token_stands_in_exactly_one_row(name, lengths, sequence_length, seed):
+@FEWER
+def test_every_token_is_in_exactly_one_row(name, lengths, sequence_length, seed):
     packing = pack(*documents(lengths), sequence_length, name, seed)
     tokens = [token for row in rows_of(packing) for start, length in row for token in range(start, start + length)]
     assert sorted(tokens) == list(range(sum(lengths)))
 
 
-@pytest.mark.parametrize("name", ["best_fit", "none"])
-@given(LENGTHS, st.integers(1, 16))
-def test_only_documents_longer_than_a_row_are_cut(name, lengths, sequence_length):
-    packing = pack(*documents(lengths), sequence_length, name, 0)
-    assert len(packing.starts) == sum(-(-length // sequence_length) for length in lengths)
+@pytest.mark.parametrize("name", PACKINGS)
+@given(LENGTHS, st.integers(1, 16), st.integers(0, 5))
+@FEWER
+def test_every_piece_is_in_one_row_of_every_epoch(name, lengths, sequence_length, epoch):
+    packing = pack(*documents(lengths), sequence_length, name, 0, max(1, sequence_length // 2))
+    rows = [packing.pieces(row, epoch) for row in range(packing.num_rows)]
+    pieces = [piece for starts, sizes in rows for piece in zip(starts.tolist(), sizes.tolist(), strict=True)]
+    assert sorted(pieces) == sorted(zip(packing.starts.tolist(), packing.lengths.tolist(), strict=True))
+    assert all(sizes.sum() <= sequence_length for _, sizes in rows)
 
 
 @given(LENGTHS, st.integers(1, 16))
+@FEWER
 def test_best_fit_equals_the_plain_algorithm(lengths, sequence_length):
     pieces = [min(sequence_length, n - at) for n in lengths for at in range(0, n, sequence_length)]
     room: list[int] = []
@@ -43,34 +51,40 @@ def test_best_fit_equals_the_plain_algorithm(lengths, sequence_length):
             room.append(sequence_length - piece)
         else:
             room[room.index(fullest)] = fullest - piece
-    rows = rows_of(pack(*documents(lengths), sequence_length, "best_fit", 0))
-    assert sorted(sequence_length - sum(length for _, length in row) for row in rows) == sorted(room)
+    packing = pack(*documents(lengths), sequence_length, "best_fit", 0)
+    found = [sequence_length - sum(length for _, length in row) for row in rows_of(packing)]
+    assert sorted(found) == sorted(room) and sorted(packing.lengths) == sorted(pieces)
 
 
 @given(LENGTHS, st.integers(1, 16), st.integers(0, 3))
-def test_a_concatenated_document_goes_on_where_the_row_before_ended(lengths, sequence_length, seed):
+@FEWER
+def test_a_concatenated_document_continues_where_the_row_before_ended(lengths, sequence_length, seed):
     starts, _ = documents(lengths)
-    pieces = [
-        piece for row in rows_of(pack(*documents(lengths), sequence_length, "concatenate", seed)) for piece in row
-    ]
+    packing = pack(*documents(lengths), sequence_length, "concatenate", seed)
+    pieces = [piece for row in rows_of(packing) for piece in row]
     for (start, length), (following, _) in zip(pieces, pieces[1:], strict=False):
         assert following == start + length or following in starts
     assert len(pieces) <= len(lengths) + sum(lengths) // sequence_length
 
 
-@pytest.mark.parametrize("name", PACKINGS)
-@given(LENGTHS, st.integers(1, 16), st.integers(0, 5))
-def test_every_piece_stands_in_one_row_of_every_epoch(name, lengths, sequence_length, epoch):
-    packing = pack(*documents(lengths), sequence_length, name, 0, max(1, sequence_length // 2))
-    rows = [packing.pieces(row, epoch) for row in range(packing.num_rows)]
-    pieces = [piece for starts, sizes in rows for piece in zip(starts.tolist(), sizes.tolist(), strict=True)]
-    assert sorted(pieces) == sorted(zip(packing.starts.tolist(), packing.lengths.tolist(), strict=True))
-    assert all(sizes.sum() <= sequence_length for _, sizes in rows)
-
-
 @given(LENGTHS, st.integers(1, 40), st.integers(0, 4))
+@FEWER
 def test_a_token_budget_holds_for_the_padded_documents_of_every_epoch(lengths, budget, epoch):
     packing = pack(*documents(lengths), budget, "token_budget", 0)
     for row in range(packing.num_rows):
         _, sizes = packing.pieces(row, epoch)
         assert len(sizes) * sizes.max() <= budget
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_labels_are_the_ids_except_for_first_tokens_and_padding(build, source, packing):
+    texts = ["abc" * (1 + number % 9) for number in range(20)]
+    stride = 6 if packing == "sliding_window" else None
+    rows = build(source("a", texts), sequence_length=16, packing=packing, stride=stride).rows
+    for row in (rows[number] for number in range(30)):
+        unlabelled = (row["position_ids"] == 0) | (row["input_ids"] == 257)
+        assert (row["labels"][unlabelled] == -100).all()
+        assert torch.equal(row["labels"][~unlabelled], row["input_ids"][~unlabelled])
+        if packing != "token_budget":
+            after_an_end = (row["input_ids"] == 256).roll(1)[1:]
+            assert (row["position_ids"][1:][after_an_end] == 0).all(), "a new document begins after each end"

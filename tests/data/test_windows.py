@@ -1,19 +1,31 @@
 import json
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+import numpy as np
 import pytest
-from tiny_run import DAMAGES, damage
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_run import damage
 
-from cpt.data.rows.build import build_data
-from cpt.errors import DataError
-from cpt.recipe.schema import Data, Evaluation, Source
+from cpt.data.rows.build import build_data, refuse_small_disk
+from cpt.data.rows.packing import PACKINGS, Layout
+from cpt.data.rows.selection import Selection
+from cpt.data.rows.windows import START, WindowedRows
+from cpt.data.store.shards import Plan
+from cpt.errors import DataError, RecipeError
+from cpt.recipe.schema import Budget, Data, Source
 
-SHARD, WINDOW, NUMBER = 2_000, 8_000, 2_000
+NUMBER = 800
 
 
 @pytest.fixture
 def large(tmp_path, monkeypatch):
-    """About 33 shards of numbered documents of very different lengths, in three files."""
-    monkeypatch.setattr("cpt.data.store.shards.SHARD_BYTES", SHARD)
+    """About 13 shards of numbered documents of very different lengths, in three files."""
+    monkeypatch.setattr("cpt.data.store.shards.SHARD_BYTES", 2_000)
     folder = tmp_path / "large"
     folder.mkdir()
     lines = [json.dumps({"text": f"{number:04}" + "x" * (number % 40)}) + "\n" for number in range(NUMBER)]
@@ -23,98 +35,204 @@ def large(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def build(tokenizer, tmp_path):
-    def run(*sources, cache="cache", seed=1, whole=False, evaluation=None, budget=None, **data):
-        recipe = Data(**{"sources": list(sources), "sequence_length": 64, "window_bytes": WINDOW, **data})
-        given = evaluation or Evaluation()
-        return build_data(
-            recipe, tokenizer, seed=seed, evaluation=given, budget=budget, cache_dir=tmp_path / cache, whole=whole
-        )
+def windowed(build, large):
+    """`windowed(cache="other")`: its rows in small windows."""
+
+    def run(**options):
+        return build(large, **{"window_bytes": 6_000, **options})
 
     return run
 
 
-def all_rows(prepared, number):
-    return [prepared.rows[row]["input_ids"].tolist() for row in range(number)]
+def all_rows(prepared, numbers):
+    return [prepared.rows[row]["input_ids"].tolist() for row in numbers]
 
 
-def test_training_begins_with_one_shard(large, build, tmp_path):
-    prepared = build(large)
-    assert len(prepared.windowed[0].tokenized.plan.windows) > 5
+def shards_on_disk(cache):
+    return [path for path in (cache / "tokens").glob("*/*") if path.is_dir()]
+
+
+def test_training_begins_with_one_shard(windowed, tmp_path):
+    prepared = windowed()
+    assert len(prepared.windowed[0].tokenized.plan.windows) > 3
     prepared.rows[0]
-    assert len([path for path in (tmp_path / "cache" / "tokens").glob("*/*") if path.is_dir()]) == 1
+    assert len(shards_on_disk(tmp_path / "cache")) == 1
 
 
-def test_cold_warm_prepared_and_resumed_rows_are_the_same(large, build):
-    cold = all_rows(build(large), 900)
-    assert all_rows(build(large), 900) == cold, "warm"
-    assert all_rows(build(large, cache="prepared", whole=True), 900) == cold
-    resumed = build(large, cache="resumed")
-    assert [resumed.rows[row]["input_ids"].tolist() for row in (850, 3, 400, 899)] == [
-        cold[row] for row in (850, 3, 400, 899)
-    ]
+def test_every_document_is_read_once_each_time_through_all_windows(windowed, tokenizer):
+    prepared = windowed(packing="none")
+    for epoch in range(3):
+        rows = all_rows(prepared, range(epoch * NUMBER, (epoch + 1) * NUMBER))
+        assert Counter(tokenizer.decode(row)[:4] for row in rows) == {f"{number:04}": 1 for number in range(NUMBER)}
 
 
-@pytest.mark.parametrize("how", DAMAGES)
-@pytest.mark.parametrize(
-    "pattern",
-    ["rows/*/000001.json", "rows/*/000001/starts.npy", "tokens/*/*/tokens.bin", "tokens/*/*/description.json"],
+def test_cold_warm_and_prepared_rows_are_the_same(windowed):
+    cold = all_rows(windowed(), range(250))
+    assert all_rows(windowed(), range(250)) == cold
+    assert all_rows(windowed(cache="prepared", whole=True), range(250)) == cold
+
+
+LENGTHS = st.lists(st.integers(1, 90), min_size=2, max_size=60)
+CASES = {
+    "sequence_length": st.integers(8, 40),
+    "window_bytes": st.integers(60, 3000),
+    "packing": st.sampled_from(sorted(set(PACKINGS) - {"sliding_window", "concatenate"})),
+}
+
+
+@pytest.mark.heavy
+@settings(max_examples=10)
+@given(
+    LENGTHS, st.lists(st.integers(0, 400), min_size=1, max_size=12), st.integers(0, 5), st.fixed_dictionaries(CASES)
 )
-def test_damage_to_a_source_that_is_half_read_changes_no_row(large, build, tmp_path, pattern, how):
-    rows = all_rows(build(large), 200)
+def test_a_row_does_not_depend_on_what_was_read_before(tokenizer, lengths, numbers, seed, options):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "corpus.jsonl"
+        texts = [f"{number:03}" + "abcdefg"[number % 7] * length for number, length in enumerate(lengths)]
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        data = Data(sources=[Source(path=str(path))], **options)
+        straight, cold = (
+            build_data(data, tokenizer, seed=seed, cache_dir=Path(folder) / cache).rows for cache in "ab"
+        )
+        in_order = {number: straight[number] for number in sorted(set(numbers))}
+        for number in numbers:
+            row, other = cold[number], in_order[number]
+            assert row.keys() == other.keys() and all(torch.equal(row[name], other[name]) for name in row)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "how"),
+    [
+        ("rows/*/000001.json", "truncate"),
+        ("rows/*/000001.json", "missing"),
+        ("rows/*/000001/starts.npy", "zeros"),
+        ("tokens/*/*/tokens.bin", "bit flip"),
+        ("tokens/*/*/tokens.bin", "missing"),
+        ("tokens/*/*/description.json", "empty"),
+    ],
+)
+def test_damage_to_a_source_that_is_half_read_changes_no_row(windowed, tmp_path, pattern, how):
+    rows = all_rows(windowed(), range(100))
     damage(sorted((tmp_path / "cache").glob(pattern))[0], how)
-    again = build(large)
-    assert again.windowed[0].total is None and all_rows(again, 200) == rows
+    again = windowed()
+    assert again.windowed[0].total is None and all_rows(again, range(100)) == rows
 
 
-def test_the_fingerprint_does_not_depend_on_how_much_is_stored(large, build):
-    first = build(large).fingerprint
-    assert build(large, cache="other", whole=True).fingerprint == first == build(large).fingerprint
-    assert build(large, window_bytes=16_000).fingerprint != first
+def test_the_fingerprint_does_not_depend_on_how_much_is_stored(windowed):
+    first = windowed().fingerprint
+    assert windowed(cache="other", whole=True).fingerprint == first == windowed().fingerprint
+    assert windowed(window_bytes=16_000).fingerprint != first
 
 
-def test_a_checkpoint_goes_on_where_the_store_is_empty(large, build, tmp_path):
-    straight = build(large)
-    rows, state = all_rows(straight, 600), json.loads(json.dumps(straight.state(400)))
-    resumed = build(large, cache="empty")
+def test_a_checkpoint_continues_where_the_store_is_empty(windowed, tmp_path):
+    straight = windowed()
+    rows, state = all_rows(straight, range(200, 300)), json.loads(json.dumps(straight.state(200)))
+    resumed = windowed(cache="empty")
     resumed.restore(state)
-    assert [resumed.rows[row]["input_ids"].tolist() for row in range(400, 600)] == rows[400:]
-    shards = [path for path in (tmp_path / "empty" / "tokens").glob("*/*") if path.is_dir()]
-    assert len(shards) < len(straight.windowed[0].tokenized.plan.shards) / 1.5, "what came before was not read again"
+    assert all_rows(resumed, range(200, 300)) == rows
+    # Shards before the checkpoint are not read again.
+    assert len(shards_on_disk(tmp_path / "empty")) < len(straight.windowed[0].tokenized.plan.shards) / 1.5
 
 
-def test_other_documents_than_those_a_run_began_with_are_refused(large, build, tmp_path):
-    state = json.loads(json.dumps(build(large).state(400)))
-    window = state["windows"]["large"]
-    window["entry"]["own_digest"] = "what it was"
-    other = build(large, cache="other")
+def test_other_documents_than_those_a_run_began_with_are_refused(windowed):
+    state = json.loads(json.dumps(windowed().state(200)))
+    state["windows"]["large"]["entry"]["own_digest"] = "what it was"
+    other = windowed(cache="other")
     other.restore(state)
     with pytest.raises(DataError, match="not those that the run began with"):
-        other.rows[400]
+        other.rows[200]
 
 
-def test_a_removed_window_is_made_again_the_same(large, build):
-    prepared = build(large, whole=True)
-    rows, other = all_rows(prepared, 600), build(large, whole=True)
+def test_a_removed_window_is_made_again_the_same(windowed):
+    prepared = windowed(whole=True)
+    rows, other = all_rows(prepared, range(250)), windowed(whole=True)
     for window in range(prepared.windowed[0].total.windows):
         prepared.windowed[0].remove(window)
     tokenized = prepared.windowed[0].tokenized
     assert tokenized.missing(range(len(tokenized.plan.shards))) == list(range(len(tokenized.plan.shards)))
-    assert all_rows(other, 600) == rows, "which believes that all is there"
-    assert all_rows(build(large), 600) == rows
+    # `other` believes that all is there.
+    assert all_rows(other, range(250)) == rows == all_rows(windowed(), range(250))
 
 
-def test_a_bad_row_is_told_before_the_window_that_holds_it_is_used(large, build, tmp_path):
-    path = tmp_path / "large" / "c.jsonl"
-    path.write_text(path.read_text().replace('{"text": "1997', '{"toxt": "1997'))
-    prepared = build(large)
-    with pytest.raises(DataError, match=r"c.jsonl:666: no column `text`"):
-        all_rows(prepared, 900)
-
-
-def test_too_many_bad_rows_end_the_run_as_soon_as_that_is_sure(large, build, tmp_path):
-    for name in "abc":
-        path = tmp_path / "large" / f"{name}.jsonl"
+def test_bad_rows_end_the_run_before_the_window_that_holds_them_is_used(windowed, large):
+    path = Path(large.path) / "c.jsonl"
+    path.write_text(path.read_text().replace('{"text": "0797', '{"toxt": "0797'))
+    with pytest.raises(DataError, match="c.jsonl:266: .*`text`"):
+        all_rows(windowed(), range(400))
+    for path in Path(large.path).iterdir():
         path.write_text(path.read_text().replace("5xxxxx", "5\\u0000"))
-    with pytest.raises(DataError, match="of the first .* rows are bad, more than `data.max_bad_share`"):
-        all_rows(build(large, on_bad_row="skip", max_bad_share=0.01), 900)
+    with pytest.raises(DataError, match="data.max_bad_share"):
+        all_rows(windowed(on_bad_row="skip", max_bad_share=0.01), range(400))
+
+
+# Which window a row is in
+
+ROWS = [3, 0, 5, 1, 8, 2]
+
+
+@pytest.fixture
+def index(tokenized, source, tmp_path):
+    """Windows of these many rows; `made` lists those that were made."""
+
+    class Windows(WindowedRows):
+        def make(self, window):
+            before = START if window == 0 else self.entry(window - 1)
+            entry = replace(START, first_row=before.end, rows=ROWS[window], digest=str(window), own_digest=str(window))
+            self.made.append(window)
+            self.keep(window, entry, is_last=window == len(ROWS) - 1)
+
+    opened = tokenized(source("a", ["text"]))
+
+    def build(folder="index"):
+        selection, layout = Selection(None, np.empty(0, np.uint64), None, None), Layout(16, "best_fit", None, 0)
+        windows = Windows(opened, selection, layout, 1, tmp_path / folder, None)
+        windows.made = []
+        return windows
+
+    return build
+
+
+def test_a_row_is_in_the_window_that_holds_it_and_no_further_one_is_made(index):
+    windows = index()
+    assert windows.find(2) == (0, 0, 2) and windows.made == [0]
+    assert windows.find(3) == (0, 2, 0) and windows.made == [0, 1, 2], "an empty window is passed over"
+    assert windows.total is None
+
+
+def test_after_the_last_window_the_next_epoch_begins(index):
+    windows = index()
+    assert windows.find(sum(ROWS))[0] == 1 and (windows.total.rows, windows.total.windows) == (sum(ROWS), len(ROWS))
+    places = [windows.find(turn)[1:] for turn in range(sum(ROWS), 2 * sum(ROWS))]
+    assert sorted(places) == [(window, place) for window, rows in enumerate(ROWS) for place in range(rows)]
+
+
+def test_a_restored_window_needs_none_before_it(index):
+    state, other = index().state(9), index("other")
+    other.restore(state)
+    assert other.find(9) == (0, 4, 0) and not other.made
+
+
+# Disks that hold a part
+
+
+@dataclass
+class Tokenized:
+    """A source of ten windows."""
+
+    plan: Plan = field(default_factory=lambda: Plan([[]] * 10, [100] * 10, [[number] for number in range(10)], []))
+
+
+@pytest.mark.parametrize(
+    ("changes", "budget", "key"),
+    [
+        ({"deduplicate": "exact"}, None, "data.deduplicate"),
+        ({"temperature": 2.0}, None, "data.temperature"),
+        ({}, Budget(epochs=1, global_batch_tokens=16), "budget.epochs"),
+        ({"disk_bytes": 300}, None, "300"),
+    ],
+)
+def test_a_bounded_disk_refuses_options_that_need_more(changes, budget, key):
+    options = {"sequence_length": 16, "window_bytes": 100, "disk_bytes": 500, **changes}
+    data = Data(sources=[Source(path="corpus.jsonl")], **options)
+    with pytest.raises(RecipeError, match=key):
+        refuse_small_disk(data, budget, [Tokenized()], needs_all="disk_bytes" not in changes)
