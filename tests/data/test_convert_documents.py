@@ -193,7 +193,6 @@ def test_a_zip_bomb_is_refused_before_anything_is_unpacked(book, monkeypatch):
         ("<x/>", {}),
         (CONTAINER.format("a.opf"), {}),
         (CONTAINER.format("a.opf"), {"a.opf": "<package/>"}),
-        ("<x", {}),
         (f"{BILLION_LAUGHS}<x>&l8;</x>", {}),
     ],
 )

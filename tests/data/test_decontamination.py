@@ -72,21 +72,6 @@ def exam(source):
     return Evaluation(perplexity=[HeldOut(path=source("exam", [text(n) for n in range(40)]).path, name="exam")])
 
 
-def test_planted_documents_are_found_by_source_and_line(source, exam, tmp_path):
-    clean = source("clean", [text(number) for number in range(100, 150)])
-    planted = [text(200), f"{text(201)} {text(7)} {text(202)}", f"the answer: {text(77)}", f"{text(4)} {text(39, 30)}"]
-    quiz = [EvaluationDocument("quiz", "quiz: question 3", text(77))]
-    found = find_contamination(Data(sources=[clean, source("dirty", planted)]), exam, quiz, cache_dir=tmp_path)
-    places = [(hit.source, hit.where.rpartition("/")[2], hit.evaluation_document) for hit in found.hits]
-    assert places == [
-        ("dirty", "dirty.jsonl:2", f"{tmp_path}/exam.jsonl:8"),
-        ("dirty", "dirty.jsonl:3", "quiz: question 3"),
-        ("dirty", "dirty.jsonl:4", f"{tmp_path}/exam.jsonl:5"),
-    ]
-    assert found.documents == {"clean": 50, "dirty": 4} and found.num_contaminated == 3
-    assert found.counts == {"clean": {}, "dirty": {"exam": 2, "quiz": 1}}
-
-
 def test_exact_copies_of_a_held_out_set_are_counted_apart(source, exam, tmp_path):
     sources = [source("a", [text(200), text(7), text(201)]), source("b", [text(7), f"{text(8)} copied"])]
     found = find_contamination(Data(sources=sources), exam, cache_dir=tmp_path)
@@ -137,11 +122,6 @@ def dropped(tmp_path):
     return reasons
 
 
-@pytest.mark.parametrize("own", [[], [Component(name="decontaminate")]], ids=["by default", "asked for"])
-def test_the_recipes_own_evaluation_is_looked_for(exam_text, dropped, own):
-    assert dropped(data_of(*own), exam_text, 5, 8) == ["contaminated: exam", None]
-
-
 def test_it_can_be_refused_and_is_not_there_without_evaluation(exam_text, dropped, tmp_path):
     assert dropped(data_of(Component(name="decontaminate", own_evaluation=False)), exam_text, 5) == [None]
     assert with_decontamination(data_of(), Evaluation(), tmp_path) == data_of()
@@ -151,6 +131,7 @@ def test_files_of_the_users_own_are_looked_for_too(exam_text, dropped, tmp_path)
     (tmp_path / "quiz.txt").write_text(text(7))
     data = data_of(Component(name="decontaminate", against=[str(tmp_path / "quiz.txt")]))
     assert dropped(data, exam_text, 5, 7, 8) == ["contaminated: exam", "contaminated: quiz", None]
+    assert dropped(data_of(), exam_text, 5, 7) == ["contaminated: exam", None]
 
 
 def test_documents_held_out_by_their_hash_are_looked_for_in_all_sources(build, source):

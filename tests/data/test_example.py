@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpt.data.readers.columns import form_of, form_of_source, source_with_form, with_form
+from cpt.data.readers.columns import form_of_source, source_with_form, with_form
 from cpt.data.readers.documents import BadRow, BadValue, Piece
 from cpt.data.readers.example import CONTROL, MARK, PART, example_of, filled_lines, messages_of, text_of, transcript
 from cpt.data.readers.sources import read_piece
@@ -30,20 +30,6 @@ def written(row, form, **options):
 
 def example(row, form, chat=None):
     return example_of(written(row, form, chat=chat))
-
-
-@pytest.mark.parametrize(
-    ("columns", "form"),
-    [
-        (("text",), "document"),
-        (["messages"], "conversation"),
-        (("prompt", "chosen", "rejected"), "preference"),
-        (("prompt", "completion", "label"), "judged"),
-        (("prompt",), "prompt"),
-    ],
-)
-def test_the_form_follows_from_the_columns(columns, form):
-    assert form_of(columns) == form
 
 
 @pytest.mark.parametrize(

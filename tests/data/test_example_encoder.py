@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from cpt.data.examples.chat_template import ChatTemplate, Refused
 from cpt.data.examples.encoder import CONTEXT, LEARNED, ROW, UNWANTED, ExampleEncoder
 from cpt.data.readers.columns import source_with_form
 from cpt.data.readers.example import CONTROL, text_of, transcript
@@ -128,42 +127,42 @@ def like_llama_2(template):
     return made
 
 
-@pytest.fixture(scope="module")
-def tokenizers(talking):
-    return {
-        "chatml": talking(CHATML),
-        "turns end with eos": talking(CHATML, eos="<|im_end|>"),
-        "llama 3": talking(LLAMA_3, bos=True),
-        "a bos that the template forgets": talking(CHATML, bos=True),
-        "a bos that only the template writes": talking(LLAMA_3),
-        "blocks of what is generated": talking(WITH_BLOCKS),
-        "tokens that swallow blanks": talking(PHI, strips=True),
-        "llama 2": like_llama_2(LLAMA_2),
-        "thoughts": talking(THINKING),
-        "tools": talking(TOOLS),
-    }
+@pytest.fixture(
+    scope="module",
+    params=[
+        {"template": CHATML},
+        {"template": CHATML, "eos": "<|im_end|>"},
+        {"template": LLAMA_3, "bos": True},
+        {"template": CHATML, "bos": True},
+        {"template": LLAMA_3},
+        {"template": WITH_BLOCKS},
+        {"template": PHI, "strips": True},
+        {"template": THINKING},
+        {"template": TOOLS},
+        {},
+    ],
+    ids=[
+        "chatml",
+        "turns end with eos",
+        "llama 3",
+        "a bos that the template forgets",
+        "a bos that only the template writes",
+        "blocks",
+        "tokens that swallow blanks",
+        "thoughts",
+        "tools",
+        "llama 2",
+    ],
+)
+def chat_tokenizer(request, talking):
+    return talking(**request.param) if request.param else like_llama_2(LLAMA_2)
 
 
-NAMES = [
-    "chatml",
-    "turns end with eos",
-    "llama 3",
-    "a bos that the template forgets",
-    "a bos that only the template writes",
-    "blocks of what is generated",
-    "tokens that swallow blanks",
-    "llama 2",
-    "thoughts",
-    "tools",
-]
-
-
-@pytest.mark.parametrize("name", NAMES)
 @given(contents=st.lists(TEXT, min_size=1, max_size=4))
 @settings(max_examples=40)
-def test_the_ids_of_a_chat_are_those_of_transformers(tokenizers, name, contents):
+def test_the_ids_of_a_chat_are_those_of_transformers(chat_tokenizer, contents):
     """With BOS and EOS where they are missing."""
-    tokenizer = tokenizers[name]
+    tokenizer = chat_tokenizer
     talk = [(user, assistant)[number % 2](content) for number, content in enumerate(contents)]
     expected = tokenizer.apply_chat_template(talk, return_dict=False)
     text = tokenizer.apply_chat_template(talk, tokenize=False)
@@ -328,27 +327,6 @@ def test_the_bytes_of_a_conversation_are_those_of_its_answers_without_control_to
     texts = [written(row) for row in rows]
     sizes = encoder_for(talking(template), "conversation").bytes_learned(texts, [text.encode() for text in texts])
     assert sizes.tolist() == [3 + 14, 1, 21, 4]
-
-
-def test_the_turns_of_a_template_that_shortens_or_repeats_words():
-    def turns(template, *contents):
-        chats = ChatTemplate(template, {"eos_token": "</s>"}, ["</s>"])
-        messages = [(user, assistant)[number % 2](content) for number, content in enumerate(contents)]
-        text = chats.write(messages)
-        return [text[start:end] for start, end in chats.turns(messages, None, text)]
-
-    shortened = (
-        "{% for m in messages %}{{ m.role + ':' }}{{ m.content if loop.last else m.content | trim }};{% endfor %}"
-    )
-    louder = (
-        "{% for m in messages %}{{ m.role if loop.last else m.role | upper }}{{ ':' + m.content + ';' }}{% endfor %}"
-    )
-    assert turns(LLAMA_2.replace("bos_token", "'<s>'"), "a", "b", "c", " d") == [" b </s>", "  d </s>"]
-    assert turns(shortened, "a", "b", "c", " d") == ["b;", " d;"]
-    assert turns(louder, "a", "b", "c", "d") == ["b;", "d;"]
-    for template, first in ((louder, "b"), (LOST, "a")):
-        with pytest.raises(Refused, match="cannot be found"):
-            turns(template, first, "b", "c", "d")
 
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"

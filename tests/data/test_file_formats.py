@@ -19,11 +19,6 @@ GOOD = b'{"text": "one"}\n'
 # JSON
 
 
-def test_blank_lines_crlf_bom_and_a_missing_last_newline_are_fine(tmp_path, texts):
-    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\r\n\r\n   \n{"text": "tw\xc3\xb6", "n": [1]}')
-    assert texts(tmp_path / "a.jsonl") == ["one", "twö"]
-
-
 @pytest.mark.parametrize(
     "line, byte",
     [

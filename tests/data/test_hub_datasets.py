@@ -4,12 +4,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from huggingface_hub import errors
-from huggingface_hub.utils import get_session
 from loopback_hub import TOKEN, Client, Hub
-
-from cpt.data.readers.hub import what_it_means
-from cpt.errors import DataError, ResourceError
 
 pytestmark = pytest.mark.heavy  # a process takes this one for the Hub
 
@@ -103,6 +98,8 @@ def test_a_pinned_revision_stays_and_a_moved_branch_is_noticed(hub, run):
     first = hub.commit("lab/moved", {"a.jsonl": lines("old")})
     ((name, size, before),) = run("result = states_of(source, 'k')", path="lab/moved")
     second = hub.commit("lab/moved", {"a.jsonl": lines("new")})
+    with pytest.raises(RuntimeError, match="^DataError: .*`k.revision`"):
+        run(TEXTS, path="lab/moved", revision="f" * 40)
     assert run(TEXTS, path="lab/moved", revision=first) == rows("old")
     assert run(TEXTS, path="lab/moved") == run(TEXTS, path="lab/moved", revision="main") == rows("new")
     ((other, same_size, after),) = run("result = states_of(source, 'k')", path="lab/moved")
@@ -110,11 +107,15 @@ def test_a_pinned_revision_stays_and_a_moved_branch_is_noticed(hub, run):
     assert size == same_size and before != after
 
 
-def test_a_private_dataset_needs_a_token(hub, run):
+def test_private_and_gated_datasets_need_a_token(hub, run):
     hub.commit("lab/private", {"a.jsonl": lines("secret")})
     hub.private.add("lab/private")
     with pytest.raises(RuntimeError, match=r"^ResourceError: lab/private: .*HF_TOKEN.*`k.path`"):
         run(TEXTS, path="lab/private")
+    hub.commit("lab/gated", {"a.jsonl": lines("x")})
+    hub.gated.add("lab/gated")
+    with pytest.raises(RuntimeError, match="^ResourceError: .*datasets/lab/gated"):
+        run(TEXTS, path="lab/gated")
     for streaming in (True, False):
         assert run(TEXTS, path="lab/private", streaming=streaming, environment={"HF_TOKEN": TOKEN}) == rows("secret")
 
@@ -172,22 +173,3 @@ def test_all_processes_of_a_run_read_the_commit_that_the_main_one_found(hub, run
     hub.commit("lab/ranks", {"a.jsonl": lines("moved")})
     assert run(TEXTS, path="lab/ranks", environment={"RANK": "1"}) == rows("found")
     assert run(TEXTS, path="lab/ranks") == rows("moved")
-
-
-@pytest.mark.parametrize(
-    ("kind", "status", "expected", "key"),
-    [
-        (errors.GatedRepoError, 403, ResourceError, "https://huggingface.co/datasets/lab/set"),
-        (errors.RepositoryNotFoundError, 401, ResourceError, "hf auth login"),
-        (errors.RepositoryNotFoundError, 404, DataError, "`k.path`"),
-        (errors.RevisionNotFoundError, 404, DataError, "`k.revision`"),
-        (errors.RemoteEntryNotFoundError, 404, DataError, "`k.data_files`"),
-        (errors.HfHubHTTPError, 403, ResourceError, "HF_TOKEN"),
-    ],
-)
-def test_a_refusal_of_the_hub_says_what_to_do(kind, status, expected, key):
-    request = get_session().build_request("GET", "http://hub")
-    http = __import__(type(request).__module__.split(".")[0])  # httpx or httpx2
-    answer = kind("refused", response=http.Response(status, request=request))
-    meant = what_it_means(answer, "lab/set", "v1", "k")
-    assert isinstance(meant, expected) and key in str(meant)

@@ -101,21 +101,16 @@ def test_a_source_of_the_users_that_gives_nothing_is_refused(tmp_path, monkeypat
 # Pieces of files
 
 
-@pytest.mark.parametrize(
-    ("name", "more", "cut"),
-    [
-        ("s3://bucket/a.jsonl", {}, True),
-        ("a.txt", {"text_documents": "line"}, True),
-        ("a.txt", {}, False),  # one document
-        ("hf://datasets/owner/name@main/a.parquet", {}, True),
-        ("a.csv", {}, False),  # quotes may hold line breaks
-        ("a.json", {}, False),
-        ("a.jsonl.gz", {}, False),
-        ("a.parquet.zst", {}, False),
-    ],
-)
-def test_files_are_cut_where_a_part_can_be_read_alone(name, more, cut):
-    assert can_be_cut(name, Source(path=name, **more)) == cut
+def test_files_are_cut_where_a_part_can_be_read_alone():
+    names = [
+        "s3://bucket/a.jsonl",
+        "hf://datasets/owner/name@main/a.parquet",
+        "a.csv",
+        "a.json",
+        "a.jsonl.gz",
+        "a.txt",
+    ]
+    assert [name for name in names if can_be_cut(name, Source(path=name))] == names[:2]
 
 
 def read_all(source, piece_bytes):

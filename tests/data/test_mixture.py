@@ -38,16 +38,6 @@ def located(rows, number):
     return rows.turn(number)[0], rows.row_at(number)[1]
 
 
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=6))
-@settings(max_examples=50)
-def test_any_beginning_has_the_shares_to_within_one_row_a_source(proportions):
-    counts, turns = [0] * len(proportions), Turns([(0, proportions)])
-    for number in range(200):
-        counts[turns.turn(number)[0]] += 1
-        for count, proportion in zip(counts, proportions, strict=True):
-            assert abs(count - (number + 1) * proportion / sum(proportions)) <= len(proportions)
-
-
 def test_the_order_is_the_one_of_every_other_version():
     """Another order here would make the runs of this version impossible to resume."""
     rows = phased([(0, [0.7, 0.3])], [5, 70_000])

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,17 +73,3 @@ def test_a_token_budget_holds_for_the_padded_documents_of_every_epoch(lengths, b
     for row in range(packing.num_rows):
         _, sizes = packing.pieces(row, epoch)
         assert len(sizes) * sizes.max() <= budget
-
-
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_labels_are_the_ids_except_for_first_tokens_and_padding(build, source, packing):
-    texts = ["abc" * (1 + number % 9) for number in range(20)]
-    stride = 6 if packing == "sliding_window" else None
-    rows = build(source("a", texts), sequence_length=16, packing=packing, stride=stride).rows
-    for row in (rows[number] for number in range(30)):
-        unlabelled = (row["position_ids"] == 0) | (row["input_ids"] == 257)
-        assert (row["labels"][unlabelled] == -100).all()
-        assert torch.equal(row["labels"][~unlabelled], row["input_ids"][~unlabelled])
-        if packing != "token_budget":
-            after_an_end = (row["input_ids"] == 256).roll(1)[1:]
-            assert (row["position_ids"][1:][after_an_end] == 0).all(), "a new document begins after each end"

@@ -1,10 +1,9 @@
 import json
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,9 +11,7 @@ from hypothesis import strategies as st
 from tiny_run import damage
 
 from cpt.data.rows.build import build_data, refuse_small_disk
-from cpt.data.rows.packing import PACKINGS, Layout
-from cpt.data.rows.selection import Selection
-from cpt.data.rows.windows import START, WindowedRows
+from cpt.data.rows.packing import PACKINGS
 from cpt.data.store.shards import Plan
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Budget, Data, Source
@@ -64,12 +61,6 @@ def test_every_document_is_read_once_each_time_through_all_windows(windowed, tok
     for epoch in range(3):
         rows = all_rows(prepared, range(epoch * NUMBER, (epoch + 1) * NUMBER))
         assert Counter(tokenizer.decode(row)[:4] for row in rows) == {f"{number:04}": 1 for number in range(NUMBER)}
-
-
-def test_cold_warm_and_prepared_rows_are_the_same(windowed):
-    cold = all_rows(windowed(), range(250))
-    assert all_rows(windowed(), range(250)) == cold
-    assert all_rows(windowed(cache="prepared", whole=True), range(250)) == cold
 
 
 LENGTHS = st.lists(st.integers(1, 90), min_size=2, max_size=60)
@@ -163,53 +154,6 @@ def test_bad_rows_end_the_run_before_the_window_that_holds_them_is_used(windowed
         path.write_text(path.read_text().replace("5xxxxx", "5\\u0000"))
     with pytest.raises(DataError, match="data.max_bad_share"):
         all_rows(windowed(on_bad_row="skip", max_bad_share=0.01), range(400))
-
-
-# Which window a row is in
-
-ROWS = [3, 0, 5, 1, 8, 2]
-
-
-@pytest.fixture
-def index(tokenized, source, tmp_path):
-    """Windows of these many rows; `made` lists those that were made."""
-
-    class Windows(WindowedRows):
-        def make(self, window):
-            before = START if window == 0 else self.entry(window - 1)
-            entry = replace(START, first_row=before.end, rows=ROWS[window], digest=str(window), own_digest=str(window))
-            self.made.append(window)
-            self.keep(window, entry, is_last=window == len(ROWS) - 1)
-
-    opened = tokenized(source("a", ["text"]))
-
-    def build(folder="index"):
-        selection, layout = Selection(None, np.empty(0, np.uint64), None, None), Layout(16, "best_fit", None, 0)
-        windows = Windows(opened, selection, layout, 1, tmp_path / folder, None)
-        windows.made = []
-        return windows
-
-    return build
-
-
-def test_a_row_is_in_the_window_that_holds_it_and_no_further_one_is_made(index):
-    windows = index()
-    assert windows.find(2) == (0, 0, 2) and windows.made == [0]
-    assert windows.find(3) == (0, 2, 0) and windows.made == [0, 1, 2], "an empty window is passed over"
-    assert windows.total is None
-
-
-def test_after_the_last_window_the_next_epoch_begins(index):
-    windows = index()
-    assert windows.find(sum(ROWS))[0] == 1 and (windows.total.rows, windows.total.windows) == (sum(ROWS), len(ROWS))
-    places = [windows.find(turn)[1:] for turn in range(sum(ROWS), 2 * sum(ROWS))]
-    assert sorted(places) == [(window, place) for window, rows in enumerate(ROWS) for place in range(rows)]
-
-
-def test_a_restored_window_needs_none_before_it(index):
-    state, other = index().state(9), index("other")
-    other.restore(state)
-    assert other.find(9) == (0, 4, 0) and not other.made
 
 
 # Disks that hold a part
