@@ -7,7 +7,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpt.data.readers import formats
@@ -80,18 +80,6 @@ def test_parts_are_what_split_gives_wherever_the_buffer_ends(parts, buffer, bom)
         found = list(formats.split(io.BytesIO(content), b"--"))
     assert [part for _, part in found] == content.removeprefix(b"\xef\xbb\xbf").split(b"--")
     assert all(content[at:].removeprefix(b"\xef\xbb\xbf").startswith(part) for at, part in found)
-
-
-@given(st.lists(st.integers(0, 60), min_size=1, max_size=8), st.integers(1, 25))
-@example([20, 0], 1)
-@settings(max_examples=50)
-def test_a_part_that_is_too_long_does_not_spoil_the_next(lengths, buffer):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(formats, "BUFFER", buffer)
-        patch.setattr(formats, "LONGEST_LINE", 20)
-        found = list(formats.split(io.BytesIO(b"--".join(b"x" * length for length in lengths)), b"--"))
-    assert [part for _, part in found] == [b"x" * length if length <= 20 else b"..." for length in lengths]
-    assert [at for at, _ in found] == [sum(lengths[:number]) + 2 * number for number in range(len(lengths))]
 
 
 # CSV

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpt.data.readers.documents import Document
-from cpt.data.readers.sources import can_be_cut, files_of, kind_of, log_formats, pieces_of, read_piece, states_of
+from cpt.data.readers.sources import can_be_cut, files_of, kind_of, pieces_of, read_piece, states_of
 from cpt.errors import DataError, RecipeError, ResourceError
 from cpt.recipe.schema import Source
 
@@ -42,15 +42,6 @@ def test_what_is_local_and_what_is_a_hub_dataset(folder, monkeypatch):
 def test_files_of_a_source_are_sorted_folder_by_folder(folder):
     names = [file.name for file in files_of(Source(path=str(folder)), "k")]
     assert names == [str(folder / name) for name in ("a.md", "b.txt", "sub/c.txt", "sub/d.jsonl", "sub.txt")]
-
-
-def test_links_to_folders_and_to_nothing_are_reported_because_they_are_not_read(folder, caplog):
-    caplog.set_level("INFO", "cpt")
-    (folder / "elsewhere").symlink_to(folder / "sub")
-    (folder / "gone.txt").symlink_to(folder / "nothing.txt")
-    (folder / "read.txt").symlink_to(folder / "b.txt")
-    log_formats(Source(path=str(folder)))
-    assert "4 txt" in caplog.text and "elsewhere, gone.txt" in caplog.text
 
 
 def test_states_follow_files_and_what_a_server_says_of_them(folder):

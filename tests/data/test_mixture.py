@@ -1,5 +1,5 @@
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from cpt.data.rows.build import check_repeats, rows_of_run
+from cpt.data.rows.build import rows_of_run
 from cpt.data.rows.loader import CPTDataLoader
 from cpt.data.rows.mixture import MixtureRows, RowsOfSteps, Stretch, Turns
 from cpt.data.rows.packing import stack_rows
@@ -159,17 +159,3 @@ def test_the_loader_reads_the_rows_of_the_steps_on_any_number_of_processes_and_f
 def test_a_run_is_as_long_as_its_budget_in_whole_steps(budget, rows, max_epochs):
     data = Data(sources=[Source(path="a/b", max_epochs=max_epochs)], sequence_length=100)
     assert rows_of_run(data, Budget(**budget), rows_of_epoch=10) == rows
-
-
-@dataclass
-class Report:
-    name: str
-    tokens: int
-    rows: int
-
-
-def test_repeats_are_reported_before_the_run(caplog):
-    sources = [Source(path="a/small"), Source(path="a/large")]
-    mixture = MixtureRows([Stretch([range(10), range(900)], Turns([(0, [0.5, 0.5])]), [])], seed=1)
-    check_repeats(Data(sources=sources), mixture, [Report("small", 1000, 10), Report("large", 90_000, 900)], 50)
-    assert "small 2.50 times" in caplog.text and "large" not in caplog.text
