@@ -168,7 +168,7 @@ def test_a_model_against_its_base_has_a_line_for_each_set(models, corpus, capsys
     texts = [f"--text={name}={corpus / 'held_out.jsonl'}" for name in ("domain", "general")]
     assert run(models / "two", "--against", models / "one", *texts, "--sequence-length", 64) == 0
     shown = capsys.readouterr().out
-    assert all(re.search(rf"{name}: .* bits per byte.* 95 % interval", shown) for name in ("domain", "general"))
+    assert all(re.search(rf"{name}: .* bits per byte.*95 % interval", shown) for name in ("domain", "general"))
 
 
 @pytest.mark.parametrize("is_run", [True, False])
