@@ -1,10 +1,10 @@
-"""Reading YAML: values as YAML 1.2 means them, lines remembered, traps closed."""
-
-from pathlib import Path
+"""Reading YAML: values as YAML 1.2 means them, lines remembered, traps closed. What we write, everyone reads back."""
 
 import pytest
+import yaml
 
 from cpt.recipe.tree import Mistakes, UnreadableError, place_of, plain, read_text, read_yaml, resolve_scalar
+from cpt.recipe.values import write_yaml
 
 
 def read(text: str | bytes):
@@ -16,25 +16,11 @@ def read(text: str | bytes):
     return root, sorted(f"{place}: {said}" for place, said in found.found)
 
 
-WORDS = {
-    "1e-4": 1e-4,
-    "1E5": 1e5,
-    "-2.5e+3": -2500.0,
-    ".5": 0.5,
-    "1.": 1.0,
-    "1_000_000_000": 10**9,
-    "+3": 3,
-    "0": 0,
-    "0x1f": 31,
-    "0o17": 15,
-    ".inf": float("inf"),
-    "~": None,
-    "": None,
-    "NULL": None,
-    "True": True,
-    **{word: word for word in ("no", "Yes", "on", "y", "1:30", "2024-01-01", "1__0", "_1", "1_", "0b11", "12e4567")},
-    **{word: word for word in ("1e", "1.2.3", "e5", "nan", "-")},
-}
+NUMBERS = {"1e-4": 1e-4, "1E5": 1e5, "-2.5e+3": -2500.0, ".5": 0.5, "1.": 1.0, "1_000_000_000": 10**9, "+3": 3}
+NUMBERS |= {"0": 0, "0x1f": 31, "0o17": 15, ".inf": float("inf")}
+CONSTANTS = {"~": None, "": None, "NULL": None, "True": True}
+TEXTS = ("no", "Yes", "on", "y", "1:30", "2024-01-01", "1__0", "_1", "1_", "0b11", "12e4567", "1e", "1.2.3", "e5", "-")
+WORDS = {**NUMBERS, **CONSTANTS, **{word: word for word in TEXTS}}
 
 
 @pytest.mark.parametrize("text", WORDS)
@@ -42,20 +28,9 @@ def test_an_unquoted_word_means_what_yaml_1_2_says(text):
     assert resolve_scalar(text) == WORDS[text] and type(resolve_scalar(text)) is type(WORDS[text])
 
 
-@pytest.mark.parametrize("text", ["010", "00", "-07", "0_1"])
-def test_a_number_with_a_leading_zero_is_an_error(text):
-    _, said = read(f"a: {text}")
-    assert len(said) == 1 and said[0].startswith(f"r.yaml:1: `{text}` begins with 0")
-
-
-def test_what_is_quoted_is_text():
-    root, said = read('a: "1e-4"\nb: \'true\'\nc: "010"\ne: |\n  5\n')
-    assert plain(root) == {"a": "1e-4", "b": "true", "c": "010", "e": "5\n"} and not said
-
-
-def test_keys_are_their_text():
-    root, said = read("on: 1\n2: b\nnull: c\ntrue: d\n")
-    assert plain(root) == {"on": 1, "2": "b", "null": "c", "true": "d"} and not said
+def test_what_is_quoted_is_text_and_so_are_keys():
+    root, said = read('a: "1e-4"\nb: \'true\'\nc: "010"\non: 1\n2: b\nnull: c\n')
+    assert plain(root) == {"a": "1e-4", "b": "true", "c": "010", "on": 1, "2": "b", "null": "c"} and not said
 
 
 def test_every_value_has_its_line():
@@ -65,17 +40,9 @@ def test_every_value_has_its_line():
 
 
 def test_a_key_written_twice_is_an_error_with_both_lines():
-    root, said = read("a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\na: 2\n")
-    assert said == [
-        "r.yaml:5: `c` is written twice, first in line 3",
-        "r.yaml:6: `a` is written twice, first in line 1",
-    ]
-
-
-@pytest.mark.parametrize("tag", ["!!python/object/apply:os.system", "!mine", "!!int", "!!str"])
-def test_tags_are_refused_with_their_line(tag):
-    _, said = read(f"a: 1\nb: {tag} x\n")
-    assert len(said) == 1 and said[0].startswith("r.yaml:2: the tag `")
+    _, (inner, outer) = read("a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\na: 2\n")
+    assert inner.startswith("r.yaml:5: `c`") and "line 3" in inner
+    assert outer.startswith("r.yaml:6: `a`") and "line 1" in outer
 
 
 def test_anchors_repeat_a_value_and_each_copy_is_its_own():
@@ -88,6 +55,10 @@ def test_anchors_repeat_a_value_and_each_copy_is_its_own():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("a: 010", "r.yaml:1: `010`"),
+        ("a: -07", "r.yaml:1: `-07`"),
+        ("a: 1\nb: !!python/object/apply:os.system x\n", "r.yaml:2: the tag `"),
+        ("a: 1\nb: !!int x\n", "r.yaml:2: the tag `"),
         ("a: &x [*x]\n", "r.yaml:1: nested too deeply"),
         ("a: *gone\n", "r.yaml:1: not YAML"),
         ("b: 1\na: {<<: {c: 1}}\n", "r.yaml:2: `<<`"),
@@ -96,15 +67,12 @@ def test_anchors_repeat_a_value_and_each_copy_is_its_own():
         ("a: 1\n\tb: 2\n", "r.yaml:2: not YAML: there is a tab"),
         ("a: [1, 2\nb: 3\n", "r.yaml:2: not YAML"),
         ("b: 1\na: 'x\n", "r.yaml:2: not YAML"),
-        ("a: 1\nb: {c: 1\n", "r.yaml:2: not YAML"),
-        ("a: 1\n b: 2\n", "r.yaml:2: not YAML"),
         ("a: x: y\n", "r.yaml:1: not YAML"),
-        ("", "r.yaml:1: the file is empty"),
-        ("# only a comment\n\n", "r.yaml:1: the file is empty"),
-        ("\n- a\n- b\n", "r.yaml:2: expected `key: value`"),
-        ("just words\n", "r.yaml:1: expected `key: value`"),
+        ("# only a comment\n\n", "r.yaml:1: "),
+        ("\n- a\n- b\n", "r.yaml:2: "),
+        ("just words\n", "r.yaml:1: "),
         ("a: 1\nb: \x01\n", "r.yaml:2: not YAML"),
-        (b"a: 1\nb: \xff\xfe\n", "r.yaml:2: not UTF-8 text: byte 0xff"),
+        (b"a: 1\nb: \xff\xfe\n", "r.yaml:2: not UTF-8"),
         ("[" * 100 + "]" * 100, "r.yaml:1: nested too deeply"),
         ("a: " + "{b: " * 5000 + "}" * 5000, "r.yaml:1: "),
     ],
@@ -115,11 +83,9 @@ def test_what_cannot_be_read_is_one_mistake_with_its_line(text, said):
 
 
 def test_a_bomb_of_aliases_is_refused():
-    bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
-        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)
-    )
-    _, said = read(bomb)
-    assert len(said) == 1 and "too large for a recipe" in said[0]
+    lines = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)]
+    _, said = read("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(lines))
+    assert len(said) == 1 and "too large" in said[0]
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_fine():
@@ -127,8 +93,8 @@ def test_a_byte_order_mark_and_windows_line_ends_are_fine():
     assert plain(root) == {"a": 1, "b": "x"} and not said
 
 
-@pytest.mark.parametrize(("name", "hint"), [("gone.yaml", ""), ("demo.yml", "demo.yaml"), ("folder", "directory")])
-def test_a_path_that_is_no_file_is_a_mistake(tmp_path: Path, name, hint):
+@pytest.mark.parametrize(("name", "hint"), [("demo.yml", "demo.yaml"), ("folder", "directory")])
+def test_a_path_that_is_no_file_is_a_mistake(tmp_path, name, hint):
     (tmp_path / "folder").mkdir()
     (tmp_path / "demo.yaml").touch()
     found = Mistakes()
@@ -136,3 +102,20 @@ def test_a_path_that_is_no_file_is_a_mistake(tmp_path: Path, name, hint):
         read_yaml(tmp_path / name, found)
     ((place, text),) = found.found
     assert place.line == 1 and hint in text
+
+
+# Writing
+
+
+@pytest.mark.parametrize(
+    "text", ["no", "1e-4", "010", "1:30", "2024-01-01", "null", "", "<<", "1_000", ".inf", "0x1f", "0o17", "=", "a: b"]
+)
+def test_text_that_looks_like_something_else_stays_text(text):
+    written = write_yaml({"a": text})
+    assert plain(read_text(written.encode(), "x", Mistakes())) == yaml.safe_load(written) == {"a": text}
+
+
+def test_values_are_written_as_people_write_them_in_their_order_and_without_anchors():
+    shared = {"x": [1]}
+    values = {"z": 1e-5, "b": 0.1, "c": True, "d": None, "e": "no", "f": shared, "g": shared}
+    assert write_yaml(values) == "z: 1e-5\nb: 0.1\nc: true\nd: null\ne: 'no'\nf:\n  x:\n  - 1\ng:\n  x:\n  - 1\n"
