@@ -13,27 +13,16 @@ def run(*words):
 
 
 @pytest.fixture
-def recipe(tiny_recipe, corpus, tmp_path):
-    lines = (corpus / "domain.jsonl").read_text().splitlines()
-    planted = max((json.loads(line)["text"] for line in lines), key=len)
-    dirty = [*lines[:3], json.dumps({"text": f"As it is said: {planted}"})]
-    (tmp_path / "dirty.jsonl").write_text("\n".join(dirty) + "\n")
-    (tmp_path / "exam.jsonl").write_text(json.dumps({"text": planted}) + "\n")
-    tiny_recipe["data"]["sources"] = [{"path": str(tmp_path / "dirty.jsonl"), "name": "dirty"}]
+def recipe(tiny_recipe, tmp_path):
+    planted = json.dumps({"text": " ".join(f"word{number}" for number in range(30))})
+    (tmp_path / "exam.jsonl").write_text(f"{planted}\n")
+    (tmp_path / "texts.jsonl").write_text(f"{planted}\n{json.dumps({'text': 'another document'})}\n")
+    tiny_recipe["data"]["sources"] = [{"path": str(tmp_path / "texts.jsonl")}]
     tiny_recipe["evaluation"] = {"perplexity": [{"path": str(tmp_path / "exam.jsonl"), "name": "exam"}]}
     return write_recipe(tiny_recipe, tmp_path / "r.yaml")
 
 
-def test_what_is_found_is_listed_by_place_and_ends_with_code_2(recipe, tmp_path, capsys):
-    assert run(recipe) == 2
-    shown = capsys.readouterr().out
-    assert f"{tmp_path / 'dirty.jsonl'}:4 (dirty) has 100% of the words of exam, {tmp_path / 'exam.jsonl'}:1" in shown
-    assert "1 of 4 training documents" in shown
-
-
-def test_exact_copies_alone_end_with_code_0(recipe, tmp_path, capsys):
-    copy, other = (tmp_path / "exam.jsonl").read_text(), json.dumps({"text": "another document"})
-    (tmp_path / "dirty.jsonl").write_text(f"{copy}{other}\n")
+def test_exact_copies_alone_end_with_code_0(recipe, capsys):
     assert run(recipe, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["contaminated"], found["num_exact_copies"]) == (0, 1)

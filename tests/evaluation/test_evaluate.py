@@ -1,6 +1,5 @@
 import json
 import logging
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -115,10 +114,9 @@ def test_rows_longer_than_the_model_knows_are_refused(models, corpus):
         measure(Model(path=str(models / "one")), request)
 
 
-@pytest.mark.parametrize(("name", "said"), [("domain", "--domain-test domain.*held"), ("held", r"30 .* 12 ")])
-def test_a_domain_test_needs_a_set_that_is_there_and_large_enough(models, held_out, name, said):
-    with pytest.raises(DataError, match=said):
-        measure(Model(path=str(models / "one")), EvaluationRequest(held_out, domain_test=[name]))
+def test_a_domain_test_needs_a_set_that_is_there(models, held_out):
+    with pytest.raises(DataError, match="--domain-test domain.*held"):
+        measure(Model(path=str(models / "one")), EvaluationRequest(held_out, domain_test=["domain"]))
 
 
 def test_pairs_are_left_to_the_run_that_measured_them(caplog):
@@ -161,14 +159,6 @@ def run(*words):
     with pytest.raises(SystemExit) as ended:
         main(["evaluate", *map(str, words)])
     return ended.value.code
-
-
-def test_a_model_against_its_base_has_a_line_for_each_set(models, corpus, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    texts = [f"--text={name}={corpus / 'held_out.jsonl'}" for name in ("domain", "general")]
-    assert run(models / "two", "--against", models / "one", *texts, "--sequence-length", 64) == 0
-    shown = capsys.readouterr().out
-    assert all(re.search(rf"{name}: .* bits per byte.*95 % interval", shown) for name in ("domain", "general"))
 
 
 @pytest.mark.parametrize("is_run", [True, False])

@@ -88,13 +88,6 @@ def test_bits_per_byte_differ_by_what_the_documents_differ():
     assert found.low < found.difference < found.high and found.items == 3 and found.is_on_few
 
 
-def test_pairs_show_what_two_separate_intervals_would_not():
-    draw = np.random.default_rng(0)
-    hard = draw.uniform(100, 1000, 50)  # nats: documents differ much more than models
-    found = bits_per_byte_difference([losses(hard, [500] * 50)], [losses(hard - draw.uniform(2, 6, 50), [500] * 50)])
-    assert found.is_clear and found.high - found.low < 0.01 < np.std(hard) / 500 / np.sqrt(50)
-
-
 def test_sets_together_are_strata():
     before = [losses([10] * 30, [100] * 30), losses([200] * 30, [100] * 30, first=30)]
     after = [losses([9] * 30, [100] * 30), losses([180] * 30, [100] * 30, first=30)]

@@ -190,13 +190,6 @@ def test_general_text_of_which_only_a_gain_is_excluded_is_unknown():
     assert outcome_of_set(difference, is_general=False) == "not better"
 
 
-def test_domain_and_general_text_are_told_apart_and_each_source_is_listed(run):
-    verdict = verdict_of_run(run())
-    assert {one.name: one.is_general for one in verdict.sets} == {"domain": False, "general": True}
-    assert verdict.domain.difference == pytest.approx(verdict.sets[0].difference.difference)
-    assert (verdict.base, verdict.tokens) == ("my/base", 5000)
-
-
 def test_steps_that_were_trained_again_after_they_were_skipped_do_not_count(run):
     folder = run()
     events = [{"kind": "spike_skipped", "step": step} for step in range(1, 49)]

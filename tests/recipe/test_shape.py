@@ -60,12 +60,6 @@ def test_all_that_is_missing_is_reported(mistakes):
     assert [line.split("`")[1] for line in mistakes(only="name: x\n")] == ["budget", "data", "model"]
 
 
-@pytest.mark.parametrize("entry", ["keep: -1", "keep: {last: 0}", "keep: {name: 3}"])
-def test_a_wrong_value_of_a_key_of_several_types_has_one_message(mistakes, entry):
-    (line,) = mistakes(f"checkpoints:\n  {entry}\n  every_steps: 1\n")
-    assert line.startswith("r.yaml:6: `checkpoints.keep")
-
-
 def takes_several_types(annotation: object) -> bool:
     return isinstance(annotation, UnionType) and len({*get_args(annotation)} - {NoneType}) > 1
 

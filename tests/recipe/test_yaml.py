@@ -3,6 +3,7 @@
 import pytest
 import yaml
 
+from cpt.recipe import tree
 from cpt.recipe.tree import Mistakes, UnreadableError, place_of, plain, read_text, read_yaml, resolve_scalar
 from cpt.recipe.values import write_yaml
 
@@ -82,7 +83,8 @@ def test_what_cannot_be_read_is_one_mistake_with_its_line(text, said):
     assert len(found) == 1 and found[0].startswith(said)
 
 
-def test_a_bomb_of_aliases_is_refused():
+def test_a_bomb_of_aliases_is_refused(monkeypatch):
+    monkeypatch.setattr(tree, "MAX_NODES", 500)
     lines = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)]
     _, said = read("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(lines))
     assert len(said) == 1 and "too large" in said[0]
