@@ -45,11 +45,7 @@ def coverage(strata, shape, repeats=400):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["normal", "skewed", "sized", "skewed and sized"])
-@pytest.mark.parametrize(
-    "strata",
-    [[(10, 0.5)], [(10, 1.5)], [(20, 1.0)], [(30, 1.5)], [(60, 0.8)], [(200, 1.0)], [(10, 1.0), (30, 0.6)]],
-    ids=str,
-)
+@pytest.mark.parametrize("strata", [[(10, 1.5)], [(30, 1.5)], [(200, 1.0)], [(10, 1.0), (30, 0.6)]], ids=str)
 def test_intervals_cover_the_truth_at_the_stated_rate(strata, shape):
     """400 repeats: the rate is known to about 1 point. Few large documents make intervals wider than they need be."""
     assert 0.91 <= coverage(strata, shape) <= 0.99
