@@ -80,6 +80,7 @@ def test_two_sets_of_one_name_are_refused(corpus, tokenizer):
 # Models
 
 
+@pytest.mark.heavy
 def test_models_of_different_tokenizers_are_compared_by_document(models, held_out):
     request = EvaluationRequest(held_out)
     one, two = (measure(Model(path=str(models / name)), request).losses["held"] for name in ("one", "two"))
@@ -161,6 +162,7 @@ def run(*words):
     return ended.value.code
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("is_run", [True, False])
 def test_the_sets_of_a_recipe_are_taken(models, corpus, tiny_recipe, tmp_path, capsys, is_run):
     tiny_recipe["evaluation"] = {"perplexity": [{"path": str(corpus / "held_out.jsonl"), "name": "mine"}]}

@@ -65,6 +65,7 @@ def tiny_model(seed):
     return LlamaForCausalLM(LlamaConfig(**TINY_LLAMA, initializer_range=0.3)).eval()
 
 
+@pytest.mark.heavy
 def test_two_models_are_compared_question_by_question(tokenizer, folder):
     choice = TaskChoice(("mine",), folder=folder)
     (before, _), (after, normed) = (run_tasks(tiny_model(seed), tokenizer, choice) for seed in (0, 1))

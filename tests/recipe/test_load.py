@@ -131,7 +131,7 @@ CUT = st.tuples(st.integers(0, len(PROTOTYPE)), st.integers(0, 8), SCRAPS.map(st
 
 
 @settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(cuts=st.lists(CUT, min_size=1, max_size=4))
 def test_a_spoilt_recipe_is_a_recipe_error_with_lines_or_still_a_recipe(tmp_path, cuts):
