@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import yaml
 
-from cpt.cli import main
 from cpt.commands.recipes import import_command as command
 from cpt.commands.recipes import translated
 from cpt.errors import RecipeError
@@ -16,13 +15,8 @@ from cpt.recipe.load import load_recipe
 
 CONFIGS = Path(__file__).parent / "configs"
 AXOLOTL = {"base_model": "example/base", "datasets": [{"path": "example/texts", "type": "completion"}]}
-LLAMAFACTORY = {
-    "model_name_or_path": "example/base",
-    "stage": "pt",
-    "finetuning_type": "full",
-    "dataset": "example/texts",
-    "dataset_dir": "ONLINE",
-}
+LLAMAFACTORY = {"model_name_or_path": "example/base", "stage": "pt", "finetuning_type": "full"}
+LLAMAFACTORY |= {"dataset": "example/texts", "dataset_dir": "ONLINE"}
 
 
 @pytest.fixture
@@ -49,9 +43,8 @@ def test_an_example_config_becomes_a_recipe(path, tmp_path, capsys):
     command(path, output=tmp_path / "r.yaml")
     load_recipe(tmp_path / "r.yaml")
     missing = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
-    assert [f"#   {line}" for line in missing] == [
-        line for line in (tmp_path / "r.yaml").read_text().splitlines() if line.startswith("#   ")
-    ]
+    written = (tmp_path / "r.yaml").read_text().splitlines()
+    assert [f"#   {line}" for line in missing] == [line for line in written if line.startswith("#   ")]
 
 
 def test_every_key_is_in_the_recipe_or_listed_with_its_value(translate):
@@ -138,7 +131,6 @@ def test_a_deepspeed_file_that_is_here_is_kept(translate, tmp_path):
     ("dataset", "stage", "source"),
     [
         ({"type": "completion", "field": "body"}, "cpt", {"text_column": "body"}),
-        ({"type": "alpaca"}, "sft", None),
         ({"type": "chat_template", "field_messages": "talk"}, "sft", {"chat": "talk"}),
         ({"type": "sharegpt"}, "sft", {"chat": "conversations"}),
         ({"split": "train[:10%]", "name": "en"}, "cpt", {"split": "train[:10%]", "subset": "en"}),
@@ -146,8 +138,12 @@ def test_a_deepspeed_file_that_is_here_is_kept(translate, tmp_path):
 )
 def test_a_dataset_of_axolotl(translate, dataset, stage, source):
     recipe = translate(AXOLOTL, datasets=[{"path": "a/b", **dataset}]).recipe
-    found = recipe["data"]["sources"][0]
-    assert recipe["stage"] == stage and (found == {"path": "a/b", **source} if source else "### Inst" in str(found))
+    assert recipe["stage"] == stage and recipe["data"]["sources"] == [{"path": "a/b", **source}]
+
+
+def test_axolotls_alpaca_has_its_own_template(translate):
+    recipe = translate(AXOLOTL, datasets=[{"path": "a/b", "type": "alpaca"}]).recipe
+    assert recipe["stage"] == "sft" and "### Inst" in recipe["data"]["sources"][0]["chat"]["prompt"]
 
 
 def test_local_files_of_axolotl_are_sources_of_their_own(translate):
@@ -170,48 +166,38 @@ def test_preferences_of_axolotl(translate, rl, kind, stage, chat):
 
 
 @pytest.mark.parametrize(
-    ("entry", "stage", "form"),
+    ("entry", "stage", "chat"),
     [
-        ({}, "sft", {"chat": {"user": "{instruction}\n{input}", "assistant": "output"}}),
+        ({}, "sft", {"user": "{instruction}\n{input}", "assistant": "output"}),
         (
-            {"columns": {"prompt": "q", "response": "a", "history": "h"}},
+            {"columns": {"response": "a", "history": "h"}},
             "sft",
-            {"chat": {"user": "q", "assistant": "a", "history": "h"}},
+            {"user": "instruction", "assistant": "a", "history": "h"},
         ),
-        ({"columns": {"prompt": "q"}}, "dpo", {"chat": {"user": "q", "chosen": "chosen", "rejected": "rejected"}}),
-        ({"columns": {"prompt": "q"}}, "kto", {"chat": {"user": "q", "assistant": "output", "label": "kto_tag"}}),
-        ({"formatting": "sharegpt"}, "sft", {"chat": {"messages": "conversations"}}),
-        (
-            {"formatting": "sharegpt"},
-            "rm",
-            {"chat": {"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"}},
-        ),
-        ({"columns": {"prompt": "body"}, "num_samples": 9}, "pt", {"text_column": "body", "max_documents": 9}),
+        ({"columns": {"prompt": "q"}}, "dpo", {"user": "q", "chosen": "chosen", "rejected": "rejected"}),
+        ({"columns": {"prompt": "q"}}, "kto", {"user": "q", "assistant": "output", "label": "kto_tag"}),
+        ({"formatting": "sharegpt"}, "sft", {"messages": "conversations"}),
+        ({"formatting": "sharegpt"}, "rm", {"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"}),
     ],
 )
-def test_a_dataset_of_llamafactory(translate, tmp_path, entry, stage, form):
-    (tmp_path / "dataset_info.json").write_text(json.dumps({"d": {"hf_hub_url": "a/b", **entry}}))
+def test_a_dataset_of_llamafactory(translate, tmp_path, entry, stage, chat):
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"d": {"hf_hub_url": "a/b", "num_samples": 9, **entry}}))
     found = translate(LLAMAFACTORY, stage=stage, dataset="d", dataset_dir=str(tmp_path))
-    assert found.recipe["data"]["sources"] == [{"path": "a/b", "name": "d", **form}]
+    assert found.recipe["data"]["sources"] == [{"path": "a/b", "name": "d", "chat": chat, "max_documents": 9}]
+
+
+def test_a_text_of_llamafactory_may_be_in_any_column(translate, tmp_path):
+    (tmp_path / "dataset_info.json").write_text('{"d": {"hf_hub_url": "a/b", "columns": {"prompt": "body"}}}')
+    found = translate(LLAMAFACTORY, dataset="d", dataset_dir=str(tmp_path))
+    assert found.recipe["data"]["sources"] == [{"path": "a/b", "name": "d", "text_column": "body"}]
 
 
 def test_a_mixture_and_an_adapter_of_llamafactory(translate):
-    recipe = translate(
-        LLAMAFACTORY,
-        dataset="a/b,c/d",
-        interleave_probs="0.7,0.3",
-        finetuning_type="lora",
-        lora_target="q_proj,v_proj",
-        quantization_bit=4,
-    ).recipe
+    adapter = {"finetuning_type": "lora", "lora_target": "q_proj,v_proj", "quantization_bit": 4}
+    recipe = translate(LLAMAFACTORY, dataset="a/b,c/d", interleave_probs="0.7,0.3", **adapter).recipe
     assert [source["weight"] for source in recipe["data"]["sources"]] == [0.7, 0.3]
-    assert recipe["model"]["lora"] == {
-        "r": 8,
-        "lora_alpha": 16,
-        "target_modules": ["q_proj", "v_proj"],
-        "quantize": "nf4",
-        "double_quantize": True,
-    }
+    lora = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}
+    assert recipe["model"]["lora"] == {**lora, "quantize": "nf4", "double_quantize": True}
 
 
 @pytest.mark.parametrize(
@@ -238,9 +224,8 @@ def test_a_config_that_cannot_be_translated_is_refused_with_its_line(tmp_path, t
 def test_an_existing_file_is_kept_without_force(tmp_path):
     output = tmp_path / "r.yaml"
     output.write_text("mine")
-    example = CONFIGS / "axolotl" / "kto.yml"
-    with pytest.raises(SystemExit):
-        main(["import", str(example), "--output", str(output)])
+    with pytest.raises(RecipeError):
+        command(CONFIGS / "axolotl" / "kto.yml", output=output)
     assert output.read_text() == "mine"
-    command(example, output=output, force=True)
+    command(CONFIGS / "axolotl" / "kto.yml", output=output, force=True)
     assert output.read_text() != "mine"
