@@ -12,6 +12,18 @@ from cpt.recipe.schema import DocumentSource, Model
 
 
 @pytest.fixture
+def corpus(tmp_path):
+    """Seven documents of different lengths."""
+    file = tmp_path / "corpus.jsonl"
+    file.write_text(
+        "".join(
+            json.dumps({"text": f"Document {number}. " + "It says a thing. " * number}) + "\n" for number in range(7)
+        )
+    )
+    return file
+
+
+@pytest.fixture
 def task(model_folder, corpus):
     """`task(batch_size=2)`: a task of seven documents, all answers of 16 tokens kept."""
 

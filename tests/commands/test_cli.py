@@ -59,7 +59,7 @@ WITHOUT_EFFECT = [
 
 @pytest.mark.parametrize("words", WITHOUT_EFFECT, ids=" ".join)
 def test_an_option_without_effect_is_refused_and_named(words, capsys, monkeypatch):
-    monkeypatch.chdir(Path(__file__).parents[1])
+    monkeypatch.chdir(Path(__file__).parents[2])
     with pytest.raises(SystemExit) as ended:
         main(words)
     said = capsys.readouterr().err

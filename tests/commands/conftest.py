@@ -1,13 +1,15 @@
-"""A model of random weights that writes bytes, in a folder, and texts for it."""
+"""Run commands as a user does, and what they work on: sources, a tiny model that writes bytes."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from tiny import write_recipe
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from cpt.cli import main
 
 SHAPE = {
     "hidden_size": 32,
@@ -73,12 +75,42 @@ def model_folder(
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    """Seven documents of different lengths."""
-    file = tmp_path / "corpus.jsonl"
-    file.write_text(
-        "".join(
-            json.dumps({"text": f"Document {number}. " + "It says a thing. " * number}) + "\n" for number in range(7)
-        )
-    )
-    return file
+def cpt_data(capsys):
+    """`cpt_data("ingest", "--help")`: the exit code and what was printed."""
+
+    def command(*words):
+        try:
+            main(["data", *map(str, words)])
+        except SystemExit as ended:
+            return ended.code, "".join(capsys.readouterr())
+        return 0, "".join(capsys.readouterr())
+
+    return command
+
+
+@pytest.fixture
+def run(tiny_recipe, tmp_path, cpt_data):
+    """`run("check", {"on_bad_row": "skip"})`: the exit code and what was printed, on one good and one bad source."""
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "good one"}\n{"text": null}\n{"text": ""}\nnot json\n')
+
+    def command(name, data, *options):
+        tiny_recipe["data"]["sources"].append({"path": str(bad)})
+        tiny_recipe["data"] |= data
+        return cpt_data(name, write_recipe(tiny_recipe, tmp_path / "r.yaml"), *options)
+
+    return command
+
+
+@pytest.fixture
+def cpt_tokenizer(capsys):
+    def run(*words: object) -> tuple[int, str]:
+        code = 0
+        try:
+            main(["tokenizer", *map(str, words)])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return run

@@ -10,7 +10,7 @@ from packaging.version import Version
 from cpt.installation import BUILDS
 from docker.write import OF_GPUS, STACK
 
-PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
 
 def test_every_line_is_what_pyproject_allows():

@@ -10,7 +10,7 @@ import typer
 
 from cpt.cli import COMMANDS, application
 
-PACKAGE = Path(__file__).parents[1] / "cpt"
+PACKAGE = Path(__file__).parents[2] / "cpt"
 
 
 def literals(path: Path) -> list[tuple[int, str]]:
