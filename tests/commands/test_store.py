@@ -1,13 +1,13 @@
+"""`cpt store` lists, verifies and prunes the tokens that are kept between runs."""
+
 import os
 import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from cpt.cache import hold, publish_once
-from cpt.cli import application
 from cpt.data.store.token_files import FORMAT, SourceDescription, TokenFiles, TokenWriter, as_text, read_description
 from cpt.errors import DataError
 
@@ -20,8 +20,7 @@ def write_shard(folder):
     writer.close()
 
 
-def write(folder):
-    """A source of one shard."""
+def write_source(folder):
     shard = publish_once(folder / "shard", write_shard)
     description = replace(DESCRIPTION, shards={"shard": TokenFiles(shard).description.digest})
     (folder / "description.json").write_text(as_text(description))
@@ -31,7 +30,7 @@ def write(folder):
 def cache(tmp_path):
     """Tokens used now and 30 days ago, a packing, what a killed run left, and what another version made."""
     for name in ("new", "old", "foreign"):
-        publish_once(tmp_path / "tokens" / name, write)
+        publish_once(tmp_path / "tokens" / name, write_source)
     publish_once(tmp_path / "rows" / "packing", lambda folder: (folder / "a.npy").write_bytes(b"1" * 1000))
     (tmp_path / "tokens" / "killed").mkdir()
     description = tmp_path / "tokens" / "foreign" / "description.json"
@@ -40,69 +39,62 @@ def cache(tmp_path):
     return tmp_path
 
 
-def run(*words, cache):
-    result = CliRunner().invoke(application("store"), ["store", *words, "--cache", str(cache)], env={"COLUMNS": "200"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.output
+@pytest.fixture
+def store(cpt, cache, monkeypatch):
+    """`store("prune")`: the exit code and what was printed."""
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *words: cpt("store", *words, "--cache", cache)
 
 
-def kept(cache):
+def entries(cache):
     return {path.name for kind in ("tokens", "rows") for path in (cache / kind).iterdir() if path.is_dir()}
 
 
-def test_the_list_tells_source_tokenizer_size_and_age(cache):
-    told = run("list", cache=cache)
-    assert "corpus.jsonl" in told and "gpt2" in told and "30 d ago" in told and "5 entries" in told
-    assert "tokens, unfinished" in told and "tokens, other version" in told
+def test_the_list_has_source_tokenizer_age_and_state(store):
+    said = store("list")[1]
+    for word in ("corpus.jsonl", "gpt2", "30 d ago", "5 entries", "tokens, unfinished", "tokens, other version"):
+        assert word in said
 
 
-def test_verify_reads_every_array(cache):
-    assert "Intact: 2. Skipped as unfinished or of another version: 2." in run("verify", cache=cache)
-    for name in ("tokens", "offsets", "hashes", "num_bytes"):
-        file = cache / "tokens" / "new" / "shard" / f"{name}.bin"
-        content = file.read_bytes()
-        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        with pytest.raises(DataError, match="tokens/new/shard: the stored tokens are damaged"):
-            run("verify", cache=cache)
-        file.write_bytes(content)
+@pytest.mark.parametrize("name", ["tokens", "offsets", "hashes", "num_bytes"])
+def test_verify_finds_a_flipped_bit_in_every_array(cache, store, name):
+    assert store("verify")[0] == 0
+    file = cache / "tokens" / "new" / "shard" / f"{name}.bin"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    code, said = store("verify")
+    assert code == 2 and "tokens/new/shard" in said
 
 
-def test_prune_removes_what_is_old(cache):
-    assert "removed tokens/old" in run("prune", "--unused-days", "10", cache=cache)
-    assert kept(cache) == {"new", "packing"}
-
-
-def test_prune_removes_leftovers(cache):
-    run("prune", cache=cache)
-    assert kept(cache) == {"new", "old", "packing"}
-
-
-def test_prune_keeps_what_was_used_last_up_to_a_size(cache):
-    run("prune", "--keep-gib", "0", cache=cache)
-    assert kept(cache) == set()
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ((), {"new", "old", "packing"}),
+        (("--unused-days", "10"), {"new", "packing"}),
+        (("--keep-gib", "0"), set()),
+        (("--unused-days", "10", "--dry-run"), {"new", "old", "packing", "foreign", "killed"}),
+    ],
+    ids=" ".join,
+)
+def test_prune_removes_leftovers_and_what_its_options_name(cache, store, options, left):
+    assert store("prune", *options)[0] == 0
+    assert entries(cache) == left
     assert not [path for path in (cache / "tokens").iterdir() if path.suffix == ".removed"]
 
 
-def test_a_dry_run_removes_nothing(cache):
-    before = kept(cache)
-    assert "would remove tokens/old" in run("prune", "--unused-days", "10", "--dry-run", cache=cache)
-    assert kept(cache) == before
-
-
-def test_what_a_process_reads_or_makes_stays(cache):
+def test_prune_keeps_what_a_process_reads(cache, store):
     class Reader:
         pass
 
     reader = Reader()
     hold(cache / "tokens" / "new", reader)
-    assert "in use, stays: tokens/new" in run("prune", "--keep-gib", "0", cache=cache)
-    assert kept(cache) == {"new"}
+    assert "in use, stays: tokens/new" in store("prune", "--keep-gib", "0")[1]
+    assert entries(cache) == {"new"}
     del reader
-    run("prune", "--keep-gib", "0", cache=cache)
-    assert kept(cache) == set()
+    store("prune", "--keep-gib", "0")
+    assert entries(cache) == set()
 
 
 def test_a_store_of_another_version_is_not_read(cache):
-    with pytest.raises(DataError, match="another version of cpt"):
+    with pytest.raises(DataError, match="another version"):
         read_description(cache / "tokens" / "foreign")

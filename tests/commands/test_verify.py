@@ -1,3 +1,5 @@
+"""`cpt verify` names the damaged files of a run. Every kind of damage: tests/promises/test_never_lost.py."""
+
 import json
 
 import pytest
@@ -6,29 +8,18 @@ from tiny_run import damage, save_checkpoint
 from cpt.cli import main
 
 
-def run(*words):
-    with pytest.raises(SystemExit) as ended:
-        main(["verify", *map(str, words)])
-    return ended.value.code
-
-
-def test_damage_is_named_and_ends_with_2(tmp_path, capsys):
+@pytest.mark.parametrize(("name", "advice"), [("checkpoint-8", "resumes from an older one"), ("final", "cpt export")])
+def test_damage_is_named_with_what_to_do(cpt, tmp_path, name, advice):
     save_checkpoint(tmp_path, 4)
-    damage(save_checkpoint(tmp_path, 8) / "model.safetensors", "bit flip")
-    assert run(tmp_path) == 2
-    told = capsys.readouterr()
-    assert "checkpoint-4: sound" in told.out and "1 of 2" in told.err and "model.safetensors: hash" in told.err
-    assert "resumes from an older one" in told.err
+    damage(save_checkpoint(tmp_path, 8).rename(tmp_path / name) / "model.safetensors", "bit flip")
+    code, said = cpt("verify", tmp_path)
+    assert code == 2 and "checkpoint-4: sound" in said and "model.safetensors: hash" in said and advice in said
 
 
-def test_a_damaged_model_is_exported_again(tmp_path, capsys):
-    damage(save_checkpoint(tmp_path, 8).rename(tmp_path / "final") / "model.safetensors", "bit flip")
-    assert run(tmp_path / "final") == 2
-    assert "model again: cpt export" in capsys.readouterr().err
-
-
-def test_programs_get_json(tmp_path, capsys):
+def test_programs_get_json(capsys, tmp_path):
     damage(save_checkpoint(tmp_path, 8) / "scheduler.pt", "missing")
-    assert run(tmp_path, "--json") == 2
+    with pytest.raises(SystemExit):
+        main(["verify", str(tmp_path), "--json"])
     (one,) = json.loads(capsys.readouterr().out)
-    assert (one["sound"], one["damages"][0]["file"], one["damages"][0]["what"]) == (False, "scheduler.pt", "missing")
+    assert not one["sound"]
+    assert (one["damages"][0]["file"], one["damages"][0]["what"]) == ("scheduler.pt", "missing")
