@@ -128,8 +128,8 @@ def test_a_commands_module_is_imported_when_it_is_called_and_not_for_its_help(tm
 
 def literals(path):
     """The texts of a file with their lines; in an f-string, x is in the place of each value."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
+    source = path.read_text()
+    for node in ast.walk(ast.parse(source)) if "`cpt " in source else ():
         if isinstance(node, ast.JoinedStr):
             parts = [part.value if isinstance(part, ast.Constant) else "x" for part in node.values]
             yield node.lineno, "".join(parts)
