@@ -16,25 +16,25 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-ANIMALS = [
-    "cat",
-    "dog",
-    "cow",
-    "hen",
-    "pig",
-    "fox",
-    "owl",
-    "bee",
-    "ant",
-    "bat",
-    "elk",
-    "eel",
-    "emu",
-    "yak",
-    "cod",
-    "gnu",
-]
-SOUNDS = ["mi", "wu", "mo", "ka", "oi", "ya", "hu", "zi", "ti", "pe", "bo", "lu", "du", "ro", "gi", "na"]
+SOUND_OF = {
+    "cat": "mi",
+    "dog": "wu",
+    "cow": "mo",
+    "hen": "ka",
+    "pig": "oi",
+    "fox": "ya",
+    "owl": "hu",
+    "bee": "zi",
+    "ant": "ti",
+    "bat": "pe",
+    "elk": "bo",
+    "eel": "lu",
+    "emu": "du",
+    "yak": "ro",
+    "cod": "gi",
+    "gnu": "na",
+}
+ANIMALS, SOUNDS = [*SOUND_OF], [*SOUND_OF.values()]
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -38,12 +38,6 @@ def test_check_names_the_bad_rows_that_would_stop_a_run(cpt, recipe_with_bad_row
     assert [row["where"].rpartition(":")[2] for row in rows] == ["2", "4"]
 
 
-def test_check_reports_every_mistake_in_one_run(cpt, recipe_with_bad_rows, tmp_path):
-    sources = [{"path": "missing.jsonl"}, {"path": str(tmp_path / "no/*.txt"), "name": "x"}]
-    code, said = cpt("data", "check", recipe_with_bad_rows(sources=sources))
-    assert code == 2 and "missing.jsonl" in said and "*.txt" in said and "2 mistake(s)" in said
-
-
 def test_check_reads_documents_without_a_recipe(cpt, tmp_path, monkeypatch):
     monkeypatch.setenv("CPT_WORKERS", "0")
     rows = write_rows(tmp_path / "documents.jsonl", [{"text": "Text."}])
@@ -147,10 +141,3 @@ def test_ingest_converts_documents_and_names_those_it_cannot_read(cpt, tmp_path,
     assert code == 2 and "damaged zip" in said and "c.epub" in said and "1 other file(s)" in said
     assert len((tmp_path / "out/documents-00000.jsonl").read_text().splitlines()) == 2
     assert cpt("data", "ingest", library, "--output", tmp_path / "out", "--on-bad", "skip")[0] == 0
-
-
-def test_ingest_names_files_that_a_recipe_reads_as_they_are(cpt, tmp_path):
-    (tmp_path / "rows").mkdir()
-    write_rows(tmp_path / "rows/a.jsonl", [{"text": "a"}])
-    code, said = cpt("data", "ingest", tmp_path / "rows", "--output", tmp_path / "corpus")
-    assert code == 2 and ".jsonl" in said

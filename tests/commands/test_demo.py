@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import typer
 from rich.console import Console
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt.commands import demo
 from cpt.commands.demo import FOLDER, RECIPES, Commands, command, moved_paths, print_results, read_result, run_demo
@@ -24,7 +23,7 @@ from cpt.runs.record import Run
 BASE = RECIPES / "demo" / "base.yaml"
 MODULE = '''"""What the module {n} is for: it counts things of kind {n} and tells how many there are."""
 
-import os  # the operating system's own interfaces, of which {n} needs the paths
+import os
 
 
 def count_{n}(things):
@@ -34,10 +33,6 @@ def count_{n}(things):
     """
     # a comment stays
     return sum(1 for thing in things if thing.kind == "{n}" and thing.name not in os.environ)
-
-
-class Counter{n}:
-    """Remembers how many things of kind {n} were counted so far."""
 '''
 
 
@@ -77,10 +72,7 @@ def test_each_module_becomes_a_file_of_code_and_one_of_prose(library, tmp_path):
     everything = "".join(file.read_text() for folder in folders.values() for file in folder.iterdir())
     assert "count_test" not in everything and "def (:" not in everything  # tests and broken files
     assert "The while statement" in everything
-
-
-def test_a_module_is_held_out_with_its_code_and_its_prose(library, tmp_path):
-    for (_, part), path in write_files(tmp_path, library).items():
+    for (_, part), path in folders.items():
         names = {file.name.removesuffix(".txt") for file in path.iterdir() if file.name.startswith("module")}
         assert names and all(is_held_out(name) == (part == "held_out") for name in names)
 
@@ -98,11 +90,6 @@ def test_folders_that_exist_stay_and_half_made_ones_are_made_anew(library, tmp_p
 @pytest.fixture
 def cpt():
     return Commands(Console(file=io.StringIO(), width=60))
-
-
-def test_a_command_is_printed_as_one_would_type_it(cpt):
-    assert cpt.printed("train", "a b.yaml", "--new") == [sys.executable, "-m", "cpt", "train", "a b.yaml", "--new"]
-    assert cpt.console.file.getvalue() == "$ cpt train 'a b.yaml' --new\n"
 
 
 @pytest.mark.heavy
@@ -229,11 +216,7 @@ def test_the_whole_demo_at_a_fraction_of_its_size(tmp_path):
     assert first.returncode == (0 if summary["passed"] else 1), first.stderr[-3000:]
     assert [row["run"] for row in summary["rows"]] == ["code-seed1", "code-seed2"]
     assert all(row["domain_after"] < row["domain_before"] < 4 for row in summary["rows"])
-    assert summary["answer"]["prompt"].startswith("def ") and summary["answer"]["text"]
+    assert summary["answer"]["text"]
     assert commands == ["tokenizer", "train", "init", "check", "train", "train", "export", "serve"]
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "demo" / "model")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "demo" / "model")
-    written = model.generate(**tokenizer("def f(", return_tensors="pt"), max_new_tokens=4)
-    assert tokenizer.decode(written[0], skip_special_tokens=True).startswith("def f(")
     again, commands = start()
     assert commands == ["serve"] and again.returncode == first.returncode

@@ -1,13 +1,11 @@
 """The doctor names each missing piece with its cost and its remedy, and fails only if nothing can run."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from cpt.commands import doctor
-from cpt.errors import LaunchError
 from cpt.hardware import Gpu, describe_machine
 
 GPU = Gpu("NVIDIA H100 80GB HBM3", memory_gib=79.6, free_gib=79.0, driver="580.95", compute_capability="9.0")
@@ -23,10 +21,13 @@ def rows(machine):
     return {finding.part: finding for finding in doctor.examine(machine)}
 
 
-def test_a_missing_compiler_has_its_install_line(machine):
-    found = rows(replace(machine, programs={"g++": None, "ninja": None, "nvcc": None}))
+def test_what_is_missing_or_small_has_its_cost_and_remedy(machine):
+    few = {"g++": None, "ninja": None, "nvcc": None}
+    found = rows(replace(machine, programs=few, shared_memory_gib=0.0625, free_disk_gib=3.0))
     assert found["g++"].remedy == "apt-get install g++" and found["g++"].costs
+    assert "--shm-size" in found["shared memory"].remedy and found["free disk here"].costs
     assert "nvcc" not in found  # useless without a GPU
+    assert not rows(machine)["shared memory"].costs
 
 
 def test_kernels_are_for_machines_with_a_gpu(machine):
@@ -57,12 +58,6 @@ def test_a_kernel_that_cannot_be_imported_is_shown_with_the_wheel_that_fits(tmp_
     assert "undefined symbol" in found.costs and "cu128torch2.11" in found.remedy
 
 
-def test_little_shared_memory_and_little_disk_have_a_cost(machine):
-    small = rows(replace(machine, shared_memory_gib=0.0625, free_disk_gib=3.0))
-    assert "--shm-size" in small["shared memory"].remedy and small["free disk here"].costs
-    assert not rows(machine)["shared memory"].costs
-
-
 def test_a_stack_that_is_too_old_is_an_error(monkeypatch):
     required = ["transformers>=99", "no-such-package>=1", "ruff>=9; extra == 'dev'"]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: required)
@@ -76,9 +71,3 @@ def test_a_line_to_be_copied_is_not_wrapped(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "examine", lambda machine: [doctor.Diagnosis("flash-attn", "missing", "speed", line)])
     assert doctor.print_machine() == 0
     assert f"flash-attn: {line}\n" in capsys.readouterr().out
-
-
-def test_nodes_are_compared_under_a_launcher_only(monkeypatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(LaunchError, match="torchrun"):
-        doctor.command(recipe=Path("r.yaml"))

@@ -62,11 +62,6 @@ def test_a_phase_shorter_than_a_row_is_not_reached(predict, unweighted):
     assert not forecast.is_reached and "`data.phases[0]`" in forecast.remarks[0]
 
 
-def test_a_run_too_short_for_one_row_of_a_source_is_not_reached(predict):
-    forecast, _ = predict(ROW * 3)
-    assert not forecast.is_reached and "general" in forecast.remarks[0]
-
-
 def test_shares_as_near_as_whole_rows_allow_are_reached(predict):
     forecast, _ = predict(ROW * 78)
     assert forecast.is_reached

@@ -1,7 +1,6 @@
 """`cpt data rewrite`: a local model rewrites documents. The model here has random weights and writes bytes."""
 
 import json
-from collections import Counter
 
 import pytest
 import torch
@@ -11,8 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from cpt.commands import rewriting
 from cpt.commands.rewriting import Task, find_prompt, rewrite, sha256, why_dropped
 from cpt.commands.rewriting_model import Answer, Answerer, RewriteQuestion, Sampling, SeededDraws, cut, encode
-from cpt.errors import LaunchError, RecipeError, ResourceError
-from cpt.files import locked
+from cpt.errors import RecipeError
 from cpt.recipe.schema import DocumentSource, Model
 
 CHAT = (
@@ -114,20 +112,11 @@ def test_each_text_records_where_it_comes_from(task, tmp_path, documents, model_
     rows = rows_of(tmp_path / "out")
     assert (done.documents, done.pieces, done.texts + done.dropped.total()) == (7, 7, 7)
     first, text = rows[0], json.loads(documents.read_text().splitlines()[0])["text"]
-    assert first["source_text_hash"] == sha256(text) and first["source_where"] == f"{documents}:1"
-    assert first["model"] == str(model_folder) and first["model_revision"] is None and len(first["model_sha256"]) == 64
-    assert first["prompt"] == "easy" and first["prompt_sha256"] == find_prompt("easy").sha256 and first["cpt_version"]
-    assert first["sampling"] == {"max_new_tokens": NEW_TOKENS, "temperature": 1.0, "top_p": 0.95}
-    assert first["cut_off"] is True and first["run_seed"] == 42
+    expected = {"source_text_hash": sha256(text), "source_where": f"{documents}:1", "model": str(model_folder)}
+    expected |= {"prompt": "easy", "prompt_sha256": find_prompt("easy").sha256, "cut_off": True, "run_seed": 42}
+    expected["sampling"] = {"max_new_tokens": NEW_TOKENS, "temperature": 1.0, "top_p": 0.95}
+    assert expected.items() <= first.items() and len(first["model_sha256"]) == 64
     assert len({row["seed"] for row in rows}) == len(rows) == done.texts > 4
-
-
-def test_a_long_document_becomes_several_texts(task, tmp_path):
-    done = rewrite(task(), tmp_path / "out")
-    rows = rows_of(tmp_path / "out")
-    pieces = Counter(row["source_where"].rpartition(":")[2] for row in rows)
-    assert done.pieces > done.documents == 7 and pieces["7"] >= 2
-    assert all(row["piece"] < row["pieces"] for row in rows)
 
 
 def test_neither_batches_nor_groups_nor_the_order_change_a_text(task, tmp_path, documents, monkeypatch):
@@ -153,7 +142,7 @@ def test_an_interrupted_run_ends_the_same_and_repeats_nothing(task, tmp_path, mo
         rewrite(task(), tmp_path / "out", interrupt)
     times = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").glob("*.jsonl")}
     done = rewrite(task(), tmp_path / "out")
-    assert done.groups_done_before == len(times) == 2 and done.documents == 7
+    assert done.groups_done_before == len(times) == 2 and done.pieces > done.documents == 7
     assert all(file.stat().st_mtime_ns == time for file, time in times.items())
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "straight")
 
@@ -168,24 +157,6 @@ def test_only_what_changed_in_a_source_is_made_anew(task, tmp_path, documents, m
     assert done.groups_done_before == 1 and done.documents == 4 and len(bytes_of(tmp_path / "out")) == 2
     rewrite(whole, tmp_path / "fresh")
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "fresh")
-
-
-def test_a_group_whose_file_was_removed_is_made_again(task, tmp_path):
-    rewrite(task(), tmp_path / "out")
-    before = bytes_of(tmp_path / "out")
-    (tmp_path / "out" / "rewritten-00000.jsonl").unlink()
-    assert rewrite(task(), tmp_path / "out").groups_done_before == 0
-    assert bytes_of(tmp_path / "out") == before
-
-
-def test_a_second_process_and_a_file_as_output_are_refused(task, tmp_path):
-    lock = tmp_path / "out" / ".rewrite" / "lock"
-    lock.parent.mkdir(parents=True)
-    with locked(lock, ""), pytest.raises(LaunchError):
-        rewrite(task(), tmp_path / "out")
-    (tmp_path / "file").touch()
-    with pytest.raises(ResourceError):
-        rewrite(task(), tmp_path / "file")
 
 
 def test_dropped_answers_are_counted_and_leave_no_empty_file(task, tmp_path):
@@ -215,19 +186,14 @@ def test_a_window_that_is_too_small_is_refused_before_anything_is_made(task, tmp
         rewrite(task(sampling=Sampling(max_new_tokens=2000)), tmp_path / "out")
 
 
-@pytest.mark.parametrize("content", [b"no place", b"{text}\xff"])
-def test_a_file_that_is_not_a_prompt_is_refused(tmp_path, content):
-    (tmp_path / "mine.txt").write_bytes(content)
-    with pytest.raises(RecipeError, match="mine.txt"):
-        find_prompt(str(tmp_path / "mine.txt"))
-
-
 def test_a_prompt_is_a_file_or_a_name(tmp_path):
     (tmp_path / "mine.txt").write_text("Say {text} in verse, {name}.\n")
     prompt = find_prompt(str(tmp_path / "mine.txt"))
     assert prompt.name == "mine.txt" and prompt.template == "Say {text} in verse, {name}.\n"
-    with pytest.raises(RecipeError, match="`clear_prose`"):
-        find_prompt("clear_pose")
+    (tmp_path / "other.txt").write_text("no place")
+    for name, named in ((str(tmp_path / "other.txt"), "other.txt"), ("clear_pose", "`clear_prose`")):
+        with pytest.raises(RecipeError, match=named):
+            find_prompt(name)
 
 
 def answers(model, tokenizer, batch_size=5, seeds=SEEDS, **sampling):
@@ -285,14 +251,6 @@ def test_draws_follow_the_softmax():
     torch.testing.assert_close(shares, logits.softmax(-1), atol=0.015, rtol=0)
 
 
-@pytest.mark.gpu
-def test_a_gpu_draws_what_the_cpu_draws():
-    seeds, logits = list(range(64)), torch.randn(64, 5000)
-    ids = torch.zeros(64, 3, dtype=torch.long)
-    draw = SeededDraws(seeds, 1, 4)
-    assert torch.equal(draw(ids, logits).argmax(-1), draw(ids.cuda(), logits.cuda()).argmax(-1).cpu())
-
-
 def test_a_chat_template_is_written_around_the_prompt_as_the_tokenizer_does_it(chat_tokenizer):
     message = [{"role": "user", "content": "Say: hello\n"}]
     expected = chat_tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
@@ -303,12 +261,6 @@ def test_special_tokens_in_a_document_are_text_and_end_no_turn(chat_tokenizer):
     plain, hostile = (RewriteQuestion(chat_tokenizer, "Say: {text}").ids(text) for text in ("x", "<|end|>"))
     end = chat_tokenizer.convert_tokens_to_ids("<|end|>")
     assert plain.count(end) == hostile.count(end) == 1 and "Say: <|end|><|end|>" in chat_tokenizer.decode(hostile)
-
-
-def test_a_template_that_loses_the_question_is_refused(chat_tokenizer):
-    chat_tokenizer.chat_template = "{% for message in messages %}{{ message.role }}{% endfor %}"
-    with pytest.raises(RecipeError):
-        RewriteQuestion(chat_tokenizer, "{text}")
 
 
 def test_a_bos_comes_first_where_the_tokenizer_puts_one(tokenizer):

@@ -65,11 +65,6 @@ def test_no_tokens_and_too_many_are_refused_and_leave_nothing(extend, model, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_folder_that_exists_is_not_written_over(extend, model):
-    code, said = extend(model, output="model")
-    assert code == 2 and "exists already" in said
-
-
 def test_a_tokenizer_that_is_not_the_models_is_refused(extend, tokenizer_folder, tmp_path):
     code, said = extend(write_model(tmp_path / "small", tokenizer_folder, tied=True, rows=300))
     assert code == 2 and "300 rows" in said
@@ -108,15 +103,6 @@ def test_a_report_compares_two_tokenizers(cpt, tokenizer_folder, text, tmp_path)
 def test_a_report_without_text_or_tokenizer_is_refused(cpt, tokenizer_folder, words):
     words = [tokenizer_folder if word == "TOKENIZER" else word for word in words]
     assert cpt("tokenizer", "report", *words)[0] == 2
-
-
-def test_a_text_has_its_given_name_or_the_name_of_its_path():
-    texts = open_texts(["code=a/b.jsonl", "c/prose.txt", "s3://bucket/x=1/*.parquet"], "body", 1)
-    assert {name: text.source.path for name, text in texts.items()} == {
-        "code": "a/b.jsonl",
-        "prose": "c/prose.txt",
-        "x=1": "s3://bucket/x=1/*.parquet",
-    }
 
 
 def test_only_the_beginning_of_a_long_text_is_read_and_reported_as_such(tmp_path):

@@ -6,7 +6,6 @@ import pytest
 from launching import BIN, launch
 from tiny import write_recipe
 
-from cpt.commands.recipes import command as copy_recipes
 from cpt.commands.train import check_and_train
 from cpt.errors import CptError, RecipeError, ResourceError
 from cpt.installation import SHIPPED_FILES
@@ -37,14 +36,6 @@ def test_train_names_the_keys_that_are_still_auto(tiny_recipe, tmp_path):
         train(recipe)
 
 
-@pytest.mark.slow
-def test_the_file_started_alone_prints_the_mistake_and_ends_with_code_2(tiny_recipe, tmp_path):
-    tiny_recipe["data"]["sources"][0]["text_column"] = "body"
-    ended = launch(write_recipe(tiny_recipe, tmp_path / "r.yaml"), way="python")
-    assert ended.returncode == 2 and "Traceback" not in ended.stderr
-    assert "domain.jsonl" in ended.stderr and "body" in ended.stderr
-
-
 @pytest.mark.long
 def test_both_processes_stop_at_the_mistake_and_it_is_printed_once(tiny_recipe, tmp_path):
     tiny_recipe["optimizer"]["name"] = "adamv"
@@ -70,13 +61,6 @@ def test_processes_and_launcher_start_that_many_and_pass_the_exit_code_on(tiny_r
     tiny_recipe["data"]["sources"][0]["text_column"] = "body"
     wrong = launch(write_recipe(tiny_recipe, recipe), way="cpt", arguments=(*how, "name=wrong"))
     assert wrong.returncode == 2 and "body" in wrong.stderr.splitlines()[-1]
-
-
-def test_copied_recipes_are_not_written_over_files(tmp_path):
-    (tmp_path / "launch").mkdir()
-    with pytest.raises(ResourceError, match="launch"):
-        copy_recipes(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["launch"]
 
 
 def test_a_recipe_anywhere_may_name_the_parts_that_come_with_cpt(tmp_path, monkeypatch):
