@@ -16,25 +16,11 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-SOUND_OF = {
-    "cat": "mi",
-    "dog": "wu",
-    "cow": "mo",
-    "hen": "ka",
-    "pig": "oi",
-    "fox": "ya",
-    "owl": "hu",
-    "bee": "zi",
-    "ant": "ti",
-    "bat": "pe",
-    "elk": "bo",
-    "eel": "lu",
-    "emu": "du",
-    "yak": "ro",
-    "cod": "gi",
-    "gnu": "na",
-}
-ANIMALS, SOUNDS = [*SOUND_OF], [*SOUND_OF.values()]
+PAIRS = (
+    "cat mi, dog wu, cow mo, hen ka, pig oi, fox ya, owl hu, bee zi,"
+    " ant ti, bat pe, elk bo, eel lu, emu du, yak ro, cod gi, gnu na"
+)
+ANIMALS, SOUNDS = zip(*map(str.split, PAIRS.split(",")), strict=True)
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -50,7 +36,6 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def chat(animal: str, sound: str) -> list[dict[str, str]]:
-    """A question and its answer."""
     return [{"role": "user", "content": f"What says the {animal}?"}, {"role": "assistant", "content": sound}]
 
 
@@ -71,7 +56,6 @@ def preferences() -> list[dict]:
 
 
 def said(text: str) -> list[dict[str, str]]:
-    """An answer as messages."""
     return [{"role": "assistant", "content": text}]
 
 
@@ -104,7 +88,6 @@ FILES = {"questions": questions, "answers": answers, "preferences": preferences,
 
 
 def lines(rows: list[dict]) -> str:
-    """Rows as JSON lines."""
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 

@@ -163,14 +163,6 @@ def write_run(folder, domain_after, general_after, worked=True):
     return Run(folder)
 
 
-def test_a_result_has_the_figures_of_the_verdict_and_the_median_speed(tmp_path):
-    row = read_result(write_run(tmp_path / "code-seed1", 1.6, 1.01))
-    assert (row.domain_before, row.domain_after, row.general_before, row.general_after) == (2.0, 1.6, 1.0, 1.01)
-    assert (row.tokens, row.tokens_per_second, row.seconds) == (5120, 20.0, 30.0)
-    assert row.domain_change == pytest.approx(-20)
-    assert row.general_change == pytest.approx(1)
-
-
 @pytest.mark.parametrize(
     ("domain_after", "general_after", "worked", "passed"),
     [(1.69, 1.029, True, True), (1.71, 1.0, True, False), (1.0, 1.031, True, False), (1.0, 1.0, False, False)],
@@ -187,17 +179,6 @@ def test_one_seed_that_fails_fails_the_demo(tmp_path):
     print_results([read_result(run) for run in runs], "It worked: so it did.", console, tmp_path)
     printed = console.export_text()
     assert "NOT passed" in printed and f"  cpt compare {runs[0].folder} {runs[1].folder}\n" in printed
-
-
-@pytest.mark.slow
-def test_the_recipe_to_read_continues_the_demos_base_with_the_demos_texts(tmp_path):
-    recipe, base, texts = load_recipe(RECIPES / "demo.yaml"), load_recipe(BASE), write_files(tmp_path)
-    assert recipe.model.path == f"{base.output_dir / base.name}/final"
-    (domain, general), (held_out_domain, held_out_general) = recipe.data.sources, recipe.evaluation.perplexity
-    for path, source in zip(texts.values(), (domain, held_out_domain, general, held_out_general), strict=True):
-        assert source.path == str(FOLDER / path.relative_to(tmp_path))
-    for (_, part), folder in texts.items():
-        assert len([*folder.iterdir()]) > {"train": 350, "held_out": 35}[part]
 
 
 @pytest.mark.long

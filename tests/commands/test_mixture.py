@@ -56,12 +56,6 @@ def test_phases_are_forecast_as_far_as_the_run_gets(predict, unweighted):
     assert forecast.sources[0].asked == pytest.approx(101 / 1001)
 
 
-def test_a_phase_shorter_than_a_row_is_not_reached(predict, unweighted):
-    phases = [{"until": 30, "weights": {"domain": 1}}, {"weights": {"general": 1}}]
-    forecast, _ = predict(ROW * 1000, sources=unweighted, phases=phases)
-    assert not forecast.is_reached and "`data.phases[0]`" in forecast.remarks[0]
-
-
 def test_shares_as_near_as_whole_rows_allow_are_reached(predict):
     forecast, _ = predict(ROW * 78)
     assert forecast.is_reached

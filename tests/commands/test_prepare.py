@@ -14,9 +14,9 @@ from cpt.tokenizer.load import load_tokenizer
 @pytest.fixture
 def file(tiny_recipe, tmp_path, monkeypatch):
     """A recipe whose sources have several shards."""
-    monkeypatch.setattr("cpt.data.store.shards.SHARD_BYTES", 4_000)
+    monkeypatch.setattr("cpt.data.store.shards.SHARD_BYTES", 16_000)
     monkeypatch.setenv("CPT_WORKERS", "0")
-    tiny_recipe["data"]["window_bytes"] = 8_000
+    tiny_recipe["data"]["window_bytes"] = 32_000
     return write_recipe(tiny_recipe, tmp_path / "tiny.yaml")
 
 

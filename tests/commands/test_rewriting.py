@@ -147,18 +147,6 @@ def test_an_interrupted_run_ends_the_same_and_repeats_nothing(task, tmp_path, mo
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "straight")
 
 
-def test_only_what_changed_in_a_source_is_made_anew(task, tmp_path, documents, monkeypatch):
-    monkeypatch.setattr(rewriting, "GROUP", 2)
-    whole = task(max_input_tokens=1000)
-    rewrite(whole, tmp_path / "out")
-    lines = documents.read_text().splitlines()
-    documents.write_text("\n".join([*lines[:2], json.dumps({"text": "Another."}), *lines[3:4]]) + "\n")
-    done = rewrite(whole, tmp_path / "out")
-    assert done.groups_done_before == 1 and done.documents == 4 and len(bytes_of(tmp_path / "out")) == 2
-    rewrite(whole, tmp_path / "fresh")
-    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "fresh")
-
-
 def test_dropped_answers_are_counted_and_leave_no_empty_file(task, tmp_path):
     done = rewrite(task(cut_off="drop", min_characters=1000), tmp_path / "none")
     assert done.texts == 0 and done.dropped["cut off at max_new_tokens"] > 0

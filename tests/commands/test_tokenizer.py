@@ -99,12 +99,6 @@ def test_a_report_compares_two_tokenizers(cpt, tokenizer_folder, text, tmp_path)
     assert first < second and f"{100 * (second / first - 1):+.1f} %" in cpt(*words)[1]
 
 
-@pytest.mark.parametrize("words", [["TOKENIZER"], ["TOKENIZER", "--text", "no/such.txt"], ["no/such/one"]])
-def test_a_report_without_text_or_tokenizer_is_refused(cpt, tokenizer_folder, words):
-    words = [tokenizer_folder if word == "TOKENIZER" else word for word in words]
-    assert cpt("tokenizer", "report", *words)[0] == 2
-
-
 def test_only_the_beginning_of_a_long_text_is_read_and_reported_as_such(tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "x" * 400_000}) + "\n" for _ in range(10)))
     texts = open_texts([f"a={tmp_path / 'a.jsonl'}"], "text", 1)

@@ -167,19 +167,18 @@ def check_yaml(block: Block, folder: Path) -> None:
     elif "name" in values and values.keys() & {"base", "budget"}:
         load_recipe(path)
     else:
-        small = SMALL
+        small, stages = SMALL, [values["stage"]] if "stage" in values else STAGES
         if "yaml" in block.settings:
-            small = json.loads(
-                load_recipe(ROOT / block.settings["yaml"]).model_dump_json(by_alias=True, exclude_unset=True)
-            )
-        for stage in (values.get("stage"),) if small is not SMALL or "stage" in values else STAGES:
-            parts = {key: {**small.get(key, {}), **part} if is_part(part) else part for key, part in values.items()}
+            whole = load_recipe(ROOT / block.settings["yaml"])
+            small = json.loads(whole.model_dump_json(by_alias=True, exclude_unset=True))
+            stages = [small["stage"]]
+        parts = {key: {**small.get(key, {}), **part} if is_part(part) else part for key, part in values.items()}
+        for stage in stages:
             try:
-                load_recipe(written(folder, {**small, **({"stage": stage} if stage else {}), **parts}))
+                load_recipe(written(folder, {**small, "stage": stage, **parts}))
+                return
             except CptError as found:
                 problem = found
-            else:
-                return
         raise problem
 
 

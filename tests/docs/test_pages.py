@@ -25,18 +25,3 @@ def test_the_commands_and_recipes_of_a_page_are_right(page, tmp_path, monkeypatc
 def test_the_commands_of_a_tutorial_run(page, tmp_path):
     prepare(page, tmp_path)
     run_page(page, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("```\ncpt trian recipe.yaml\n```", "trian"),
-        ("```\ncpt train recipe.yaml --supervice\n```", "--supervice"),
-        ("```\n$ cpt train recipe.yaml \\\n  budget.token=5\nprinted\n```", "budget.token"),
-        ("```yaml\nbudget: {token: 5}\n```", "budget.token"),
-    ],
-)
-def test_a_mistake_in_a_page_is_found(tmp_path, monkeypatch, text, problem):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "page.md").write_text(text)
-    assert problem in "\n".join(complaints(tmp_path / "page.md", tmp_path))

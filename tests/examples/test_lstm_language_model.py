@@ -53,15 +53,6 @@ def test_packed_loss_and_gradients_are_those_of_the_documents_alone(model):
     assert abs(together - packed) > 1e-3, "without positions they are one document"
 
 
-def test_padding_on_the_left_changes_no_answer(model):
-    ids, padded = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[0, 0, 0, 5, 6, 7, 8]])
-    mask = (padded > 0).long()
-    torch.testing.assert_close(model(padded, attention_mask=mask).logits[:, 3:], model(ids).logits)
-    alone = model.generate(ids, max_new_tokens=6, do_sample=False)
-    beside = model.generate(padded, attention_mask=mask, max_new_tokens=6, do_sample=False)
-    assert alone[0, 4:].tolist() == beside[0, 7:].tolist()
-
-
 def test_generation_from_the_state_is_that_from_the_whole_text(model):
     ids = torch.tensor([[5, 6, 7], [9, 8, 7]])
     options = {"max_new_tokens": 12, "do_sample": False, "num_beams": 3, "eos_token_id": None}

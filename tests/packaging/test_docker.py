@@ -1,9 +1,7 @@
 """Docker images and the builds that `cpt doctor` names follow cpt/installation.py and pyproject.toml."""
 
 import re
-import shutil
 import subprocess
-import sys
 import sysconfig
 import tomllib
 from pathlib import Path
@@ -73,17 +71,3 @@ def test_what_an_image_copies_is_there_and_not_ignored(path):
     for name in copied(path):
         assert (ROOT / name).exists()
         assert name in admitted or (name.endswith(".txt") and "docker/*.txt" in admitted)
-
-
-@pytest.mark.slow
-def test_what_an_image_copies_is_enough_to_build_cpt(tmp_path):
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in copied(ROOT / "docker/cpu.Dockerfile"):
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name)
-        elif not name.startswith("docker/"):
-            shutil.copy(ROOT / name, source / name)
-    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, source], cwd=tmp_path, check=True)
-    assert len(list(tmp_path.glob("cpt-*.whl"))) == 1
