@@ -18,8 +18,8 @@ from cpt.data.readers.filters import BUILT_IN
 from cpt.evaluation.tasks import DOMAIN_TEST, domain_test_of_recipe, task_of_recipe
 from cpt.optim.build import OPTIMIZERS
 from cpt.optim.schedules import SCHEDULES
-from cpt.recipe.load import CLASSES_IN_TRAINING, class_of_change
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS, columns_of_stage
+from cpt.recipe.load import CLASSES_IN_TRAINING, class_of_change
 from cpt.recipe.schema import Recipe
 from cpt.stages.rewards import REWARDS
 from cpt.training.callbacks import CALLBACKS
