@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from cpt.errors import RecipeError, UserCodeError
-from cpt.plugins import check_options, closest, find
+from cpt.plugins import check_options, find
 
 BUILT_IN = {"adamw": dict, "sgd": list}
 
@@ -119,11 +119,3 @@ def test_an_argument_that_cpt_itself_gives_is_not_an_option():
     check_options(factor, {"floor": 1}, "schedule", given=["total"])
     with pytest.raises(RecipeError, match="`schedule.total`"):
         check_options(factor, {"floor": 1, "total": 2}, "schedule", given=["total"])
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [("lerning_rate", "learning_rate"), ("Learning-Rate", "learning_rate"), ("sede", "seed"), ("xyz", None)],
-)
-def test_the_closest_choice_is_what_was_meant(name, meant):
-    assert closest(name, ["seed", "learning_rate", "tags", "r"]) == meant

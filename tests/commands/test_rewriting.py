@@ -169,11 +169,6 @@ def test_why_an_answer_is_dropped(task, answer, reason):
     assert why_dropped(answer, "This is the text itself.", task(cut_off="drop", min_characters=10)) == reason
 
 
-def test_a_window_that_is_too_small_is_refused_before_anything_is_made(task, tmp_path):
-    with pytest.raises(RecipeError, match="--max-input-tokens"):
-        rewrite(task(sampling=Sampling(max_new_tokens=2000)), tmp_path / "out")
-
-
 def test_a_prompt_is_a_file_or_a_name(tmp_path):
     (tmp_path / "mine.txt").write_text("Say {text} in verse, {name}.\n")
     prompt = find_prompt(str(tmp_path / "mine.txt"))

@@ -7,7 +7,6 @@ import torch
 from tiny_extended import write_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from cpt.commands.tokenizer import describe, open_texts
 from cpt.data.readers.sources import open_source
 from cpt.recipe.schema import DocumentSource
 
@@ -97,10 +96,3 @@ def test_a_report_compares_two_tokenizers(cpt, tokenizer_folder, text, tmp_path)
     words = ("tokenizer", "report", tokenizer_folder, "--text", text, "--against", tmp_path / "small")
     first, second = (found["texts"][0]["tokens"] for found in json.loads(cpt(*words, "--json")[1]))
     assert first < second and f"{100 * (second / first - 1):+.1f} %" in cpt(*words)[1]
-
-
-def test_only_the_beginning_of_a_long_text_is_read_and_reported_as_such(tmp_path):
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "x" * 400_000}) + "\n" for _ in range(10)))
-    texts = open_texts([f"a={tmp_path / 'a.jsonl'}"], "text", 1)
-    assert len(list(texts["a"])) == 3 and texts["a"].is_cut and texts["a"].bytes == 1_200_000
-    assert "3 documents, 1.2 MB (its beginning)" in describe(texts)

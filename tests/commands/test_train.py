@@ -36,14 +36,6 @@ def test_train_names_the_keys_that_are_still_auto(tiny_recipe, tmp_path):
         train(recipe)
 
 
-@pytest.mark.long
-def test_both_processes_stop_at_the_mistake_and_it_is_printed_once(tiny_recipe, tmp_path):
-    tiny_recipe["optimizer"]["name"] = "adamv"
-    ended = launch(write_recipe(tiny_recipe, tmp_path / "r.yaml"), way="torchrun", processes=2)
-    assert ended.returncode != 0 and ended.stderr.count("Did you mean `adamw`") == 1
-    assert json.loads((tmp_path / "runs" / "tiny" / "status.json").read_text())["exit_code"] == 2
-
-
 TORCHRUN = ("--launcher", f"{BIN / 'torchrun'} --standalone --nproc-per-node 2")
 
 
