@@ -1,11 +1,11 @@
-"""A tiny model on disk, and large ones without weights."""
+"""A recipe with one thing changed, and models and documents for `cpt init`."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import TINY_LLAMA
+from tiny import TINY_LLAMA, write_recipe
 from transformers import AutoTokenizer
 
 from cpt.data.store.tokenization import DocumentEncoder
@@ -14,7 +14,8 @@ from cpt.models.config import config_from
 from cpt.models.inventory import build_on_meta, count_model_parameters, longest_row
 from cpt.models.known_bases import known_base
 from cpt.planning.init_recipe import BaseModel, DocumentStatistics, read_documents
-from cpt.recipe.schema import Model
+from cpt.recipe.load import load_with_places
+from cpt.recipe.schema import Model, Recipe
 
 LLAMA = {"model_type": "llama", "max_position_embeddings": 131072, "num_key_value_heads": 8}
 SHAPES = {
@@ -58,3 +59,14 @@ def facts(corpus: Path, tokenizer_folder: Path) -> DocumentStatistics:
     """Of the domain's documents."""
     encoder = DocumentEncoder(AutoTokenizer.from_pretrained(tokenizer_folder))
     return read_documents(str(corpus / "domain.jsonl"), None, encoder)
+
+
+@pytest.fixture
+def load(tiny_recipe, tmp_path):
+    """Load the tiny recipe with sections changed: `load(model={...})`."""
+
+    def with_changes(**sections) -> Recipe:
+        path = write_recipe({**tiny_recipe, **sections}, tmp_path / "recipe.yaml")
+        return load_with_places(path)[0]
+
+    return with_changes

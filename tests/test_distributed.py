@@ -9,7 +9,7 @@ import pytest
 from cpt.distributed import agree_with_launcher
 from cpt.errors import LaunchError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}
 DEEPSPEED = {"ACCELERATE_USE_DEEPSPEED": "true"}
 PROFILE = ROOT / "deepspeed_configs/ds_config_production.json"

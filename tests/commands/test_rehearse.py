@@ -13,7 +13,7 @@ from cpt.commands.rehearse import scratch_folder
 from cpt.recipe.load import load_recipe
 
 STEPS = ["recipe", "longest rows", "first steps", "save", "export", "disk", "resume"]
-WRONG = "tests.rehearsal.wrong_runs"
+WRONG = "tests.commands.wrong_runs"
 
 
 def evaluated_recipe(sections, folder, **changes):
