@@ -1,4 +1,4 @@
-"""The launcher's settings and the recipe's: the recipe decides."""
+"""Processes of a run: the launcher's settings and the recipe's, who decides, and who shares rows."""
 
 import json
 import os
@@ -6,8 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from cpt.distributed import agree_with_launcher
-from cpt.errors import LaunchError
+from cpt.distributed import (
+    Parallelism,
+    agree_with_launcher,
+    environment_alone,
+    groups_of_rows,
+    is_main_process,
+    main_process_decides,
+    main_process_first,
+    rank,
+    read_parallelism,
+    world_size,
+)
+from cpt.errors import LaunchError, RecipeError
 
 ROOT = Path(__file__).parents[1]
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}
@@ -17,7 +28,7 @@ PROFILE = ROOT / "deepspeed_configs/ds_config_production.json"
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Sets what a launcher leaves in the environment."""
+    """Set what a launcher leaves in the environment."""
     for name in list(os.environ):
         if name.startswith(("ACCELERATE_", "FSDP_", "WORLD_SIZE")):
             monkeypatch.delenv(name)
@@ -77,3 +88,53 @@ def test_processes_that_do_not_know_each_other_are_refused(launched, monkeypatch
     monkeypatch.delenv("RANK")
     with pytest.raises(LaunchError, match="4"):
         agree_with_launcher({})
+
+
+def test_a_process_that_continues_alone_has_no_variable_of_its_launcher(monkeypatch):
+    of_launchers = ("RANK", "WORLD_SIZE", "MASTER_PORT", "ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
+    for variable in (*of_launchers, "CROSS_SIZE"):
+        monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("CPT_CACHE", "/somewhere")
+    left = environment_alone()
+    assert left["CPT_CACHE"] == "/somewhere" and not {*of_launchers, "CROSS_SIZE"} & set(left)
+
+
+def test_a_process_without_a_launcher_is_alone_and_main():
+    assert (rank(), world_size(), is_main_process()) == (0, 1, True)
+    assert main_process_first(lambda: 7) == main_process_decides(lambda: 7) == 7
+
+
+# --- training.parallelism_config ----------------------------------------------------------------------------------
+
+
+def test_without_the_key_no_rows_are_shared():
+    assert read_parallelism({}) == Parallelism()
+    assert groups_of_rows({}, 8) == 8
+
+
+def test_processes_that_share_rows_read_as_one():
+    training = {"parallelism_config": {"sp_size": 4, "sp_backend": "deepspeed"}}
+    assert read_parallelism(training).sp_size == 4
+    assert groups_of_rows(training, 8) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sp_sise": 2}, "Did you mean `sp_size`"),
+        ({"sp_size": 0}, "sp_size"),
+        ({"sp_size": True}, "sp_size"),
+        ({"sp_size": "2"}, "sp_size"),
+        ({"pp_size": 2}, "pp_size"),
+        (2, "parallelism_config"),
+    ],
+)
+def test_a_wrong_parallelism_is_refused(given, message):
+    with pytest.raises(RecipeError, match=message):
+        read_parallelism({"parallelism_config": given})
+
+
+@pytest.mark.parametrize("processes", [1, 6])
+def test_processes_that_cannot_be_divided_are_refused(processes):
+    with pytest.raises(RecipeError, match="multiple of 4"):
+        groups_of_rows({"parallelism_config": {"sp_size": 4}}, processes)

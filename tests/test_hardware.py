@@ -1,4 +1,4 @@
-"""What the machine says about itself, and how a missing or odd answer is read."""
+"""GPUs, memory, cores and programs of this machine, also where an answer is missing or odd."""
 
 from pathlib import Path
 
@@ -24,9 +24,7 @@ def test_gpus_are_read_from_the_driver(tmp_path, monkeypatch):
 
 
 def test_a_driver_that_fails_means_no_gpu(tmp_path, monkeypatch):
-    fake_nvidia_smi(
-        tmp_path, monkeypatch, "echo 'NVIDIA-SMI has failed, because it could not talk, to, the driver'; exit 9"
-    )
+    fake_nvidia_smi(tmp_path, monkeypatch, "echo 'failed, because it could not talk, to, the driver'; exit 9")
     assert hardware.find_gpus() == []
 
 
@@ -56,7 +54,6 @@ def test_a_program_beside_this_python_is_found_without_activation(monkeypatch):
     [
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA H100 PCIe", "H100 PCIe"),
-        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
         ("Some Accelerator 9", None),
     ],
@@ -69,7 +66,7 @@ def test_a_gpu_is_known_by_the_name_that_its_driver_gives(name, kind):
 def test_a_first_compilation_is_announced_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     hardware.announce_compiling("cpu_adam", "DeepSpeed compiles")
-    assert capsys.readouterr().err.startswith("DeepSpeed compiles.")
+    assert "DeepSpeed compiles" in capsys.readouterr().err
     (tmp_path / "py311_cpu" / "cpu_adam").mkdir(parents=True)
     (tmp_path / "py311_cpu" / "cpu_adam" / "cpu_adam.so").touch()
     hardware.announce_compiling("cpu_adam", "DeepSpeed compiles")

@@ -10,6 +10,7 @@ from tiny import write_documents, write_recipe
 
 from cpt.checkpoints.manifest import hash_file
 from cpt.commands.rehearse import scratch_folder
+from cpt.errors import LaunchError
 from cpt.recipe.load import load_recipe
 
 STEPS = ["recipe", "longest rows", "first steps", "save", "export", "disk", "resume"]
@@ -44,7 +45,7 @@ def test_a_rehearsal_touches_nothing_of_a_run_of_that_name(tiny_recipe, tmp_path
     ended = rehearse(recipe)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rows = [line[:13].rstrip() for line in ended.stdout.splitlines() if line[13:15] == "ok"]
-    assert rows == STEPS and "the same losses, bit for bit" in ended.stdout
+    assert rows == STEPS and "bit for bit" in ended.stdout
     assert {path: hash_file(path) for path in run.rglob("*") if path.is_file()} == files
     assert not (tmp_path / "runs" / ".tiny.rehearsal").exists()
 
@@ -70,16 +71,16 @@ def test_zero_3_on_two_processes_is_rehearsed_as_it_will_run(tiny_recipe, tmp_pa
     training = {**tiny_recipe["training"], "deepspeed": zero_profile(tmp_path, 3)}
     _, findings, code = verdicts(evaluated_recipe(tiny_recipe, tmp_path, training=training), "--processes", "2")
     assert code == 0, findings
-    assert findings["resume"]["figure"].endswith("the same losses, bit for bit")
+    assert "bit for bit" in findings["resume"]["figure"]
 
 
 def test_a_recipe_is_rehearsed_once_at_a_time_in_an_empty_folder(tiny_recipe, tmp_path):
     recipe = load_recipe(evaluated_recipe(tiny_recipe, tmp_path))
     with scratch_folder(recipe) as folder:
         (folder / "run" / "checkpoint-2").mkdir(parents=True)
-        words = ["cpt", "rehearse", str(tmp_path / "recipe.yaml")]
-        other = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True)
-        assert "LaunchError" in other.stderr and folder.exists()
+        with pytest.raises(LaunchError), scratch_folder(recipe):
+            pass
+        assert (folder / "run" / "checkpoint-2").exists()
     with scratch_folder(recipe) as folder:
         assert [path.name for path in folder.iterdir()] == [".lock"]
 
@@ -90,10 +91,8 @@ def test_a_stopped_rehearsal_ends_its_processes_and_removes_its_folder(tiny_reci
     words = [sys.executable, "-m", "cpt.cli", "rehearse", str(recipe)]
     child = subprocess.Popen(words, cwd=ROOT, env=environment_of_a_run(), stderr=subprocess.PIPE, text=True)
     scratch = tmp_path / "runs" / ".tiny.rehearsal"
-    deadline = time.monotonic() + 300
-    while not (scratch / "longest_rows.log").exists() and time.monotonic() < deadline:
+    while not (scratch / "longest_rows.log").exists() and child.poll() is None:
         time.sleep(0.1)
-    time.sleep(2)
     child.send_signal(signal.SIGTERM)
     _, printed = child.communicate(timeout=60)
     assert child.returncode == 130 and "Interrupted" in printed and not scratch.exists()

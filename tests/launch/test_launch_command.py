@@ -1,3 +1,5 @@
+"""What `cpt launch` writes, and the shipped files of launch/."""
+
 import re
 import shlex
 import subprocess
@@ -26,7 +28,7 @@ ZERO = "training.deepspeed={zero_optimization: {stage: 2}}"
 
 @pytest.fixture
 def launch(tmp_path, monkeypatch, capsys):
-    """Types `cpt launch recipe.yaml WORDS`; the code, and what was printed."""
+    """`cpt launch recipe.yaml WORDS`: the exit code, and what it prints."""
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
 
@@ -39,40 +41,31 @@ def launch(tmp_path, monkeypatch, capsys):
     return typed
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_files_are_complete_and_one_command_starts_them(launch, tmp_path, launcher, nodes):
-    several = ["--nodes", "2", *(["--hosts", "b,a"] if launcher != "slurm" else [])] if nodes == 2 else []
-    code, printed = launch(
-        ZERO, "--lora", "--launcher", launcher, "--gpus-per-node", "4", "--output", "there", *several
-    )
+    hosts = ["--hosts", "b,a"] if launcher != "slurm" else []
+    several = ["--nodes", "2", *hosts] if nodes == 2 else []
+    words = [ZERO, "--lora", "--launcher", launcher, "--gpus-per-node", "4", "--output", "there", *several]
+    code, printed = launch(*words)
     script = "job.sbatch" if launcher == "slurm" else "start.sh" if nodes == 2 else "node.sh"
     assert code == 0 and printed.rstrip().endswith(f"there/{script}")
     for path in (tmp_path / "there").iterdir():
         assert not re.search(r"@[A-Z]+@", path.read_text()), path
         if path.suffix != ".yaml" and path.name != "hostfile":
-            checked = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True)
-            assert checked.returncode == 0, checked.stderr
+            subprocess.run(["bash", "-n", str(path)], check=True)
     assert f"python -m cpt train recipe.yaml {shlex.quote(ZERO)} --lora " in (tmp_path / "there/node.sh").read_text()
-    if nodes == 2 and launcher != "slurm":
+    if several and hosts:
         assert (tmp_path / "there/hostfile").read_text() == "b\na\n"
 
 
 def test_a_slurm_job_has_its_options_before_the_first_command(launch, tmp_path):
-    words = [
-        "--launcher",
-        "slurm",
-        "--nodes",
-        "2",
-        "--gpus-per-node",
-        "2",
-        "--sbatch=--partition=gpu",
-        "--sbatch=--qos=high",
-    ]
+    words = ["--launcher", "slurm", "--nodes", "2", "--gpus-per-node", "2", "--sbatch=--partition=gpu"]
     launch(*words, "--output", "gpu")
     lines = (tmp_path / "gpu/job.sbatch").read_text().splitlines()
     options = {line for line in lines[: lines.index("set -uo pipefail")] if line.startswith("#SBATCH ")}
-    expected = ["--nodes=2", "--gpus-per-node=2", "--requeue", "--signal=B:USR1@300", "--partition=gpu", "--qos=high"]
+    expected = ["--nodes=2", "--gpus-per-node=2", "--requeue", "--signal=B:USR1@300", "--partition=gpu"]
     assert {f"#SBATCH {option}" for option in expected} <= options
     launch(*words, "training.use_cpu=true", "--output", "cpu")
     assert "--gpus-per-node" not in (tmp_path / "cpu/job.sbatch").read_text()
@@ -94,7 +87,6 @@ def test_existing_files_are_overwritten_with_force_only(launch, tmp_path):
         (["--hosts", "a"], "--nodes"),
         (["--nodes", "2", "--hosts", "a,a"], "--hosts a,a"),
         (["--nodes", "2", "--hosts", "a,b c"], "`b c`"),
-        (["--nodes", "2", "--hosts", "a"], "--hosts"),
         (["--nodes", "2", "--launcher", "slurm", "--hosts", "a,b"], "--nodelist"),
         (["--sbatch=--partition=gpu"], "--partition=gpu"),
         (["--launcher", "slurm", "--sbatch", "qos=high"], "--sbatch qos=high"),
@@ -104,7 +96,7 @@ def test_existing_files_are_overwritten_with_force_only(launch, tmp_path):
         (["budget.tokenz=3"], "`tokens`"),
     ],
 )
-def test_words_that_do_not_fit_are_refused_before_anything_is_written(launch, tmp_path, words, cause):
+def test_wrong_options_are_refused_before_anything_is_written(launch, tmp_path, words, cause):
     before = sorted(tmp_path.rglob("*"))
     code, printed = launch(*words)
     assert code == 2 and cause in " ".join(printed.split()), printed

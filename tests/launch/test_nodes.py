@@ -9,6 +9,7 @@ import pytest
 from tiny import write_recipe
 
 from cpt.launch.nodes import differences, files_of_recipe
+from cpt.process import free_port
 from cpt.recipe.load import load_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -16,20 +17,18 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def two_nodes(tiny_recipe, tmp_path):
-    """Runs `cpt doctor recipe.yaml OVERRIDES` as two nodes of one run; what each of them printed, and the codes."""
+    """Run `cpt doctor recipe.yaml OVERRIDES` as two nodes of one run: outputs and exit codes."""
 
     def run(*overrides: list[str]) -> tuple[list[str], list[int]]:
         tiny_recipe["training"]["use_cpu"] = True
         recipe = write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        shared = {"WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        shared = {"WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "LOCAL_RANK": "0"}
+        shared |= {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
         nodes = [
             subprocess.Popen(
                 [sys.executable, "-m", "cpt", "doctor", str(recipe), *words],
                 cwd=ROOT,
-                env={**os.environ, **shared, "RANK": str(node), "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"},
+                env={**os.environ, **shared, "RANK": str(node)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -42,21 +41,19 @@ def two_nodes(tiny_recipe, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_nodes_that_differ_end_with_the_same_error_that_names_them(two_nodes, tmp_path):
     (tmp_path / "other.jsonl").write_text(json.dumps({"text": "a few words"}) + "\n")
     changed = ["seed=7", f"data.sources[0].path={tmp_path}/other.jsonl", f"output_dir={tmp_path}/elsewhere"]
     outputs, codes = two_nodes([], changed)
-    assert codes == [2, 2]
     errors = [output.partition("LaunchError: ")[2] for output in outputs]
-    assert errors[0] == errors[1]
-    for cause in ("`output_dir`", "`seed` is 7", "`data.sources[0].path`"):
+    assert codes == [2, 2] and errors[0] == errors[1]
+    for cause in ("`output_dir`", "`seed` is 7", "`data.sources[0].path`", f"{socket.gethostname()} (node 1): "):
         assert cause in errors[0], outputs
-    for line in errors[0].splitlines()[1:-1]:
-        assert line.strip().startswith(f"{socket.gethostname()} (node 1): ")
 
 
 @pytest.mark.slow
-def test_equal_nodes_are_named_and_nothing_is_left_behind(two_nodes, tmp_path):
+def test_equal_nodes_agree_and_leave_nothing_behind(two_nodes, tmp_path):
     outputs, codes = two_nodes([], [])
     assert codes == [0, 0] and "2 nodes agree" in outputs[0]
     assert list((tmp_path / "runs").iterdir()) == []

@@ -21,12 +21,13 @@ WAITS = 'trap "echo stopped; exit 75" INT TERM HUP USR1; echo ready; while :; do
 SSH = """while [ $# -gt 2 ]; do shift; done
 exec env --default-signal bash -c "$2" # as sshd does
 """
+pytestmark = pytest.mark.heavy  # shells and programs
 IN_SLURM = {"SLURM_JOB_ID": "12345", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_CPUS_ON_NODE": "8"}
 
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):
-    """Writes the files for a launch into there/."""
+    """Write the files for a launch into there/."""
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
 

@@ -31,7 +31,7 @@ from cpt.recipe.schema import Recipe
         ({"every_steps": 1, "keep": {"name": "my_lab.keep:weekly"}}, 2),
     ],
 )
-def test_what_stays_and_the_one_being_written_are_counted(load, checkpoints, at_once):
+def test_checkpoints_that_are_kept_and_the_one_being_written_are_counted(load, checkpoints, at_once):
     assert checkpoints_at_once(load(checkpoints=checkpoints)) == at_once
 
 
@@ -93,14 +93,12 @@ def found_in(monkeypatch):
     return check
 
 
-def test_a_run_that_fits_is_planned_without_a_word(found_in):
+def test_a_run_that_fits_is_planned_without_a_warning(found_in):
     found = found_in(recipe_in_bf16(), [gpu(24)])
     assert not found.warnings and found.plan is not None
     parts = found.plan["gpu_memory_gib"]
-    assert (
-        sum(parts.values()) == pytest.approx(found.plan["gpu_total_gib"], abs=0.01)
-        and {"weights", "activations"} <= parts.keys()
-    )
+    assert sum(parts.values()) == pytest.approx(found.plan["gpu_total_gib"], abs=0.01)
+    assert {"weights", "activations"} <= parts.keys()
     assert found.plan["tokens_per_second"] > 0 and found.plan["gpu"] == "Some GPU"
 
 
@@ -116,7 +114,7 @@ def test_memory_is_planned_for_one_of_several_nodes(found_in, monkeypatch):
 
 def test_the_smallest_gpu_decides(found_in):
     (warning,) = found_in(recipe_in_bf16(per_device_train_batch_size=16), [gpu(80), gpu(1)]).warnings
-    assert "of a Some GPU, which has 1" in warning and "cpt plan" in warning
+    assert "has 1" in warning and "cpt plan" in warning
 
 
 def test_a_model_that_cannot_be_planned_does_not_stop_a_run(found_in, monkeypatch):
@@ -126,4 +124,4 @@ def test_a_model_that_cannot_be_planned_does_not_stop_a_run(found_in, monkeypatc
     monkeypatch.setattr("cpt.planning.check_resources.count_activations", fails)
     found = found_in(recipe_in_bf16(), [gpu(24)])
     assert found.mistakes == found.blockers == [] and found.plan is None
-    assert "TypeError: forward() takes no input_ids" in found.unchecked[0]
+    assert "forward() takes no input_ids" in found.unchecked[0]

@@ -3,16 +3,15 @@
 from dataclasses import replace
 
 import pytest
-from planned_setups import FACTS, PLAIN, SHAPES, setup_for
+from planned_setups import FACTS, PLAIN, setup_for
 
 from cpt.hardware import GIB
-from cpt.models.config import config_from
 from cpt.models.layers import Recomputing
 from cpt.optim.adamw import BUFFER, BUFFERS
-from cpt.planning.activations import ActivationCounts, Activations, count_activations
+from cpt.planning.activations import ActivationCounts, Activations
 from cpt.planning.memory import plan_memory
 from cpt.planning.memory_parts import state_bytes
-from cpt.planning.model_sizes import TILES, StageNeeds, sizes_of_model
+from cpt.planning.model_sizes import TILES, StageNeeds
 from cpt.planning.workload import Sharding
 
 SMALL = replace(FACTS, in_linear_layers=700, largest_in_layers=60)
@@ -21,7 +20,6 @@ COUNTED = ActivationCounts(ROW, replace(ROW, kept=20_000, layer_inputs=1_000, ba
 AUTOCAST = replace(PLAIN, weights_bytes=4, sequence_length=8)
 ZERO3 = Sharding(3, prefetch_bucket_size=0, max_live_parameters=0, max_reuse_distance=0)
 ON_HOST = {"offload_optimizer": True, "offload_parameters": True}
-FSDP = Sharding(3, is_fsdp=True)
 
 
 def moments(setup, facts=SMALL):
@@ -75,7 +73,7 @@ def test_weights_in_4_bit(double, each):
     assert there["a matrix in half precision"] == 2 * 60
 
 
-def test_what_is_offloaded_is_on_the_host_in_pinned_blocks():
+def test_offloaded_states_are_on_the_host_in_pinned_blocks():
     zero = Sharding(3, sub_group_size=100, **ON_HOST)
     found = host(replace(AUTOCAST, zero=zero, weights_bytes=2))
     assert found["optimizer and fp32 weights"] == 12_000 and found["gradients"] == 2000
@@ -101,7 +99,7 @@ def test_each_of_several_machines_has_its_part():
         ({"zero": replace(ZERO3, offload_parameters=True)}, None),
     ],
 )
-def test_a_reference_is_whole_but_under_zero_3_and_free_with_an_adapter(changes, expected):
+def test_a_reference_model_is_whole_but_under_zero_3_and_free_with_an_adapter(changes, expected):
     setup = replace(PLAIN, gpus=4, needs=StageNeeds("dpo", TILES, reference=True), **changes)
     assert moments(setup)["the loss"].get("reference model") == expected
     on_host = setup.zero is not None and setup.zero.offload_parameters
@@ -130,15 +128,13 @@ def test_sampling_takes_keys_and_values_of_whole_completions():
     assert moments(under_zero3)["sampling completions"]["whole weights"] == 2000
 
 
-def test_offloaded_activations_are_on_the_host():
-    config = config_from(SHAPES["llama"])
-    plans = []
-    for how in (Recomputing(), Recomputing(offload=True)):
-        setup = setup_for(micro_batch=8, recomputing=how)
-        plans.append(plan_memory(sizes_of_model(config, None, 512), setup, count_activations(config, setup)))
+def test_offloaded_activations_move_to_the_host():
     here, away = (
-        max(term.size for moment in plan.moments for term in moment.terms if term.name == "activations")
-        for plan in plans
+        plan_memory(SMALL, setup_for(recomputing=how), COUNTED) for how in (Recomputing(), Recomputing(offload=True))
     )
-    (waiting,) = (term.size for term in plans[1].host.terms if term.name == "activations")
-    assert waiting > 0 and here - away == pytest.approx(waiting)
+    on_gpu, left = (
+        max(term.size for moment in plan.moments for term in moment.terms if term.name == "activations")
+        for plan in (here, away)
+    )
+    (on_host,) = (term.size for term in away.host.terms if term.name == "activations")
+    assert on_host > 0 and on_gpu - left == pytest.approx(on_host)

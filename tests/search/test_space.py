@@ -1,4 +1,4 @@
-"""The file of a search: what it may say, and what is refused with its line."""
+"""The file of a search: what it may hold, and what is refused with its line."""
 
 import pytest
 import yaml
@@ -40,9 +40,7 @@ def test_all_mistakes_come_at_once_with_their_lines(tmp_path):
         ("optimizer.learning_rate", {"low": 0, "high": 1, "log": True}),
         ("optimizer.learning_rate", {"low": 1e-6}),
         ("optimizer.learning_rate", {"low": 1e-6, "high": "much"}),
-        ("optimizer.learning_rate", {"low": 1e-6, "high": 1, "lgo": True}),
         ("optimizer.learning_rate", 1e-5),
-        ("optimizer", {"learning_rate": [1, 2]}),
         ("budget.global_batch_tokens", {"low": 512, "high": 1024, "step": 512, "log": True}),
     ],
 )
@@ -51,7 +49,7 @@ def test_a_range_that_optuna_cannot_draw_from_is_refused(tmp_path, key, value):
         space_of(tmp_path, {key: value})
 
 
-def test_numbers_are_whole_if_the_recipe_says_so_or_all_of_them_are(tmp_path):
+def test_numbers_are_integers_if_the_recipe_says_so_or_all_of_them_are(tmp_path):
     ranges = {
         "budget.global_batch_tokens": {"low": 1e3, "high": 1e6},
         "optimizer.learning_rate": {"low": 0, "high": 1},
