@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,8 @@ from cpt.distributed import (
     world_size,
 )
 from cpt.errors import LaunchError, RecipeError
+from cpt.hardware import scripts_folder
+from cpt.process import free_port
 
 ROOT = Path(__file__).parents[1]
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}
@@ -99,6 +103,62 @@ def test_a_process_that_continues_alone_has_no_variable_of_its_launcher(monkeypa
     assert left["CPT_CACHE"] == "/somewhere" and not {*of_launchers, "CROSS_SIZE"} & set(left)
 
 
+# The training section reaches the processes by the environment; each writes a report.
+CHILD = """
+import json, os, sys
+from pathlib import Path
+from cpt.errors import DataError
+from cpt.distributed import is_main_process, join_processes, leave_processes, start_deepspeed
+from cpt.distributed import main_process_decides, main_process_first, name_of_launcher, rank
+
+def work():
+    if is_main_process():
+        raise DataError("the file is empty")
+
+launched = join_processes(json.loads(os.environ["TRAINING"]))
+start_deepspeed(launched)
+import torch.distributed as dist
+report = [name_of_launcher(), rank(), dist.get_backend() if dist.is_initialized() else None]
+for decide in (main_process_first, main_process_decides):
+    try:
+        decide(work)
+    except DataError as problem:
+        report.append(str(problem))
+Path(os.environ["FOLDER"], f"{rank()}.json").write_text(json.dumps([*report, main_process_decides(rank)]))
+leave_processes()
+"""
+ACCELERATE = ["accelerate", "launch", "--config_file", str(ROOT / "launch/cpu_2_processes.yaml")]
+ZERO2 = {"deepspeed": {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}}
+
+
+@pytest.mark.parametrize(
+    ("command", "training", "launcher", "processes"),
+    [
+        pytest.param(
+            ["torchrun", "--standalone", "--nproc_per_node", "2"], {}, "torchrun", 2, marks=pytest.mark.heavy
+        ),
+        pytest.param(
+            [*ACCELERATE, "--main_process_port", str(free_port())], {}, "accelerate", 2, marks=pytest.mark.slow
+        ),
+        pytest.param(["deepspeed", "--num_gpus", "2"], ZERO2, "deepspeed", 2, marks=pytest.mark.long),
+        pytest.param([sys.executable], ZERO2, "python", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_launchers_processes_form_a_group_and_stop_where_the_main_process_does(
+    launched, tmp_path, command, training, launcher, processes
+):
+    (tmp_path / "child.py").write_text(CHILD)
+    ours = {"TRAINING": json.dumps(training), "FOLDER": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    inherited = {name: value for name, value in os.environ.items() if name != "RANK"}
+    path = f"{scripts_folder()}:{os.environ['PATH']}"
+    words = [*command, str(tmp_path / "child.py")]
+    ended = subprocess.run(words, env={**inherited, **ours, "PATH": path}, capture_output=True, text=True, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    reports = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*.json"))]
+    stopped = ["the file is empty"] * 2
+    assert reports == [[launcher, rank, "gloo", *stopped, 0] for rank in range(processes)]
+
+
 def test_a_process_without_a_launcher_is_alone_and_main():
     assert (rank(), world_size(), is_main_process()) == (0, 1, True)
     assert main_process_first(lambda: 7) == main_process_decides(lambda: 7) == 7
@@ -107,15 +167,10 @@ def test_a_process_without_a_launcher_is_alone_and_main():
 # --- training.parallelism_config ----------------------------------------------------------------------------------
 
 
-def test_without_the_key_no_rows_are_shared():
-    assert read_parallelism({}) == Parallelism()
-    assert groups_of_rows({}, 8) == 8
-
-
 def test_processes_that_share_rows_read_as_one():
     training = {"parallelism_config": {"sp_size": 4, "sp_backend": "deepspeed"}}
-    assert read_parallelism(training).sp_size == 4
-    assert groups_of_rows(training, 8) == 2
+    assert read_parallelism(training).sp_size == 4 and groups_of_rows(training, 8) == 2
+    assert read_parallelism({}) == Parallelism() and groups_of_rows({}, 8) == 8
 
 
 @pytest.mark.parametrize(
@@ -123,7 +178,6 @@ def test_processes_that_share_rows_read_as_one():
     [
         ({"sp_sise": 2}, "Did you mean `sp_size`"),
         ({"sp_size": 0}, "sp_size"),
-        ({"sp_size": True}, "sp_size"),
         ({"sp_size": "2"}, "sp_size"),
         ({"pp_size": 2}, "pp_size"),
         (2, "parallelism_config"),
@@ -134,7 +188,6 @@ def test_a_wrong_parallelism_is_refused(given, message):
         read_parallelism({"parallelism_config": given})
 
 
-@pytest.mark.parametrize("processes", [1, 6])
-def test_processes_that_cannot_be_divided_are_refused(processes):
+def test_processes_that_cannot_be_divided_are_refused():
     with pytest.raises(RecipeError, match="multiple of 4"):
-        groups_of_rows({"parallelism_config": {"sp_size": 4}}, processes)
+        groups_of_rows({"parallelism_config": {"sp_size": 4}}, 6)

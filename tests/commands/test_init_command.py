@@ -45,7 +45,7 @@ def test_the_recipe_is_as_approved(run):
     [
         ("cpu", 1, None),
         ("cpu", 1, False),
-        ("RTX 4090", 1, False),
+        pytest.param("RTX 4090", 1, False, marks=pytest.mark.slow),
         pytest.param("RTX 4090", 1, True, marks=pytest.mark.slow),
         pytest.param("A100-80GB", 4, None, marks=pytest.mark.slow),
     ],

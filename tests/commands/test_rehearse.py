@@ -5,7 +5,7 @@ import sys
 import time
 
 import pytest
-from launching import ROOT, environment_of_a_run, launch, zero_profile
+from launching import ROOT, environment_of_a_run, launch
 from tiny import write_documents, write_recipe
 
 from cpt.checkpoints.manifest import hash_file
@@ -64,14 +64,6 @@ def test_a_state_that_no_checkpoint_holds_is_found(tiny_recipe, tmp_path):
     assert [step for step in found if found[step] == "FAILED"] == ["resume"]
     assert findings["resume"]["error"] == "CheckpointError"
     assert (tmp_path / "runs" / ".tiny.rehearsal" / "resumed.log").exists()
-
-
-@pytest.mark.long
-def test_zero_3_on_two_processes_is_rehearsed_as_it_will_run(tiny_recipe, tmp_path):
-    training = {**tiny_recipe["training"], "deepspeed": zero_profile(tmp_path, 3)}
-    _, findings, code = verdicts(evaluated_recipe(tiny_recipe, tmp_path, training=training), "--processes", "2")
-    assert code == 0, findings
-    assert "bit for bit" in findings["resume"]["figure"]
 
 
 def test_a_recipe_is_rehearsed_once_at_a_time_in_an_empty_folder(tiny_recipe, tmp_path):

@@ -60,17 +60,6 @@ def test_the_files_are_complete_and_one_command_starts_them(launch, tmp_path, la
         assert (tmp_path / "there/hostfile").read_text() == "b\na\n"
 
 
-def test_a_slurm_job_has_its_options_before_the_first_command(launch, tmp_path):
-    words = ["--launcher", "slurm", "--nodes", "2", "--gpus-per-node", "2", "--sbatch=--partition=gpu"]
-    launch(*words, "--output", "gpu")
-    lines = (tmp_path / "gpu/job.sbatch").read_text().splitlines()
-    options = {line for line in lines[: lines.index("set -uo pipefail")] if line.startswith("#SBATCH ")}
-    expected = ["--nodes=2", "--gpus-per-node=2", "--requeue", "--signal=B:USR1@300", "--partition=gpu"]
-    assert {f"#SBATCH {option}" for option in expected} <= options
-    launch(*words, "training.use_cpu=true", "--output", "cpu")
-    assert "--gpus-per-node" not in (tmp_path / "cpu/job.sbatch").read_text()
-
-
 def test_existing_files_are_overwritten_with_force_only(launch, tmp_path):
     launch("--output", "there")
     (tmp_path / "there/node.sh").write_text("mine")
@@ -86,14 +75,11 @@ def test_existing_files_are_overwritten_with_force_only(launch, tmp_path):
         (["--nodes", "2"], "--hosts"),
         (["--hosts", "a"], "--nodes"),
         (["--nodes", "2", "--hosts", "a,a"], "--hosts a,a"),
-        (["--nodes", "2", "--hosts", "a,b c"], "`b c`"),
         (["--nodes", "2", "--launcher", "slurm", "--hosts", "a,b"], "--nodelist"),
         (["--sbatch=--partition=gpu"], "--partition=gpu"),
         (["--launcher", "slurm", "--sbatch", "qos=high"], "--sbatch qos=high"),
-        (["--output", "/elsewhere"], "--output /elsewhere"),
         (["--nodes", "3", "--hosts", "a,b,c"], "1, 2, 4"),
         (["--port", "29501"], "--port"),
-        (["budget.tokenz=3"], "`tokens`"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_written(launch, tmp_path, words, cause):

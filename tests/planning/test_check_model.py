@@ -69,11 +69,6 @@ def test_the_hub_is_unchecked_when_it_cannot_be_reached(load):
     assert [line.partition(":")[0] for line in found.unchecked] == ["`model.path`", "`tokenizer.path`"]
 
 
-def test_a_hub_model_is_checked_by_the_shape_in_the_recipe(load):
-    model = {"path": "some/model", "config": {**TINY_LLAMA, "vocab_size": 300}}
-    assert any("320 tokens" in line for line in mistakes(load(stage="cpt", model=model)))
-
-
 def test_a_model_without_a_record_of_new_rows_cannot_train_them_alone(load, tmp_path, tokenizer_folder):
     model = write_model(tmp_path / "model", tokenizer_folder, tied=True)
     (mistake,) = mistakes(load(stage="cpt", model={"path": str(model), "train_only": "new_rows"}))
@@ -90,18 +85,16 @@ def test_a_learning_rate_for_embeddings_that_adapters_do_not_train_is_a_mistake(
     assert mistakes_with(preset="cpt") == mistakes_with(target_modules=["embed_tokens", "q_proj"]) == []
 
 
-def test_a_teacher_has_to_exist_and_to_have_the_same_tokens(load, tokenizer_folder, tmp_path):
+def test_a_teacher_has_to_exist_unless_another_run_makes_it(load, tokenizer_folder, tmp_path):
     def found_with(teacher):
         training = {"per_device_train_batch_size": 2, "teacher_model_name_or_path": str(teacher)}
         return mistakes(load(stage="distill_text", training=training))
 
-    key = "`training.teacher_model_name_or_path`"
     assert found_with(save_llama(tmp_path / "fits", tokenizer_folder, 1, hidden_size=48)) == []
-    (other,) = found_with(save_llama(tmp_path / "other", tokenizer_folder, 1, vocab_size=384))
-    assert key in other and "384 tokens" in other
-    (gone,) = found_with("./gone")
-    assert key in gone
-    assert found_with(tmp_path / "runs" / "big") == [], "another run still has to make it"
+    assert found_with(tmp_path / "runs" / "big") == []
+    for wrong in ("./gone", save_llama(tmp_path / "other", tokenizer_folder, 1, vocab_size=384)):
+        (mistake,) = found_with(wrong)
+        assert "`training.teacher_model_name_or_path`" in mistake
 
 
 def test_a_reward_model_needs_an_architecture_with_a_classifier(load, tmp_path):
@@ -120,26 +113,21 @@ def test_a_reward_model_needs_an_architecture_with_a_classifier(load, tmp_path):
 # --- the first example of each source -----------------------------------------------------------------------------
 
 
-def mistakes_of(stage, *overrides, template=True):
+def mistakes_in_examples(stage, *overrides, template=True):
     found = PreflightReport()
     tokenizer = AutoTokenizer.from_pretrained(TINY / "tokenizer")
     if not template:
         tokenizer.chat_template = None
     check_first_examples(load_recipe(TINY / f"{stage}.yaml", overrides), tokenizer, found)
-    return [str(mistake) for mistake in found.mistakes]
-
-
-@pytest.mark.parametrize("stage", ["sft", "dpo", "kto", "grpo"])
-def test_the_tiny_recipes_have_what_they_need(stage):
-    assert mistakes_of(stage) == []
+    return " ".join(str(mistake) for mistake in found.mistakes)
 
 
 def test_messages_need_a_chat_template():
-    (mistake,) = mistakes_of("dpo", template=False)
-    assert "`tokenizer.path`" in mistake
-    assert mistakes_of("grpo", template=False) == []  # its prompts are plain texts
+    assert "`tokenizer.path`" in mistakes_in_examples("dpo", template=False)
+    assert mistakes_in_examples("dpo") == mistakes_in_examples("kto") == ""
+    assert mistakes_in_examples("grpo", template=False) == ""  # its prompts are plain texts
 
 
 def test_a_column_that_a_reward_reads_has_to_exist():
-    (mistake,) = mistakes_of("grpo", "rewards=[{name: exact_match, column: solution}]")
-    assert "`rewards[0]`" in mistake and "`solution`" in mistake and "answer" in mistake
+    mistake = mistakes_in_examples("grpo", "rewards=[{name: exact_match, column: solution}]")
+    assert "`rewards[0]`" in mistake and "`solution`" in mistake

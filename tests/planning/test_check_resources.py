@@ -24,7 +24,6 @@ from cpt.recipe.schema import Recipe
     [
         ({}, 1),
         ({"every_tokens": 512}, 4),
-        ({"every_tokens": 1024}, 2),
         ({"every_steps": 1, "keep": 1}, 2),
         ({"every_steps": 1, "keep": None}, 8),
         ({"every_steps": 1, "keep": {"last": 2, "every": 4}}, 3),
@@ -42,7 +41,6 @@ def test_checkpoints_that_are_kept_and_the_one_being_written_are_counted(load, c
         ({}, 2 + 8 + 4, 2),  # two moments and a master copy
         ({"rounding": "kahan"}, 2 + 8 + 2, 2),
         ({"optimizer": "sgd"}, 2, 2),
-        ({"optimizer": "my_lab.optim:sophia"}, 2, 2),
         ({"zero": Sharding(2)}, 2 + 12 + 2, 2),
         ({"zero": Sharding(3, is_fsdp=True), "weights_bytes": 4}, 4 + 12, 4),
     ],
@@ -74,7 +72,7 @@ def recipe_in_bf16(**training: object) -> Recipe:
             "model": {"path": "base"},
             "data": {"sequence_length": 512, "sources": [{"path": "documents"}]},
             "budget": {"tokens": 1_000_000},
-            "training": {"bf16": True, **training},
+            "training": {"bf16": True, "torch_compile": False, **training},
         }
     )
 

@@ -30,12 +30,12 @@ def mistakes(recipe: Recipe) -> list[str]:
         ({"optimizer": {"name": "adamv"}}, "Did you mean `adamw`?"),
         ({"optimizer": {"name": "adamw", "momentum": 0.9}}, "`optimizer.momentum`"),
         ({"optimizer": {"release_gradients": True}}, "`training.max_grad_norm: 0`"),
-        ({"optimizer": {"name": "adamw", "rounding": "kahan"}}, "`optimizer.rounding`"),
         ({"optimizer": {"rounding": "kahan"}, "training": {**MICRO_BATCH, "deepspeed": OFFLOADING}}, "fp32 weights"),
         ({"model": {"path": "./nowhere", "lora": QLORA}, "training": {**MICRO_BATCH, "deepspeed": ZERO_3}}, "ZeRO-3"),
         ({"schedule": {"name": "cosinus"}}, "Did you mean `cosine`?"),
         ({"schedule": {"name": "cosine", "warmup_tokens": 10**9}}, "`schedule.warmup_tokens`"),
         ({"stage": "my_lab.nowhere"}, "`my_lab.nowhere`"),
+        ({"evaluation": {"tasks": [{"name": "exam", "folder": "./nowhere"}]}}, "`evaluation.tasks[0]`"),
         ({"monitoring": {"trackers": ["wandbb"]}}, "Did you mean `wandb`?"),
         ({"monitoring": {"trackers": ["swanlab"]}}, "ResourceError: `monitoring.trackers[0]`"),
         ({"model": {"from_scratch": True, "config": {**TINY_LLAMA, "model_type": "lama"}}}, "Did you mean `llama`?"),
@@ -47,7 +47,6 @@ def mistakes(recipe: Recipe) -> list[str]:
         ({"checkpoints": {"every_steps": 1, "keep": {"lasst": 2}}}, "`checkpoints.keep.lasst`"),
         ({"checkpoints": {"archive": "nowhere://x"}}, "RecipeError: `checkpoints.archive`"),
         ({"checkpoints": {"archive": "adl://x/y"}}, "ResourceError: `checkpoints.archive`"),
-        ({"checkpoints": {"archive": "/proc/archive"}}, "RecipeError: `checkpoints.archive`"),
         ({"training": {**MICRO_BATCH, "torch_compile_mode": "fast"}}, "`training.torch_compile_mode`"),
         ({"training": {**MICRO_BATCH, "gradient_checkpointing_kwargs": {"selective": True}}}, "`selective`"),
         ({"training": {**MICRO_BATCH, "torch_compile": True, "deepspeed": ZERO_3}}, "`training.torch_compile`"),
@@ -88,15 +87,6 @@ def test_the_report_has_a_line_for_each_finding_and_an_exit_code(load, tmp_path,
 # --- documents and other files ------------------------------------------------------------------------------------
 
 
-def test_a_phase_that_waits_for_a_learning_rate_never_reached_is_a_mistake(load, tiny_recipe):
-    sources = [{"path": source["path"]} for source in tiny_recipe["data"]["sources"]]
-    phases = [{"until_learning_rate": 0.2, "weights": {"domain": 1}}, {"weights": {"general": 1}}]
-    data = {**tiny_recipe["data"], "sources": sources, "phases": phases}
-    assert mistakes(load(data=data)) == []
-    (line,) = mistakes(load(data=data, schedule={"name": "constant"}))
-    assert "`data.phases[0].until_learning_rate`" in line
-
-
 def test_a_held_out_set_of_one_document_is_a_mistake(load, tmp_path):
     (tmp_path / "exam.txt").write_text("One line.\nAnother one.\n")
     held_out = {"path": str(tmp_path / "exam.txt")}
@@ -110,19 +100,6 @@ def test_a_held_out_set_too_small_for_its_test_is_a_warning(load, corpus):
     recipe = load(evaluation={"perplexity": [held_out]}, stage="cpt", model={"path": "./nowhere"})
     (warning,) = [line for line in gate.check_reality(recipe).warnings if "perplexity" in line]
     assert "12 document(s)" in warning
-
-
-@pytest.mark.parametrize(
-    ("task", "key"),
-    [
-        ({"name": "exam", "folder": "./nowhere"}, "`evaluation.tasks[0]`"),
-        ({"name": "exam", "folder": "./nowhere", "limt": 3}, "`evaluation.tasks[0].limt`"),
-        ({"name": "domain_test", "questions": "few"}, "`evaluation.tasks[0].questions`"),
-    ],
-)
-def test_a_task_that_cannot_run_is_a_mistake(load, task, key):
-    (line,) = mistakes(load(evaluation={"tasks": [task]}))
-    assert key in line
 
 
 @pytest.mark.parametrize(
@@ -172,15 +149,6 @@ def test_sft_on_plain_text_alone_is_a_mistake(load, tmp_path):
     assert about_sft("talks.jsonl") == about_sft("talks.jsonl", "rows.jsonl") == []
 
 
-def test_one_huge_document_and_few_held_out_ones_are_warned_of(load, tiny_recipe, tmp_path):
-    texts = [f"document {number} " + "x" * 90 for number in range(50)] + ["y" * 9000]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    data = {**tiny_recipe["data"], "sources": [{"path": str(tmp_path / "a.jsonl"), "name": "a"}]}
-    found = gate.found_in(load(data=data, evaluation={"held_out_share": 0.2}))
-    huge, few = [line for line in found.warnings if line.startswith("a: ")]
-    assert "a.jsonl:51" in huge and "`evaluation.held_out_share`" in few
-
-
 def test_a_share_that_holds_nothing_out_is_a_mistake(load):
     found = gate.found_in(load(evaluation={"held_out_share": 1e-9}))
     assert ["held_out_share" in str(mistake) for mistake in found.mistakes] == [True]
@@ -191,36 +159,16 @@ def test_a_dataset_on_a_hub_that_answers_is_checked(tiny_recipe, tmp_path):
     hub = Hub()
     hub.commit("lab/texts", {"train.jsonl": "".join(json.dumps({"body": f"Text {n}."}) + "\n" for n in range(50))})
     client = Client(hub, tmp_path / "home")
-
-    def checked(**source):
+    for source, code in (({"path": "lab/texts", "text_column": "body"}, 0), ({"path": "lab/texts"}, 2)):
         data = {**tiny_recipe["data"], "sources": [source]}
         path = str(write_recipe({**tiny_recipe, "data": data}, tmp_path / "r.yaml"))
-        return client(
-            "from cpt.planning.gate import check_reality\n"
-            "from cpt.recipe.load import load_recipe\n"
-            f"found = check_reality(load_recipe({path!r}))\n"
-            "result = [found.exit_code, [str(each) for each in found.mistakes], found.unchecked]\n"
-        )
-
-    assert checked(path="lab/texts", text_column="body") == [0, [], []]
-    code, (mistake,), _ = checked(path="lab/texts")
-    assert code == 2 and "`text`" in mistake
-    code, (mistake,), _ = checked(path="lab/nothing")
-    assert code == 2 and "lab/nothing" in mistake
+        program = "from cpt.planning.gate import check_reality\nfrom cpt.recipe.load import load_recipe\n"
+        assert client(f"{program}result = check_reality(load_recipe({path!r})).exit_code") == code
     client.close()
     hub.shutdown()
 
 
 # --- this machine -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_model_that_does_not_fit_the_disk_is_refused_by_an_estimate(load):
-    wide = {"hidden_size": 16384, "intermediate_size": 65536, "num_hidden_layers": 900, "num_attention_heads": 128}
-    model = {"from_scratch": True, "config": {**TINY_LLAMA, **wide}}
-    assert any(line.startswith("ResourceError: `output_dir`") for line in mistakes(load(model=model)))
-    elsewhere = gate.check_reality(load(model=model, training={**MICRO_BATCH, "bf16": True}))
-    assert elsewhere.mistakes == [] and any("`output_dir`" in str(blocker) for blocker in elsewhere.blockers)
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="for machines without a GPU")

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 from tiny import write_documents, write_recipe
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, ResourceError
-from cpt.models.config import config_from
 from cpt.models.inventory import build_on_meta, count_model_parameters, longest_row
 from cpt.models.known_bases import known_base
 from cpt.planning import init_recipe
@@ -17,28 +16,11 @@ from cpt.planning.init_recipe import BaseModel, choose, own_run, read_documents
 from cpt.planning.speed import find_target
 
 FAR = {"bytes_per_token": 2.4, "compared_with_english": 0.6}
-LLAMA = {"model_type": "llama", "max_position_embeddings": 131072, "num_key_value_heads": 8}
-SHAPES = {
-    "8b": {
-        **LLAMA,
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-    },
-    "0.5b": {
-        **LLAMA,
-        "vocab_size": 151936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
-    "no layers": {**LLAMA, "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 0, "num_attention_heads": 8},
-}
+GPT2_LARGE = AutoConfig.for_model("gpt2", n_embd=1280, n_layer=36, n_head=20, n_positions=8192)
+LLAMA_13B = AutoConfig.for_model(
+    "llama", hidden_size=5120, intermediate_size=13824, num_hidden_layers=40, num_attention_heads=40
+)
+NO_LAYERS = AutoConfig.for_model("llama", num_hidden_layers=0)
 
 
 @pytest.fixture(scope="session")
@@ -60,9 +42,8 @@ def documents(corpus, encoder):
 def choices(documents, tokenizer):
     """What is chosen for a model without weights on a machine, with documents of which some facts are changed."""
 
-    def of(shape="0.5b", gpu="RTX 4090", path="some/base", gpus=1, found=None, **options):
+    def of(config=GPT2_LARGE, gpu="RTX 4090", path="some/base", gpus=1, found=None, **options):
         changed = {"tokens": 10**8, "compared_with_english": 0.95, **(found or {})}
-        config = config_from(SHAPES[shape])
         model = build_on_meta(config)
         parameters = count_model_parameters(model).total
         base = BaseModel(path, model, tokenizer, parameters, longest_row(config), True, known_base(path))
@@ -103,17 +84,17 @@ def test_a_known_base_continues_at_the_rate_it_ended_at(choices):
 @pytest.mark.slow
 def test_a_model_that_does_not_fit_is_trained_with_adapters_or_refused(choices):
     assert choices().way.name == "full" and choices().way.profile is None
-    large = choices("8b", "A100-80GB")
+    large = choices(LLAMA_13B, "A100-80GB")
     assert large.way.name == "lora" and large.way.refused[0].startswith("all parameters")
     with pytest.raises(ResourceError, match="RTX 4080"):
-        choices("8b", "RTX 4080")
+        choices(LLAMA_13B, "RTX 4080")
 
 
 def test_too_little_text_and_a_model_without_layers_for_adapters_are_refused(choices):
     with pytest.raises(DataError):
         choices(found={"tokens": 2000})
     with pytest.raises(ResourceError, match="--lora"):
-        choices("no layers", full=False)
+        choices(NO_LAYERS, full=False)
 
 
 def test_a_base_that_cpt_trained_has_its_runs_learning_rates_batch_and_rows(tmp_path, tiny_recipe):
