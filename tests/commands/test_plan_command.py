@@ -18,13 +18,13 @@ model:
     vocab_size: 32000
     hidden_size: 2048
     intermediate_size: 5632
-    num_hidden_layers: 22
+    num_hidden_layers: 2
     num_attention_heads: 32
     num_key_value_heads: 4
 tokenizer: {path: nowhere}
 data: {sequence_length: 2048, sources: [{path: documents}]}
 budget: {tokens: 1_000_000_000}
-training: {per_device_train_batch_size: 8, bf16: true, torch_compile: false}
+training: {per_device_train_batch_size: 64, bf16: true, torch_compile: false}
 """
 
 

@@ -20,7 +20,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ
 
 @pytest.fixture
 def launch(tiny_recipe, tmp_path, monkeypatch):
-    """Writes node.sh for two hosts; returns it."""
+    """Write node.sh for two hosts; returns it."""
     tiny_recipe |= {"output_dir": "runs", "budget": {"tokens": STEPS * 16_384, "global_batch_tokens": 16_384}}
     tiny_recipe["checkpoints"] = {"every_steps": 4}
     tiny_recipe["training"] |= {"use_cpu": True, "ddp_timeout": 20}

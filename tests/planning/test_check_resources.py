@@ -16,7 +16,6 @@ from cpt.planning.check_resources import (
     disk_needs,
 )
 from cpt.planning.workload import Sharding
-from cpt.recipe.schema import Recipe
 
 
 @pytest.mark.parametrize(
@@ -65,34 +64,27 @@ def gpu(memory_gib: float) -> Gpu:
     return Gpu("Some GPU", memory_gib, memory_gib, "580", "9.0")
 
 
-def recipe_in_bf16(**training: object) -> Recipe:
-    return Recipe.model_validate(
-        {
-            "name": "run",
-            "model": {"path": "base"},
-            "data": {"sequence_length": 512, "sources": [{"path": "documents"}]},
-            "budget": {"tokens": 1_000_000},
-            "training": {"bf16": True, "torch_compile": False, **training},
-        }
-    )
-
-
 CONFIG = config_from(SHAPES["llama"])
+DATA = {"sequence_length": 512, "sources": [{"path": "documents"}]}
 
 
 @pytest.fixture
-def found_in(monkeypatch):
-    def check(recipe, gpus):
-        monkeypatch.setattr("cpt.planning.check_resources.find_gpus", lambda: gpus)
+def found_on(load, monkeypatch):
+    """What is found of a run in bfloat16 on a machine with these GPUs."""
+
+    def check(*gpus, rows=2):
+        monkeypatch.setattr("cpt.planning.check_resources.find_gpus", lambda: list(gpus))
         found = PreflightReport()
+        training = {"bf16": True, "torch_compile": False, "per_device_train_batch_size": rows}
+        recipe = load(training=training, data=DATA, budget={"tokens": 10**6})
         check_resources(recipe, CONFIG, None, found)
         return found
 
     return check
 
 
-def test_a_run_that_fits_is_planned_without_a_warning(found_in):
-    found = found_in(recipe_in_bf16(), [gpu(24)])
+def test_a_run_that_fits_is_planned_without_a_warning(found_on):
+    found = found_on(gpu(24))
     assert not found.warnings and found.plan is not None
     parts = found.plan["gpu_memory_gib"]
     assert sum(parts.values()) == pytest.approx(found.plan["gpu_total_gib"], abs=0.01)
@@ -100,26 +92,26 @@ def test_a_run_that_fits_is_planned_without_a_warning(found_in):
     assert found.plan["tokens_per_second"] > 0 and found.plan["gpu"] == "Some GPU"
 
 
-def test_memory_is_planned_for_one_of_several_nodes(found_in, monkeypatch):
+def test_memory_is_planned_for_one_of_several_nodes(found_on, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "8")
-    one = found_in(recipe_in_bf16(), [gpu(24)] * 8).plan
+    one = found_on(*[gpu(24)] * 8).plan
     monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
-    several = found_in(recipe_in_bf16(), [gpu(24)] * 4).plan
+    several = found_on(*[gpu(24)] * 4).plan
     assert several is not None and one is not None
     assert (several["nodes"], several["gpus"], one["nodes"]) == (2, 8, 1)
     assert several["host_total_gib"] < 0.6 * one["host_total_gib"]
 
 
-def test_the_smallest_gpu_decides(found_in):
-    (warning,) = found_in(recipe_in_bf16(per_device_train_batch_size=16), [gpu(80), gpu(1)]).warnings
+def test_the_smallest_gpu_decides(found_on):
+    (warning,) = found_on(gpu(80), gpu(1), rows=16).warnings
     assert "has 1" in warning and "cpt plan" in warning
 
 
-def test_a_model_that_cannot_be_planned_does_not_stop_a_run(found_in, monkeypatch):
+def test_a_model_that_cannot_be_planned_does_not_stop_a_run(found_on, monkeypatch):
     def fails(*_):
         raise TypeError("forward() takes no input_ids")
 
     monkeypatch.setattr("cpt.planning.check_resources.count_activations", fails)
-    found = found_in(recipe_in_bf16(), [gpu(24)])
+    found = found_on(gpu(24))
     assert found.mistakes == found.blockers == [] and found.plan is None
     assert "forward() takes no input_ids" in found.unchecked[0]
