@@ -35,11 +35,13 @@ def run(tmp_path, monkeypatch, base_folder, corpus):
     return init_with
 
 
+@pytest.mark.heavy
 def test_the_recipe_is_as_approved(run):
     run(gpu="RTX 4090", gpus=4, host_memory=64.0, price_per_gpu_hour=2.0)
     check_approved(Path("recipe.yaml").read_text(), Path(__file__).with_name("approved_recipe.yaml"))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("gpu", "gpus", "full"),
     [
@@ -55,6 +57,7 @@ def test_the_recipe_has_no_mistakes_and_no_warnings(run, gpu, gpus, full):
     assert found.mistakes == found.warnings == [], found
 
 
+@pytest.mark.heavy
 def test_without_a_general_set_the_public_one_is_replayed_and_with_none_nothing_is(run):
     recipe = run(general=None, gpu="RTX 4090")
     assert recipe.data.sources[1].path == init.PUBLIC_GENERAL and recipe.data.sources[1].max_documents
