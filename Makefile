@@ -64,7 +64,7 @@ $(APART)/.installed: $(INSTALLED)
 	touch $@
 
 test-cluster: $(INSTALLED) ## two hosts on this machine, as root
-	$(PYTEST) tests/launchers -m cluster $(ARGS)
+	$(PYTEST) tests/launch -m cluster $(ARGS)
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA GPU
 	$(PYTEST) -m 'gpu and not quantized' $(ARGS) || $(call unless_there_are_none,gpu)
