@@ -1,7 +1,4 @@
-"""The command line as a whole: help pages, examples, completion, options, and the commands that messages name.
-
-`python -m tests.commands.test_cli` renews help.txt, the help pages as they are printed.
-"""
+"""The command line as a whole: help pages, examples, completion, options, and the commands that messages name."""
 
 import ast
 import contextlib
@@ -18,12 +15,13 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from approved import check_approved
 from typer.main import get_command
 
 from cpt.cli import COMMANDS, application, command_of, constant, main
 
 ROOT = Path(__file__).parents[2]
-APPROVED = Path(__file__).with_name("help.txt")
+APPROVED = Path(__file__).with_name("approved_help.txt")
 SHOWN = ["", "init", "check", "plan", "train", "evaluate", "export"]
 BELOW = [
     (name, below)
@@ -43,10 +41,6 @@ def help_page(command):
     return "\n".join([f"$ cpt {command} --help".replace("  ", " "), *lines, ""])
 
 
-def help_pages():
-    return "\n\n".join(map(help_page, SHOWN))
-
-
 @cache
 def click_command(words):
     command = get_command(application(words[0]))
@@ -56,7 +50,7 @@ def click_command(words):
 
 
 def test_the_help_of_the_main_commands_is_as_approved():
-    assert help_pages() == APPROVED.read_text(), "renew it: python -m tests.commands.test_cli"
+    check_approved("\n\n".join(map(help_page, SHOWN)), APPROVED)
 
 
 @pytest.mark.parametrize("words", PAGES, ids=" ".join)
@@ -159,7 +153,3 @@ def test_every_command_and_option_that_a_message_names_exists():
                 if name not in COMMANDS or options - known_options(name, words):
                     wrong.append(f"{path.name}:{line}: cpt {quoted}")
     assert not wrong
-
-
-if __name__ == "__main__":
-    APPROVED.write_text(help_pages())

@@ -1,16 +1,13 @@
-"""The verdict of a finished run. Its sentences and its page are in approved_verdict.txt.
-
-After a change of them that is meant: CPT_APPROVE=1 pytest tests/evaluation/test_verdict.py; git diff
-"""
+"""The verdict of a finished run. Its sentences and its page are in approved_verdict.txt."""
 
 import json
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from approved import check_approved
 from full_disk import disk_of_its_own, fill
 from tiny import write_recipe
 
@@ -169,9 +166,7 @@ def test_a_run_worked_only_where_its_figures_show_it_and_says_it_in_the_approved
         parts.append(f"{name}:\n{verdict.headline()}\nNot run: {missing}. Serve: {verdict.serve}.\n")
     parts += [f"one large document:\n{general_sentence(reported_case())}\n", whole_page(run)]
     found = "\n".join(parts).replace(str(tmp_path), "RUNS")
-    if os.environ.get("CPT_APPROVE"):
-        APPROVED.write_text(found)
-    assert found == APPROVED.read_text()
+    check_approved(found, APPROVED)
 
 
 def test_a_wide_interval_under_one_large_document_is_unknown_and_not_as_good_as_before(run):
