@@ -1,13 +1,13 @@
-"""Train two steps, save them as the Trainer would, as we do, and as we do in the background, and tell what differs:
-`... RECIPE OUTPUT`."""
+"""Train two steps, save them as the Trainer does, as we do, and as we do in the background, and write down what
+differs: `... RECIPE OUTPUT`."""
 
 import json
 import sys
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import torch
+from resuming import differences
 from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -20,7 +20,7 @@ from cpt.tokenizer.load import load_tokenizer
 from cpt.training import saving
 from cpt.training.arguments import training_arguments, weights_dtype
 
-OURS_ALONE = {"manifest.json", "data_position.json", "safety.json"}
+OURS_ALONE = ("manifest.json", "data_position.json", "safety.json", "training_args.bin")  # the last holds the folder
 
 
 def trained(path):
@@ -94,31 +94,7 @@ def files_of(folder):
 
 def differing(one, other):
     """The files of two checkpoints that are not the same."""
-    found = sorted((files_of(one) ^ files_of(other)) - OURS_ALONE)
-    for name in sorted(files_of(one) & files_of(other)):
-        if name.endswith((".pt", ".pth")):
-            same = equal(*(torch.load(folder / name, weights_only=False) for folder in (one, other)))
-        elif name == "training_args.bin":  # it holds the output folder
-            same = True
-        else:
-            same = (one / name).read_bytes() == (other / name).read_bytes()
-        if not same:
-            found.append(name)
-    return found
-
-
-def equal(one, other):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other) and one.dtype == other.dtype
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(equal, one, other))
-    if isinstance(one, np.ndarray):
-        return np.array_equal(one, other)
-    if type(one).__module__.startswith("deepspeed.runtime.fp16"):  # its loss scaler
-        return type(one) is type(other) and vars(one) == vars(other)
-    return one == other
+    return differences(one, other, ignored=OURS_ALONE)
 
 
 def main():
@@ -130,7 +106,7 @@ def main():
     behind = save(trainer, output / "behind", lambda: in_background(trainer))
     if is_main_process():
         sizes = [
-            sum((folder / name).stat().st_size for name in files_of(folder) - OURS_ALONE)
+            sum((folder / name).stat().st_size for name in files_of(folder) - {*OURS_ALONE})
             for folder in (theirs, ours, blocked, behind)
         ]
         differences = {
