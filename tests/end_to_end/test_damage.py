@@ -108,7 +108,7 @@ REPORTED = {  # what the first users' damage did: other weights, a traceback, no
 }
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_damage_to_what_can_be_made_again_changes_nothing_and_is_an_event(interrupted):
     run = interrupted(deduplicate="exact")
     kinds = run.files()

@@ -147,6 +147,8 @@ def together(start):
     first."""
 
     def begin(number: int, *words: object, **options: Any) -> list[Typed]:
+        if number == 1:
+            return [start(*words, **options)]
         group = {
             "WORLD_SIZE": number,
             "LOCAL_WORLD_SIZE": number,

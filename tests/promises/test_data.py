@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
-from promises.conftest import WORDS, events, losses
+from promises.conftest import WORDS, built, events, losses, trainer_of, write_texts
 from tokenizers import models
 from tokenizers.processors import TemplateProcessing
 from torch.utils.data import DataLoader, Subset
 from transformers import AutoTokenizer
 
-from cpt import build_data, build_model, build_trainer, load_recipe, load_tokenizer, open_mixture
+from cpt import open_mixture
 from cpt.errors import DataError, RecipeError
 
 TEXTS = [f"{WORDS[: 7 + number % 31]} number {number}." for number in range(80)]  # each fits into a row of 64 tokens
@@ -25,17 +25,15 @@ END = "<|end|>"
 
 
 def jsonl(path, texts):
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return str(path)
+    return str(write_texts(path, texts))
 
 
 class Epoch:
     """One time through the data, row by row."""
 
     def __init__(self, file, overrides=()):
-        self.recipe = load_recipe(file, overrides)
-        self.tokenizer = load_tokenizer(self.recipe)
-        self.data = build_data(self.recipe, self.tokenizer)
+        self.file, self.overrides = file, overrides
+        self.recipe, self.tokenizer, self.data = built(file, overrides)
         self.rows = self.read(0, self.data.num_rows)
 
     def read(self, first, last):
@@ -44,17 +42,13 @@ class Epoch:
         return [{name: value if value.dim() == 2 else value[None] for name, value in row.items()} for row in rows]
 
     def trainer(self):
-        return build_trainer(self.recipe, build_model(self.recipe, self.tokenizer), self.tokenizer, self.data)
+        return trainer_of(self.file, self.overrides)[0]
 
     @property
     def pieces(self):
         """The token ids of each document in each row, without padding."""
-        return [
-            piece
-            for batch in self.rows
-            for line in range(len(batch["input_ids"]))
-            for piece in self.pieces_of(batch, line)
-        ]
+        lines = ((batch, line) for batch in self.rows for line in range(len(batch["input_ids"])))
+        return [piece for batch, line in lines for piece in self.pieces_of(batch, line)]
 
     def pieces_of(self, batch, line=0):
         ids, positions = batch["input_ids"][line], batch["position_ids"][line]
@@ -76,9 +70,8 @@ def epoch(recipe, write, tmp_path):
 
     def read(texts=TEXTS, *overrides, evaluation=None, **data):
         sources = data.pop("sources", None) or [{"path": jsonl(tmp_path / "texts.jsonl", texts)}]
-        file = write(
-            {**recipe, "data": {**recipe["data"], "sources": sources, **data}, "evaluation": evaluation or {}}
-        )
+        sections = {**recipe, "data": {**recipe["data"], "sources": sources, **data}}
+        file = write({**sections, "evaluation": evaluation or {}})
         return Epoch(file, overrides)
 
     return read
@@ -99,9 +92,8 @@ def test_one_epoch_holds_each_token_of_each_document_once(epoch, packing):
     long = [" ".join([WORDS] * 9) + f" {number}" for number in range(5)]
     texts = [*TEXTS, *long] if packing in ("best_fit", "concatenate") else TEXTS
     read = epoch(texts, "training.per_device_train_batch_size=1", packing=packing)
-    expected = Counter(
-        token for text in texts for token in [*read.tokenizer(text)["input_ids"], read.tokenizer.eos_token_id]
-    )
+    written = ([*read.tokenizer(text)["input_ids"], read.tokenizer.eos_token_id] for text in texts)
+    expected = Counter(token for ids in written for token in ids)
     found = Counter(token for piece in read.pieces for token in piece)
     end = read.tokenizer.eos_token_id
     assert {**found, end: 0} == {**expected, end: 0}
@@ -130,10 +122,9 @@ def test_the_same_documents_in_another_format_are_the_same_rows(epoch, tmp_path,
         case "parquet":
             pa.parquet.write_table(pa.table({"text": TEXTS}), file)
         case "csv" | "tsv":
+            rows = [["text"], *([text] for text in TEXTS)]
             with file.open("w", newline="") as opened:
-                csv.writer(opened, delimiter="\t" if kind == "tsv" else ",").writerows(
-                    [["text"], *([text] for text in TEXTS)]
-                )
+                csv.writer(opened, delimiter="\t" if kind == "tsv" else ",").writerows(rows)
         case "txt":
             file.write_text("".join(text + "\n" for text in TEXTS))
         case "json":
@@ -267,6 +258,7 @@ def test_a_filter_and_a_transform_can_be_my_own_functions(epoch, my_lab, monkeyp
     assert read.texts == Counter(text.upper() for text in kept)
 
 
+@pytest.mark.heavy
 def test_an_option_that_my_filter_does_not_take_is_refused_with_its_line(cpt, recipe, write, my_lab):
     recipe["data"]["filters"] = [{"name": "my_lab:too_short", "min_word": 6}]
     file = write(recipe)
@@ -295,15 +287,13 @@ def test_duplicates_in_two_sources_are_read_from_the_first(epoch, tmp_path):
 
 
 def test_held_out_documents_are_never_trained_on_and_are_what_is_evaluated(epoch, tmp_path):
-    sources = [
-        {"path": jsonl(tmp_path / f"{name}.jsonl", TEXTS)} for name in "ab"
-    ]  # a copy in another source is held out, too
+    # A copy in another source is held out, too.
+    sources = [{"path": jsonl(tmp_path / f"{name}.jsonl", TEXTS)} for name in "ab"]
     read = epoch(sources=sources, evaluation={"held_out_share": 0.2})
     held_out, trainer = [text for text in TEXTS if text not in read.texts], read.trainer()
     assert 4 <= len(held_out) <= 30 and len(read.texts) + len(held_out) == len(TEXTS)
-    documents = [
-        torch.tensor([[*read.tokenizer(text)["input_ids"], read.tokenizer.eos_token_id]]) for text in held_out
-    ]
+    written = ([*read.tokenizer(text)["input_ids"], read.tokenizer.eos_token_id] for text in held_out)
+    documents = [torch.tensor([ids]) for ids in written]
     with torch.no_grad():
         sums = [trainer.model.eval()(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in documents]
     by_hand = float(sum(sums)) / sum(ids.shape[1] - 1 for ids in documents)
@@ -317,15 +307,17 @@ def test_documents_of_a_held_out_file_are_not_trained_on(epoch, tmp_path):
 
 
 def test_a_bad_row_ends_the_run_with_its_file_and_line(epoch, tmp_path):
-    good = "".join(json.dumps({"text": f"document {number}"}) + "\n" for number in range(1500))
-    (tmp_path / "bad.jsonl").write_text(good + '{"text": \n')  # few enough to be skipped, had it been asked for
+    write_texts(tmp_path / "bad.jsonl", (f"document {number}" for number in range(1500)))
+    with (tmp_path / "bad.jsonl").open("a") as file:
+        file.write('{"text": \n')  # few enough to be skipped, had it been asked for
     with pytest.raises(DataError, match=r"bad\.jsonl(:| line )1501"):
         epoch(sources=[{"path": str(tmp_path / "bad.jsonl")}])
 
 
 def test_bad_rows_are_skipped_up_to_a_share_and_listed(epoch, tmp_path, monkeypatch):
     monkeypatch.setenv("CPT_CACHE", str(tmp_path / "store"))
-    (tmp_path / "bad.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS) + "no json\n")
+    with write_texts(tmp_path / "bad.jsonl", TEXTS).open("a") as file:
+        file.write("no json\n")
     sources = [{"path": str(tmp_path / "bad.jsonl")}]
     assert epoch(sources=sources, on_bad_row="skip", max_bad_share=0.1).texts == Counter(TEXTS)
     listed = "".join(file.read_text() for file in (tmp_path / "store").rglob("bad_rows.jsonl"))
@@ -350,9 +342,8 @@ def test_a_source_without_documents_is_refused(epoch, tmp_path, change, monkeypa
 def two_sources(tmp_path):
     """Texts in capital and in small letters, so that the source of each token is known."""
     texts = {"loud": [text.upper() for text in TEXTS], "soft": [" ".join([text] * 5) for text in TEXTS]}
-    return [
-        {"path": jsonl(tmp_path / f"{name}.jsonl", lines), "name": name, "weight": 1} for name, lines in texts.items()
-    ]
+    files = {name: jsonl(tmp_path / f"{name}.jsonl", lines) for name, lines in texts.items()}
+    return [{"path": path, "name": name, "weight": 1} for name, path in files.items()]
 
 
 def share_of_capitals(rows, first, last, tokenizer):
@@ -367,9 +358,9 @@ def share_of_capitals(rows, first, last, tokenizer):
 @pytest.fixture
 def rows_of(recipe, write):
     def prepared(sources, *overrides, **data):
-        loaded = load_recipe(write({**recipe, "data": {**recipe["data"], "sources": sources, **data}}), overrides)
-        tokenizer = load_tokenizer(loaded)
-        return build_data(loaded, tokenizer).rows, tokenizer
+        file = write({**recipe, "data": {**recipe["data"], "sources": sources, **data}})
+        _, tokenizer, made = built(file, overrides)
+        return made.rows, tokenizer
 
     return prepared
 
@@ -409,15 +400,10 @@ def test_a_source_continues_where_it_was_when_weights_change(rows_of, two_source
 
 
 def test_weights_of_a_linear_phase_move_from_those_before(rows_of, two_sources):
-    phases = [
-        {"until": 64 * 64, "weights": {"loud": 1}},
-        {"until": 64 * 3264, "weights": {"soft": 1}, "change": "linear"},
-    ]
-    phases.append({"weights": {"soft": 1}})
+    change = {"until": 64 * 3264, "weights": {"soft": 1}, "change": "linear"}
+    phases = [{"until": 64 * 64, "weights": {"loud": 1}}, change, {"weights": {"soft": 1}}]
     rows, tokenizer = rows_of(two_sources, "budget.tokens=1M", phases=phases)
-    quarters = [
-        share_of_capitals(rows, 64 + 800 * quarter, 64 + 800 * (quarter + 1), tokenizer) for quarter in range(4)
-    ]
+    quarters = [share_of_capitals(rows, begin, begin + 800, tokenizer) for begin in range(64, 3264, 800)]
     assert quarters == pytest.approx([0.875, 0.625, 0.375, 0.125], abs=0.02)
 
 
@@ -445,9 +431,8 @@ def test_a_second_epoch_reads_the_same_documents_in_another_order(epoch):
 def test_more_than_there_is_can_be_refused(recipe, write, tmp_path):
     path = jsonl(tmp_path / "few.jsonl", TEXTS[:5])
     recipe["data"] |= {"sources": [{"path": path, "max_epochs": 2}]}
-    loaded = load_recipe(write(recipe))
     with pytest.raises((DataError, RecipeError)):
-        build_data(loaded, load_tokenizer(loaded))
+        built(write(recipe))
 
 
 def test_a_mixture_opens_in_a_plain_data_loader(recipe, write, rows_of):
@@ -455,9 +440,8 @@ def test_a_mixture_opens_in_a_plain_data_loader(recipe, write, rows_of):
     alone = open_mixture(write(recipe, "mixture.yaml"), tokenizer)
     batches = list(DataLoader(Subset(alone, range(8)), batch_size=4))
     assert [len(batch["input_ids"]) for batch in batches] == [4, 4]
-    assert all(
-        torch.equal(batches[row // 4][name][row % 4], rows[row][name]) for row in range(8) for name in rows[row]
-    )
+    for row in range(8):
+        assert all(torch.equal(batches[row // 4][name][row % 4], value) for name, value in rows[row].items())
 
 
 # Rows
@@ -473,9 +457,8 @@ def test_the_loss_of_packed_documents_is_that_of_each_alone(epoch, packing):
         pieces = [piece for line in range(len(batch["input_ids"])) for piece in read.pieces_of(batch, line)]
         with torch.no_grad():
             packed = model(**batch).loss
-            alone = [
-                model(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in (torch.tensor([piece]) for piece in pieces)
-            ]
+            documents = (torch.tensor([piece]) for piece in pieces)
+            alone = [model(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in documents]
         assert float(packed) == pytest.approx(float(sum(alone)) / sum(len(piece) - 1 for piece in pieces), rel=1e-5)
 
 
@@ -491,54 +474,48 @@ def chat_tokenizer(tokenizer_folder, tmp_path):
     return str(tmp_path / "chat")
 
 
-def test_of_a_chat_the_assistants_words_are_learned_and_no_others(recipe, write, tmp_path, chat_tokenizer):
-    turns = [
-        ("system", "be short"),
-        ("user", "hello"),
-        ("assistant", "hi there"),
-        ("user", "bye <|im_end|>"),
-        ("assistant", "farewell"),
-    ]
-    messages = [{"role": role, "content": content} for role, content in turns]
-    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
-    recipe |= {"stage": "sft", "tokenizer": {"path": chat_tokenizer}}
-    recipe["data"] = {"sequence_length": 128, "sources": [{"path": str(tmp_path / "chats.jsonl")}]}
-    loaded = load_recipe(write(recipe))
-    tokenizer = load_tokenizer(loaded)
-    row = build_data(loaded, tokenizer).rows[0]
-    learned = tokenizer.decode(row["labels"][row["labels"] != -100])
+@pytest.fixture
+def rows_of_chat(recipe, write, tmp_path, chat_tokenizer):
+    """Rows of one chat, and their tokenizer."""
+
+    def prepared(*turns, length, **budget):
+        messages = [{"role": role, "content": content} for role, content in turns]
+        (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+        data = {"sequence_length": length, "sources": [{"path": str(tmp_path / "chats.jsonl")}]}
+        sections = {**recipe, "stage": "sft", "tokenizer": {"path": chat_tokenizer}, "data": data}
+        _, tokenizer, made = built(write({**sections, **budget}))
+        return made.rows, tokenizer
+
+    return prepared
+
+
+def test_of_a_chat_the_assistants_words_are_learned_and_no_others(rows_of_chat):
+    question, answer = [("system", "be short"), ("user", "hello")], ("assistant", "hi there")
+    rows, tokenizer = rows_of_chat(
+        *question, answer, ("user", "bye <|im_end|>"), ("assistant", "farewell"), length=128
+    )
+    learned = tokenizer.decode(rows[0]["labels"][rows[0]["labels"] != -100])
     assert learned == f"hi there<|im_end|>farewell<|im_end|>{END}"
 
 
-def test_an_example_too_long_for_a_row_loses_its_end_and_never_shares_a_row_half(
-    recipe, write, tmp_path, chat_tokenizer
-):
-    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": " ".join([WORDS] * 20)}]
-    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
-    recipe |= {"stage": "sft", "tokenizer": {"path": chat_tokenizer}, "budget": {"epochs": 4}}
-    recipe["data"] = {"sequence_length": 64, "sources": [{"path": str(tmp_path / "chats.jsonl")}]}
-    loaded = load_recipe(write(recipe))
-    data = build_data(loaded, load_tokenizer(loaded))
-    assert (data.rows[0]["position_ids"] == torch.arange(64)).all() and torch.equal(
-        data.rows[0]["input_ids"], data.rows[1]["input_ids"]
-    )
+def test_an_example_too_long_for_a_row_loses_its_end_and_never_shares_a_row_half(rows_of_chat):
+    turns = ("user", "hello"), ("assistant", " ".join([WORDS] * 20))
+    rows, _ = rows_of_chat(*turns, length=64, budget={"epochs": 4})
+    assert (rows[0]["position_ids"] == torch.arange(64)).all()
+    assert torch.equal(rows[0]["input_ids"], rows[1]["input_ids"])
 
 
 # The same batches for every start
 
 
 @pytest.fixture
-def seen(cpt, together, recipe, write, my_lab):
+def seen(together, recipe, write, my_lab):
     """The rows of each step that the model really saw in a run."""
 
     def train(name, *overrides, processes=1, **options):
         callback = f'monitoring.callbacks=[{{name: "my_lab:Seen", file: {my_lab}/{name}.jsonl}}]'
         words = "train", write(recipe), f"name={name}", callback, "training.per_device_train_batch_size=1", *overrides
-        typed = (
-            [cpt(*words, folder=my_lab, **options)]
-            if processes == 1
-            else together(processes, *words, folder=my_lab, **options)
-        )
+        typed = together(processes, *words, folder=my_lab, **options)
         assert [one.wait().returncode for one in typed] == [0] * processes, typed[0].output
         steps = {}
         for line in map(json.loads, (my_lab / f"{name}.jsonl").read_text().splitlines()):
@@ -548,16 +525,7 @@ def seen(cpt, together, recipe, write, my_lab):
     return train
 
 
-@pytest.mark.slow
-def test_worker_processes_and_an_empty_store_change_no_batch(seen, tmp_path):
-    plain = seen("plain")
-    assert len(plain) == 8 and all(len(rows) == 4 for rows in plain.values())
-    assert (
-        seen("workers", "training.dataloader_num_workers=2", environment={"CPT_CACHE": str(tmp_path / "empty")})
-        == plain
-    )
-
-
+@pytest.mark.heavy
 def test_one_byte_changed_in_the_store_is_noticed_and_changes_no_run(cpt, recipe, write, tmp_path):
     recipe["budget"]["tokens"] = 512
     file, own = write(recipe), {"environment": {"CPT_CACHE": str(tmp_path / "store")}}
@@ -572,10 +540,11 @@ def test_one_byte_changed_in_the_store_is_noticed_and_changes_no_run(cpt, recipe
     assert [event["kind"] for event in events(tmp_path / "runs/after")] == ["damaged_file"]
 
 
-@pytest.mark.parametrize("packing", ["none", "best_fit", None])
+@pytest.mark.heavy
+@pytest.mark.parametrize("packing", ["none", "best_fit"])
 def test_a_run_of_one_epoch_trains_each_document_exactly_once(seen, recipe, tokenizer_folder, tmp_path, packing):
     recipe["data"]["sources"] = [{"path": jsonl(tmp_path / "texts.jsonl", TEXTS)}]
-    recipe["data"] |= {"packing": packing} if packing else {}
+    recipe["data"]["packing"] = packing
     recipe["budget"] = {"epochs": 1, "global_batch_tokens": 64}
     seen("run")
     rows = [row for line in (tmp_path / "run.jsonl").read_text().splitlines() for row in json.loads(line)["ids"]]
@@ -584,9 +553,13 @@ def test_a_run_of_one_epoch_trains_each_document_exactly_once(seen, recipe, toke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 4])
-def test_any_number_of_processes_trains_on_the_same_rows_in_each_step(seen, processes):
-    assert seen("several", processes=processes) == seen("plain")
+def test_any_number_of_processes_and_workers_trains_on_the_same_rows_in_each_step(seen, tmp_path):
+    plain = seen("plain")
+    assert len(plain) == 8 and all(len(rows) == 4 for rows in plain.values())
+    assert seen("two", processes=2) == plain
+    assert seen("four", processes=4) == plain
+    empty_store = {"CPT_CACHE": str(tmp_path / "empty")}
+    assert seen("workers", "training.dataloader_num_workers=2", environment=empty_store) == plain
 
 
 @pytest.mark.slow
@@ -594,13 +567,8 @@ def test_resumed_at_any_step_with_an_empty_store_it_reads_the_same_batches(seen,
     recipe["data"] |= {"window_bytes": 5000}
     recipe["checkpoints"] = {"every_steps": 1, "keep": None}
     plain = seen("run")
-    (tmp_path / "run.jsonl").unlink()
-    for step in (7, 6, 4, 3, 1):
-        again = seen(
-            "run",
-            "--resume",
-            tmp_path / f"runs/run/checkpoint-{step}",
-            environment={"CPT_CACHE": str(tmp_path / f"empty-{step}")},
-        )
-        assert again == {later: rows for later, rows in plain.items() if later > step}
+    for step in (7, 4, 1):
         (tmp_path / "run.jsonl").unlink()
+        checkpoint, store = tmp_path / f"runs/run/checkpoint-{step}", {"CPT_CACHE": str(tmp_path / f"empty-{step}")}
+        again = seen("run", "--resume", checkpoint, environment=store)
+        assert again == {later: rows for later, rows in plain.items() if later > step}

@@ -19,6 +19,7 @@ def folder(tmp_path_factory, own_cache):
     torch.set_num_threads(threads)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in NAMES]
 )
