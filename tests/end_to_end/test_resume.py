@@ -65,14 +65,3 @@ def test_two_processes_then_one_then_two_have_the_losses_of_two(tiny_recipe, tmp
     assert [event["kind"] for event in read_events(run)] == ["elastic", "elastic"]
     exactness = json.loads((run / "checkpoint-8" / "manifest.json").read_text())["exactness"]
     assert exactness.startswith("elastic") and not list(run.glob(".universal-*"))
-
-
-@pytest.mark.long
-def test_a_recipe_that_states_accumulation_keeps_its_global_batch(tiny_recipe, tmp_path):
-    del tiny_recipe["budget"]["global_batch_tokens"]
-    recipe, run = recipe_of(tiny_recipe, tmp_path, dropout=0.0), tmp_path / "runs" / "tiny"
-    launch_to_its_end(recipe, processes=2)
-    straight = losses(run)
-    forget_after(run, 3)
-    launch_to_its_end(recipe)
-    assert len(straight) == 8 and losses(run) == pytest.approx(straight, rel=2e-6)

@@ -68,8 +68,8 @@ class Epoch:
 def epoch(recipe, write, tmp_path):
     """One time through texts, with the recipe's `data` and `evaluation` as given."""
 
-    def read(texts=TEXTS, *overrides, evaluation=None, **data):
-        sources = data.pop("sources", None) or [{"path": jsonl(tmp_path / "texts.jsonl", texts)}]
+    def read(texts=TEXTS, *overrides, source=None, evaluation=None, **data):
+        sources = data.pop("sources", None) or [{"path": jsonl(tmp_path / "texts.jsonl", texts), **(source or {})}]
         sections = {**recipe, "data": {**recipe["data"], "sources": sources, **data}}
         file = write({**sections, "evaluation": evaluation or {}})
         return Epoch(file, overrides)
@@ -78,10 +78,25 @@ def epoch(recipe, write, tmp_path):
 
 
 def same_rows(one, other):
-    return len(one) == len(other) and all(
+    are_same = (
         a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
         for a, b in zip(one, other, strict=True)
     )
+    return len(one) == len(other) and all(are_same)
+
+
+@pytest.fixture
+def changed_tokenizer(recipe, tokenizer_folder, tmp_path):
+    """Let the recipe use the tokenizer with a change."""
+
+    def save(change):
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+        change(tokenizer)
+        tokenizer.save_pretrained(tmp_path / "changed")
+        recipe["tokenizer"] = {"path": str(tmp_path / "changed")}
+        return tokenizer
+
+    return save
 
 
 # Reading
@@ -100,10 +115,9 @@ def test_one_epoch_holds_each_token_of_each_document_once(epoch, packing):
     assert packing == "concatenate" or all(read.texts[text] == 1 for text in TEXTS)
 
 
-def test_documents_read_in_small_windows_are_all_read_once(epoch, tmp_path):
-    sources = [{"path": jsonl(tmp_path / "once.jsonl", TEXTS)}]
-    whole = epoch(sources=sources, packing="none")
-    windowed = epoch(sources=sources, packing="none", window_bytes=1500)  # the store already holds the whole source
+def test_documents_read_in_small_windows_are_all_read_once(epoch):
+    whole = epoch(packing="none")
+    windowed = epoch(packing="none", window_bytes=1500)  # the store already holds the whole source
     windowed.rows = windowed.read(0, len(TEXTS))
     assert whole.texts == windowed.texts == Counter(TEXTS) and not same_rows(whole.rows, windowed.rows)
 
@@ -162,10 +176,8 @@ def test_an_end_token_written_in_a_text_does_not_end_the_document(epoch):
     assert piece.count(read.tokenizer.eos_token_id) == 1 and piece[-1] == read.tokenizer.eos_token_id
 
 
-def test_max_documents_takes_the_first_ones(epoch, tmp_path):
-    assert epoch(sources=[{"path": jsonl(tmp_path / "t.jsonl", TEXTS), "max_documents": 9}]).texts == Counter(
-        TEXTS[:9]
-    )
+def test_max_documents_takes_the_first_ones(epoch):
+    assert epoch(source={"max_documents": 9}).texts == Counter(TEXTS[:9])
 
 
 def test_a_source_can_be_my_own_function(epoch, my_lab, monkeypatch):
@@ -180,39 +192,33 @@ def test_a_changed_file_is_read_anew(epoch, tmp_path):
     assert epoch(others).texts == Counter(others)
 
 
-def test_another_tokenizer_makes_other_tokens_of_the_same_files(epoch, recipe, tokenizer_folder, tmp_path):
-    sources = [{"path": jsonl(tmp_path / "t.jsonl", TEXTS)}]
-    assert epoch(sources=sources).texts == Counter(TEXTS)
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    by_number = {number: token for token, number in model["vocab"].items()}
-    backend = models.BPE({by_number[number]: 319 - number for number in by_number if number}, [])
-    tokenizer.backend_tokenizer.model = backend
-    tokenizer.save_pretrained(tmp_path / "other")
-    recipe["tokenizer"] = {"path": str(tmp_path / "other")}
-    assert epoch(sources=sources).texts == Counter(TEXTS)
+def test_another_tokenizer_makes_other_tokens_of_the_same_files(epoch, changed_tokenizer):
+    def number_tokens_backwards(tokenizer):
+        vocabulary = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["vocab"]
+        backwards = {token: 319 - number for token, number in vocabulary.items() if number}
+        tokenizer.backend_tokenizer.model = models.BPE(backwards, [])
+
+    assert epoch().texts == Counter(TEXTS)
+    changed_tokenizer(number_tokens_backwards)
+    assert epoch().texts == Counter(TEXTS)
 
 
-def test_documents_begin_with_a_begin_token_where_the_tokenizer_adds_one(epoch, recipe, tokenizer_folder, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    tokenizer.add_special_tokens({"bos_token": "<|begin|>"})
-    begin = ("<|begin|>", tokenizer.bos_token_id)
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<|begin|> $A", special_tokens=[begin])
-    tokenizer.save_pretrained(tmp_path / "with_begin")
-    recipe["tokenizer"] = {"path": str(tmp_path / "with_begin")}
-    read = epoch()
-    assert all(piece[0] == read.tokenizer.bos_token_id and piece.count(piece[0]) == 1 for piece in read.pieces)
+def test_documents_begin_with_a_begin_token_where_the_tokenizer_adds_one(epoch, changed_tokenizer):
+    def add_begin(tokenizer):
+        tokenizer.add_special_tokens({"bos_token": "<|begin|>"})
+        begin = ("<|begin|>", tokenizer.bos_token_id)
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<|begin|> $A", special_tokens=[begin])
+
+    begin, read = changed_tokenizer(add_begin).bos_token_id, epoch()
+    assert all(piece[0] == begin and piece.count(begin) == 1 for piece in read.pieces)
     assert read.texts == Counter(f"<|begin|>{text}" for text in TEXTS)
 
 
-def test_fill_in_the_middle_keeps_each_document_whole(epoch, recipe, tokenizer_folder, tmp_path):
+def test_fill_in_the_middle_keeps_each_document_whole(epoch, changed_tokenizer):
     marks = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    tokenizer.add_special_tokens({"additional_special_tokens": marks})
-    tokenizer.save_pretrained(tmp_path / "with_marks")
-    recipe["tokenizer"] = {"path": str(tmp_path / "with_marks")}
-    source = {"path": jsonl(tmp_path / "t.jsonl", TEXTS), "fill_in_the_middle": {"rate": 1, "suffix_first_rate": 0}}
-    written = [re.split("|".join(map(re.escape, marks)), text) for text in epoch(sources=[source]).texts]
+    changed_tokenizer(lambda tokenizer: tokenizer.add_special_tokens({"additional_special_tokens": marks}))
+    read = epoch(source={"fill_in_the_middle": {"rate": 1, "suffix_first_rate": 0}})
+    written = [re.split("|".join(map(re.escape, marks)), text) for text in read.texts]
     assert Counter(prefix + middle + suffix for _, prefix, suffix, middle in written) == Counter(TEXTS)
 
 
@@ -240,22 +246,19 @@ def test_a_context_length_cuts_documents_without_changing_the_rows(rows_of, tmp_
     assert torch.equal(cut[5]["labels"], whole[5]["labels"])
 
 
-def test_max_tokens_bounds_what_is_read_of_a_source(epoch, tmp_path):
-    read = epoch(sources=[{"path": jsonl(tmp_path / "t.jsonl", TEXTS), "max_tokens": 200}])
-    assert 100 < sum(map(len, read.pieces)) <= 200
+def test_max_tokens_bounds_what_is_read_of_a_source(epoch):
+    assert 100 < sum(map(len, epoch(source={"max_tokens": 200}).pieces)) <= 200
 
 
 # Dropping
 
 
-def test_a_filter_and_a_transform_can_be_my_own_functions(epoch, my_lab, monkeypatch, tmp_path):
+def test_a_filter_and_a_transform_can_be_my_own_functions(epoch, my_lab, monkeypatch):
     monkeypatch.syspath_prepend(my_lab)
-    sources = [{"path": jsonl(tmp_path / "t.jsonl", TEXTS)}]
     filters, transforms = [{"name": "my_lab:too_short", "min_words": 6}], [{"name": "my_lab:shouted"}]
     kept = [text for text in TEXTS if len(text.split()) >= 6]
-    assert epoch(sources=sources, filters=filters).texts == Counter(kept) and len(kept) < len(TEXTS)
-    read = epoch(sources=sources, filters=filters, transforms=transforms)
-    assert read.texts == Counter(text.upper() for text in kept)
+    assert epoch(filters=filters).texts == Counter(kept) and len(kept) < len(TEXTS)
+    assert epoch(filters=filters, transforms=transforms).texts == Counter(text.upper() for text in kept)
 
 
 @pytest.mark.heavy
@@ -407,9 +410,9 @@ def test_weights_of_a_linear_phase_move_from_those_before(rows_of, two_sources):
     assert quarters == pytest.approx([0.875, 0.625, 0.375, 0.125], abs=0.02)
 
 
-def test_documents_ordered_by_a_score_are_read_from_the_lowest(epoch, tmp_path, my_lab, monkeypatch):
+def test_documents_ordered_by_a_score_are_read_from_the_lowest(epoch, my_lab, monkeypatch):
     monkeypatch.syspath_prepend(my_lab)
-    read = epoch(sources=[{"path": jsonl(tmp_path / "t.jsonl", TEXTS), "order_by": "my_lab:length"}], packing="none")
+    read = epoch(source={"order_by": "my_lab:length"}, packing="none")
     lengths = [len(read.tokenizer.decode(piece)) for piece in read.pieces]
     assert max(lengths[:20]) <= min(lengths[-20:]) and sorted(lengths) == sorted(len(text + END) for text in TEXTS)
 
@@ -463,27 +466,22 @@ def test_the_loss_of_packed_documents_is_that_of_each_alone(epoch, packing):
 
 
 @pytest.fixture
-def chat_tokenizer(tokenizer_folder, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    tokenizer.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    tokenizer.save_pretrained(tmp_path / "chat")
-    return str(tmp_path / "chat")
-
-
-@pytest.fixture
-def rows_of_chat(recipe, write, tmp_path, chat_tokenizer):
+def rows_of_chat(recipe, write, tmp_path, changed_tokenizer):
     """Rows of one chat, and their tokenizer."""
+
+    def add_template(tokenizer):
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+        tokenizer.chat_template = (
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        )
 
     def prepared(*turns, length, **budget):
         messages = [{"role": role, "content": content} for role, content in turns]
         (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
         data = {"sequence_length": length, "sources": [{"path": str(tmp_path / "chats.jsonl")}]}
-        sections = {**recipe, "stage": "sft", "tokenizer": {"path": chat_tokenizer}, "data": data}
-        _, tokenizer, made = built(write({**sections, **budget}))
+        changed_tokenizer(add_template)
+        _, tokenizer, made = built(write({**recipe, "stage": "sft", "data": data, **budget}))
         return made.rows, tokenizer
 
     return prepared

@@ -153,12 +153,6 @@ def test_auto_on_another_gpu_fits_there(cpt, planned):
     assert small.fits and large.fits and small.micro_batch <= large.micro_batch
 
 
-@pytest.mark.slow
-def test_more_gpus_read_more_tokens_a_step_and_a_second(planned):
-    one, eight = (plan_run(load_recipe(planned(FAMILIES["llama"])), "H100", gpus=gpus) for gpus in (1, 8))
-    assert eight.tokens_per_step == 8 * one.tokens_per_step and eight.tokens_per_second > 4 * one.tokens_per_second
-
-
 @pytest.mark.heavy
 def test_an_unknown_gpu_is_refused_with_the_one_that_was_meant(cpt, planned):
     with pytest.raises(ResourceError, match="RTX 4090"):

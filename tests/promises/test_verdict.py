@@ -221,7 +221,7 @@ def test_a_run_ends_with_its_verdict_on_one_page(continued, write, cpt):
     assert [domain["before"], domain["after"]] == pytest.approx(by_hand, rel=1e-4)
 
 
-def test_planted_contamination_is_found_by_file_and_line_and_clean_data_passes(recipe, texts, tmp_path, write, cpt):
+def test_planted_contamination_is_found_by_file_and_line_and_removed_by_a_filter(recipe, tmp_path, write, cpt):
     planted = " ".join(f"word{number} and" for number in range(30))
     clean = [*documents(DOMAIN, 8, 3), planted.replace("word", "other")]
     dirty = write_texts(tmp_path / "dirty.jsonl", [*clean, f"as it is said {planted} and so on"])
@@ -229,12 +229,10 @@ def test_planted_contamination_is_found_by_file_and_line_and_clean_data_passes(r
     recipe["data"]["sources"] = [{"path": str(dirty)}]
     recipe["evaluation"] = {"perplexity": [{"path": str(exam), "name": "exam"}]}
     ended = cpt("contamination", write(recipe), "--json")
-    found = json.loads(ended.stdout)
-    assert ended.returncode == 2 and found["contaminated"] == 1
+    assert ended.returncode == 2 and json.loads(ended.stdout)["contaminated"] == 1
     assert f"{dirty}:10" in ended.stdout and f"{exam}:1" in ended.stdout
-    write_texts(dirty, clean)
-    ended = cpt("contamination", write(recipe), "--json")
-    assert ended.returncode == 0 and json.loads(ended.stdout)["contaminated"] == 0
+    recipe["data"]["filters"] = [{"name": "decontaminate", "against": [str(exam)]}]
+    assert cpt("contamination", write(recipe)).returncode == 0
 
 
 def test_contamination_inside_a_longer_document_is_found_and_common_phrases_are_not(recipe, tmp_path, write, cpt):
@@ -247,13 +245,3 @@ def test_contamination_inside_a_longer_document_is_found_and_common_phrases_are_
     recipe["evaluation"] = {"perplexity": [{"path": str(exam), "name": "exam"}]}
     found = json.loads(cpt("contamination", write(recipe), "--json").stdout)
     assert found["contaminated"] == 1 and found["hits"][0]["where"] == f"{dirty}:1"
-
-
-def test_decontamination_leaves_the_planted_document_out_of_the_training(recipe, tmp_path, write, cpt):
-    planted = " ".join(f"word{number}" for number in range(30))
-    dirty = write_texts(tmp_path / "dirty.jsonl", [*documents(DOMAIN, 8, 3), f"as it is said {planted} and so on"])
-    exam = write_texts(tmp_path / "exam.jsonl", [planted])
-    recipe["data"]["sources"] = [{"path": str(dirty)}]
-    recipe["data"]["filters"] = [{"name": "decontaminate", "against": [str(exam)]}]
-    recipe["evaluation"] = {"perplexity": [{"path": str(exam), "name": "exam"}]}
-    assert cpt("contamination", write(recipe)).returncode == 0
