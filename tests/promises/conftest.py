@@ -29,16 +29,8 @@ from cpt import build_data, build_model, build_trainer, load_recipe, load_tokeni
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 WORDS = "the model reads a document and learns which word comes after other words in text of its domain"
-TINY_MODEL = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 320,
-    "max_position_embeddings": 128,
-}
+TINY_MODEL = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+TINY_MODEL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320, "max_position_embeddings": 128}
 # Commands are forked from one process that has imported everything: a start takes a tenth of a second instead of
 # several. CPT_PROMISES_START=fork forks them from pytest itself: less work for a single test, less apart for many.
 FORKS = get_context(os.environ.get("CPT_PROMISES_START", "forkserver"))
@@ -75,10 +67,10 @@ class Typed:
                 pytest.fail(f"waited {seconds:.0f} s in vain:\n{self.output}")
             time.sleep(0.01)
 
-    def signal(self, number: int, *, group: bool = True) -> None:
-        """Send a signal to the process or to its whole group, as a terminal does."""
+    def signal(self, number: int) -> None:
+        """Send a signal to its process group, as a terminal does."""
         with suppress(ProcessLookupError):  # it ended by itself
-            (os.killpg if group else os.kill)(self.pid, number)
+            os.killpg(self.pid, number)
 
     @property
     def returncode(self) -> int:

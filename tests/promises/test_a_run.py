@@ -71,19 +71,6 @@ def test_an_override_changes_what_it_says_and_nothing_else(cpt, whole, run_of):
     assert all(changed[key] == before[key] for key in ("model", "seed", "tokenizer", "training"))
 
 
-@pytest.mark.slow
-def test_the_recipe_that_a_run_wrote_down_is_that_run(cpt, run_of):
-    assert cpt("train", run_of() / "recipe.yaml", "name=again").returncode == 0
-    assert losses(run_of("again")) == losses(run_of()) and weights(run_of("again")) == weights(run_of())
-
-
-@pytest.mark.slow
-def test_another_seed_is_another_run(whole):
-    recipe = load_recipe(whole, ["name=seed", "seed=7", "budget.tokens=256"])
-    train(recipe)
-    assert losses(whole.parent / "runs/seed") != losses(whole.parent / "runs/run")[:1]
-
-
 def test_a_global_batch_is_the_same_however_it_is_cut(whole, run_of):
     train(load_recipe(whole, ["name=four-at-once", "training.per_device_train_batch_size=4"]))
     assert losses(run_of("four-at-once")) == pytest.approx(losses(run_of()), rel=1e-5)

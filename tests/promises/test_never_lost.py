@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -435,12 +436,10 @@ def disk(my_lab):
 
 
 def fill(folder) -> Path:
-    with (folder / "ballast").open("wb", buffering=0) as ballast:
-        try:
-            while True:
-                ballast.write(bytes(1 << 12))
-        except OSError:
-            return folder / "ballast"
+    with suppress(OSError), (folder / "ballast").open("wb", buffering=0) as ballast:
+        while True:
+            ballast.write(bytes(1 << 12))
+    return folder / "ballast"
 
 
 @pytest.mark.slow

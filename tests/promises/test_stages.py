@@ -242,11 +242,11 @@ def sequence_logp(model, tokenizer, prompt, answer) -> float:
 
 def margin(model, tokenizer) -> float:
     """Mean of log p(chosen) - log p(rejected) over pairs that were not in the training data."""
-    sides = [
-        [sequence_logp(model, tokenizer, row["prompt"], row[side]) for side in ("chosen", "rejected")]
-        for row in pairs(8, seed=5)
-    ]
-    return sum(better - worse for better, worse in sides) / len(sides)
+    total = 0.0
+    for row in pairs(8, seed=5):
+        better, worse = (sequence_logp(model, tokenizer, row["prompt"], row[side]) for side in ("chosen", "rejected"))
+        total += better - worse
+    return total / 8
 
 
 @pytest.mark.parametrize(
@@ -271,11 +271,9 @@ def test_a_reward_model_ranks_pairs_that_it_has_not_seen(stage_trainer):
     trainer, _, tokenizer = stage_trainer("reward", pairs(32), steps=24)
     trainer.train()
     for row in pairs(8, seed=5):
-        dialogues = [
-            tokenizer.apply_chat_template(row["prompt"] + row[side], return_dict=False)
-            for side in ("chosen", "rejected")
-        ]
-        better, worse = (float(trainer.model.eval()(torch.tensor([ids])).logits) for ids in dialogues)
+        dialogues = (row["prompt"] + row[side] for side in ("chosen", "rejected"))
+        ids = (torch.tensor([tokenizer.apply_chat_template(one, return_dict=False)]) for one in dialogues)
+        better, worse = (float(trainer.model.eval()(each).logits) for each in ids)
         assert better > worse
 
 
@@ -284,10 +282,9 @@ def test_sft_learns_its_answers_by_heart(stage_trainer, tmp_path):
     trainer.train()
     exported = export_model(trainer, recipe, tokenizer, tmp_path / "exported")
     model, tokenizer = AutoModelForCausalLM.from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
+    options = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
     for question, answer in (row["messages"] for row in chats()):
-        prompt = tokenizer.apply_chat_template(
-            [question], add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
+        prompt = tokenizer.apply_chat_template([question], **options)
         written = model.generate(**prompt, max_new_tokens=5, do_sample=False)[0, prompt["input_ids"].shape[1] :]
         assert tokenizer.decode(written) == answer["content"] + " <eos>"
 
@@ -295,24 +292,19 @@ def test_sft_learns_its_answers_by_heart(stage_trainer, tmp_path):
 def divergence(teacher: Path, student, texts: list[str], tokenizer, places: slice) -> float:
     """KL(teacher, student) of the next token at these places of the texts."""
     ids = torch.tensor(tokenizer(texts)["input_ids"])
+    models = AutoModelForCausalLM.from_pretrained(teacher), student
     with torch.no_grad():
-        p, q = (
-            F.log_softmax(model.eval()(ids).logits[:, places], -1)
-            for model in (AutoModelForCausalLM.from_pretrained(teacher), student)
-        )
+        p, q = (F.log_softmax(model.eval()(ids).logits[:, places], -1) for model in models)
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 
 ANSWERS = slice(4, -1)  # of "user w0 w9 <eos> assistant w26 w10 <eos>"
+PROMPTS = [{"prompt": f"w{number} w9"} for number in range(16)]
 DISTILLED = {  # rows, where the student learns, and keys of `training`
     "distill_text": ([{"text": f"w{number} w{number + 3} w{number + 9}"} for number in range(16)], slice(None), {}),
     "distill": (chats(), ANSWERS, {}),
     "gkd": (chats(), ANSWERS, {"lmbda": 0.0, "beta": 0.1}),
-    "distill_on_policy": (
-        [{"prompt": f"w{number} w9"} for number in range(16)],
-        slice(-1, None),
-        {"max_completion_length": 1, "beta": 0.0},
-    ),
+    "distill_on_policy": (PROMPTS, slice(-1, None), {"max_completion_length": 1, "beta": 0.0}),
 }
 
 
@@ -322,13 +314,10 @@ DISTILLED = {  # rows, where the student learns, and keys of `training`
 def test_a_student_comes_near_its_teacher(stage, stage_trainer, teacher):
     rows, places, options = DISTILLED[stage]
     data = {"packing": "none"} if stage == "gkd" else {}
-    trainer, _, tokenizer = stage_trainer(
-        stage, rows, steps=60, data=data, teacher_model_name_or_path=str(teacher), **options
-    )
-    texts = [
-        row.get("text") or row.get("prompt") or tokenizer.apply_chat_template(row["messages"], tokenize=False)
-        for row in rows
-    ]
+    options = {**options, "teacher_model_name_or_path": str(teacher)}
+    trainer, _, tokenizer = stage_trainer(stage, rows, steps=60, data=data, **options)
+    render = tokenizer.apply_chat_template
+    texts = [row.get("text") or row.get("prompt") or render(row["messages"], tokenize=False) for row in rows]
     before = divergence(teacher, trainer.model, texts, tokenizer, places)
     trainer.train()
     assert divergence(teacher, trainer.model, texts, tokenizer, places) < before / 5

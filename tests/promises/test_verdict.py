@@ -120,12 +120,6 @@ def test_a_planted_difference_is_reported_as_what_it_is(name, base_model, change
     assert found["verdict"].partition(": ")[2].startswith(expected)
 
 
-def test_a_model_compared_with_itself_differs_by_zero(base_model, texts):
-    held = {"held": texts / "held_domain.jsonl"}
-    against = evaluate_model(base_model, held, against=base_model, sequence_length=128)["sets"][0]["against"]
-    assert (against["difference"], against["low"], against["high"], against["num_worse"]) == (0, 0, 0, 0)
-
-
 def test_documents_longer_than_a_row_are_evaluated_to_their_end(changed, texts):
     held = {"held": texts / "held_domain.jsonl"}
     short, long = (evaluate_model(changed / "better", held, sequence_length=length)["sets"][0] for length in (24, 128))

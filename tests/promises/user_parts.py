@@ -97,12 +97,8 @@ class Trouble(TrainerCallback):
 
     def on_step_end(self, args, state, control, model=None, **_):
         """Signals and errors between two steps."""
-        for kind, number in (
-            ("kill", signal.SIGKILL),
-            ("term", signal.SIGTERM),
-            ("int", signal.SIGINT),
-            ("hup", signal.SIGHUP),
-        ):
+        signals = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "hup": signal.SIGHUP}
+        for kind, number in signals.items():
             if self.is_due(state.global_step, kind):
                 os.kill(os.getpid(), number)
         if self.is_due(state.global_step, "worker"):
