@@ -39,7 +39,7 @@ def trained(path):
     )
     trainer = build_trainer(recipe, model, tokenizer, data, arguments)
     trainer.train()
-    return trainer, recipe
+    return trainer
 
 
 def save(trainer, folder, way):
@@ -98,23 +98,21 @@ def differing(one, other):
 
 
 def main():
-    trainer, recipe = trained(sys.argv[1])
+    trainer = trained(sys.argv[1])
     output = Path(sys.argv[2])
     theirs = save(trainer, output / "theirs", lambda: Trainer._save_checkpoint(trainer, trainer.model, None))
-    ours = save(trainer, output / "ours", lambda: trainer.checkpointer.save_once("full"))
-    blocked = save(trainer, output / "blocked", lambda: without_memory(trainer))
-    behind = save(trainer, output / "behind", lambda: in_background(trainer))
+    ways = {
+        "ours": lambda: trainer.checkpointer.save_once("full"),
+        "blocked": lambda: without_memory(trainer),
+        "behind": lambda: in_background(trainer),
+    }
+    folders = {name: save(trainer, output / name, way) for name, way in ways.items()}
     if is_main_process():
-        sizes = [
-            sum((folder / name).stat().st_size for name in files_of(folder) - {*OURS_ALONE})
-            for folder in (theirs, ours, blocked, behind)
-        ]
-        differences = {
-            name: differing(theirs, folder)
-            for name, folder in (("ours", ours), ("blocked", blocked), ("behind", behind))
-        }
-        differences |= {"sizes": sizes, "files": len(files_of(theirs))}
-        (output / "differences.json").write_text(json.dumps(differences))
+        found = {name: differing(theirs, folder) for name, folder in folders.items()}
+        names = {folder: files_of(folder) - {*OURS_ALONE} for folder in (theirs, *folders.values())}
+        sizes = [sum((folder / name).stat().st_size for name in names[folder]) for folder in names]
+        found |= {"sizes": sizes, "files": len(files_of(theirs))}
+        (output / "differences.json").write_text(json.dumps(found))
     leave_processes()
 
 
