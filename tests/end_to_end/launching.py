@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
 
-def command(way: str, *, processes: int, folder: Path, deepspeed: str | None = None) -> list[str]:
+def command(way: str, *, processes: int, folder: Path) -> list[str]:
     """The words before the recipe."""
     program = "cpt/train.py"
     match way:
@@ -24,17 +24,9 @@ def command(way: str, *, processes: int, folder: Path, deepspeed: str | None = N
         case "torchrun":
             return [str(BIN / "torchrun"), "--standalone", f"--nproc_per_node={processes}", program]
         case "accelerate":
-            config = {
-                "compute_environment": "LOCAL_MACHINE",
-                "num_processes": processes,
-                "main_process_port": free_port(),
-                "use_cpu": False,
-            }
-            config |= (
-                {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": deepspeed}}
-                if deepspeed
-                else {"distributed_type": "MULTI_GPU" if processes > 1 else "NO", "use_cpu": processes == 1}
-            )
+            kind = {"distributed_type": "MULTI_GPU" if processes > 1 else "NO", "use_cpu": processes == 1}
+            machine = {"compute_environment": "LOCAL_MACHINE", "main_process_port": free_port()}
+            config = {**machine, **kind, "num_processes": processes}
             (folder / "accelerate.yaml").write_text(yaml.safe_dump(config))
             return [str(BIN / "accelerate"), "launch", "--config_file", str(folder / "accelerate.yaml"), program]
         case "deepspeed":
@@ -61,11 +53,10 @@ def launch(
     *,
     way: str = "python",
     processes: int = 1,
-    deepspeed: str | None = None,
     arguments: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess:
     """Run the recipe to its end."""
-    words = [*command(way, processes=processes, folder=recipe.parent, deepspeed=deepspeed), str(recipe), *arguments]
+    words = [*command(way, processes=processes, folder=recipe.parent), str(recipe), *arguments]
     return subprocess.run(words, cwd=ROOT, env=environment_of_a_run(), capture_output=True, text=True, timeout=540)
 
 
