@@ -1,5 +1,3 @@
-import json
-
 import pytest
 import torch
 
@@ -10,7 +8,6 @@ from cpt.training.restart import (
     is_out_of_memory,
     learned_micro_batch,
     learned_rollback,
-    remember_micro_batch,
     restart,
     smaller_micro_batch,
 )
@@ -23,32 +20,18 @@ def test_the_micro_batch_is_halved_or_goes_to_the_next_size_that_divides_it():
 @pytest.mark.parametrize(
     "problem",
     [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         torch.OutOfMemoryError(),
-        RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8"
-            " bytes."
-        ),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to"),
     ],
 )
-def test_what_allocators_say_counts(problem):
-    assert is_out_of_memory(problem)
-
-
-def test_what_was_learned_holds_for_its_number_of_processes(tmp_path):
-    assert learned_micro_batch(tmp_path, 1) is None
-    remember_micro_batch(tmp_path, 1, 4)
-    remember_micro_batch(tmp_path, 2, 2)
-    remember_micro_batch(tmp_path, 1, 2)
-    assert json.loads((tmp_path / "learned.json").read_text()) == {"micro_batch": {"1": 2, "2": 2}}
-    assert [learned_micro_batch(tmp_path, processes) for processes in (1, 2, 4)] == [2, 2, None]
+def test_errors_of_the_allocators_of_gpu_and_host_are_out_of_memory(problem):
+    assert is_out_of_memory(problem) and not is_out_of_memory(RuntimeError("shapes"))
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}"])
-def test_a_file_that_says_nothing_is_not_believed(tmp_path, content):
+def test_a_file_without_what_was_learned_is_ignored(tmp_path, content):
     (tmp_path / "learned.json").write_text(content)
-    assert learned_micro_batch(tmp_path, 1) is None
-    assert learned_rollback(tmp_path) is None
+    assert learned_micro_batch(tmp_path, 1) is None and learned_rollback(tmp_path) is None
 
 
 def test_one_process_restarts_itself_at_most_three_times_for_the_same_reason(monkeypatch):

@@ -1,4 +1,4 @@
-"""Saving inside a run: what is published, what a failure costs, and that training never waits for long."""
+"""Saving inside a run: what is published, what a failure costs, and that training does not wait."""
 
 import json
 import shutil
@@ -8,15 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from saved_runs import events, published, trainer_of
-from transformers import TrainerCallback
+from save_both_ways import differing, in_background, save
+from tiny import TINY_LLAMA
+from tiny_trainers import events, published, saved_run
+from transformers import Trainer, TrainerCallback
 
 from cpt.checkpoints import transaction
 from cpt.checkpoints.manifest import damages, read_manifest
 from cpt.checkpoints.transaction import SaveFailed
-from cpt.errors import CheckpointError, TrainingError
+from cpt.errors import CheckpointError
 from cpt.runs.events import read_events
 from cpt.training import saving
+
+pytestmark = pytest.mark.heavy
 
 
 class At(TrainerCallback):
@@ -30,56 +34,62 @@ class At(TrainerCallback):
             self.what()
 
 
-@pytest.fixture
-def no_pause(monkeypatch):
-    monkeypatch.setattr(saving, "SECONDS_BEFORE_RETRIES", (0, 0))
-
-
-def test_the_last_ones_stay_and_the_manifest_tells_what_they_are(tiny_recipe, tmp_path):
-    trainer = trainer_of(tiny_recipe, tmp_path, keep=2)
+def test_a_run_publishes_checkpoints_weights_between_them_and_copies(tiny_recipe, tmp_path):
+    archive = tmp_path / "archive"
+    trainer = saved_run(tiny_recipe, tmp_path, every_steps=2, weights_every_steps=1, keep=1, archive=str(archive))
+    (trainer.run_folder / ".saving" / "checkpoint-9").mkdir(parents=True)  # of a start that was killed
     trainer.train()
-    assert published(trainer) == ["checkpoint-3", "checkpoint-4"]
-    manifest = read_manifest(trainer.run_folder / "checkpoint-4")
-    assert (manifest.step, manifest.tokens, manifest.world_size, manifest.zero_stage) == (
-        4,
-        1024,
-        1,
-        None,
-    )
-    assert manifest.kind == "full" and manifest.versions["torch"] == torch.__version__ and events(trainer) == []
-    assert json.loads((trainer.run_folder / "checkpoint-4" / "data_position.json").read_text())["row"] == 16
+    assert published(trainer) == ["checkpoint-4", "weights-3"] and events(trainer) == []
+    assert all(damages(archive / "tiny" / f"checkpoint-{step}") == [] for step in (2, 4))
+    checkpoint, weights = trainer.run_folder / "checkpoint-4", trainer.run_folder / "weights-3"
+    manifest = read_manifest(checkpoint)
+    assert (manifest.kind, manifest.step, manifest.tokens, manifest.world_size) == ("full", 4, 1024, 1)
+    assert manifest.zero_stage is None and manifest.versions["torch"] == torch.__version__
+    assert json.loads((checkpoint / "data_position.json").read_text())["row"] == 16
+    assert read_manifest(weights).kind == "weights" and not (weights / "optimizer.pt").exists()
 
 
-def test_weights_alone_are_published_between_checkpoints(tiny_recipe, tmp_path):
-    trainer = trainer_of(tiny_recipe, tmp_path, every_steps=2, weights_every_steps=1)
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+SHAPES = {"tied": {"tie_word_embeddings": True}, "experts": {**EXPERTS, "model_type": "qwen3_moe"}}
+
+
+@pytest.mark.parametrize("kind", ["tied", "lora", pytest.param("experts", marks=pytest.mark.slow)])
+def test_a_checkpoint_is_what_the_trainer_would_have_written(tiny_recipe, tmp_path, kind):
+    tiny_recipe["model"]["config"] = {**TINY_LLAMA, **SHAPES.get(kind, {})}
+    if kind == "lora":
+        saved_run(tiny_recipe, tmp_path / "base").save_model(str(tmp_path / "model"))
+        tiny_recipe |= {"model": {"path": str(tmp_path / "model"), "lora": {}}, "stage": "cpt"}
+    trainer = saved_run(tiny_recipe, tmp_path / "run", every_steps=None)
     trainer.train()
-    assert published(trainer) == ["checkpoint-2", "checkpoint-4", "weights-1", "weights-3"]
-    weights = trainer.run_folder / "weights-3"
-    assert (
-        read_manifest(weights).kind == "weights" and damages(weights) == [] and not (weights / "optimizer.pt").exists()
-    )
+    theirs = save(trainer, tmp_path / "theirs", lambda: Trainer._save_checkpoint(trainer, trainer.model, None))
+    ours = save(trainer, tmp_path / "ours", lambda: trainer.checkpointer.save_once("full"))
+    assert differing(theirs, ours) == [] and damages(ours) == []
+    behind = save(trainer, tmp_path / "behind", lambda: in_background(trainer))
+    assert differing(theirs, behind) == [] and damages(behind) == []
+
+
+# --- in the background ---
 
 
 def test_saves_in_the_background_hold_the_numbers_of_their_step(tiny_recipe, tmp_path, monkeypatch):
     copy = saving.Checkpointer.copy_to_host
 
     def slow_copy(self, taken, moment):
-        time.sleep(0.3)  # the next step is there before its copies
+        time.sleep(0.3)  # the next step begins before its copies
         copy(self, taken, moment)
 
     monkeypatch.setattr(saving.Checkpointer, "copy_to_host", slow_copy)
-    waiting = trainer_of(tiny_recipe, tmp_path / "waiting", every_steps=2)
-    behind = trainer_of(tiny_recipe, tmp_path / "behind", every_steps=2, in_background=True)
+    waiting = saved_run(tiny_recipe, tmp_path / "waiting", every_steps=3)
+    behind = saved_run(tiny_recipe, tmp_path / "behind", every_steps=3, in_background=True)
     for trainer in (waiting, behind):
         trainer.train()
-    for step in (2, 4):
-        ours, theirs = (read_manifest(one.run_folder / f"checkpoint-{step}").files for one in (behind, waiting))
-        for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
-            assert ours[name] == theirs[name], (step, name)
+    ours, theirs = (read_manifest(one.run_folder / "checkpoint-3").files for one in (behind, waiting))
+    for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        assert ours[name] == theirs[name], name
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(tiny_recipe, tmp_path, monkeypatch):
-    trainer = trainer_of(tiny_recipe, tmp_path, every_steps=2, in_background=True)
+def test_training_continues_while_a_checkpoint_is_written(tiny_recipe, tmp_path, monkeypatch):
+    trainer = saved_run(tiny_recipe, tmp_path, every_steps=2, in_background=True)
     may_write, write, seen = threading.Event(), transaction.write, []
 
     def slow(*arguments):
@@ -96,98 +106,95 @@ def test_training_goes_on_while_a_checkpoint_is_written(tiny_recipe, tmp_path, m
     assert seen == [False] and published(trainer) == ["checkpoint-2", "checkpoint-4"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("in_background", [False, True])
-def test_a_save_that_fails_costs_an_event_and_the_next_one_succeeds(tiny_recipe, tmp_path, monkeypatch, in_background):
-    trainer = trainer_of(tiny_recipe, tmp_path, in_background=in_background)
-    write = transaction.write
-
-    def full_at_step_2(contents, staging):
-        if staging.name == "checkpoint-2":
-            raise OSError(28, "No space left on device", str(staging))
-        return write(contents, staging)
-
-    monkeypatch.setattr(transaction, "write", full_at_step_2)
-    trainer.train()
-    assert published(trainer) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
-    assert events(trainer) == [("save_failed", 2), ("saved_again", 3)]
-    assert "No space left on device" in read_events(trainer.run_folder)[0]["message"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("in_background", [False, True])
-def test_a_run_whose_last_save_fails_ends_with_the_newest_checkpoint_named(
-    tiny_recipe, tmp_path, monkeypatch, no_pause, in_background
-):
-    trainer = trainer_of(tiny_recipe, tmp_path, in_background=in_background)
-    trainer.add_callback(
-        At(3, lambda: monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0)))
-    )
-    with pytest.raises(
-        CheckpointError, match=r"step 4 could not be saved .*0 MiB free\)\. The newest checkpoint is .*checkpoint-2"
-    ):
-        trainer.train()
-    assert published(trainer) == ["checkpoint-1", "checkpoint-2"]
-
-
-def test_weights_that_are_not_finite_are_not_published(tiny_recipe, tmp_path):
-    trainer = trainer_of({**tiny_recipe, "safety": {"loss_guard": None}}, tmp_path)
-    norm = trainer.model.model.norm.weight
-    trainer.add_callback(At(2, lambda: norm.data.fill_(float("nan"))))
-    trainer.add_callback(At(3, lambda: norm.data.fill_(1.0)))
-    with pytest.raises(TrainingError, match=r"step 4 .*NaN or infinity.*newest checkpoint is .*checkpoint-1"):
-        trainer.train()
-    assert published(trainer) == ["checkpoint-1"]
-    assert ("save_failed", 2) in events(trainer)
-
-
-def test_a_mistake_in_saving_ends_the_run_at_once(tiny_recipe, tmp_path, monkeypatch):
-    trainer = trainer_of(tiny_recipe, tmp_path)
-    monkeypatch.setattr(transaction, "write", lambda *_: 1 / 0)
-    with pytest.raises(SaveFailed, match="ZeroDivisionError"):
-        trainer.train()
-    assert trainer.state.global_step == 1
-
-
-def test_what_ends_a_run_waits_for_the_save_in_flight(tiny_recipe, tmp_path):
-    trainer = trainer_of(tiny_recipe, tmp_path, every_steps=2, in_background=True)
+def test_an_error_that_ends_the_run_waits_for_the_save_in_flight(tiny_recipe, tmp_path):
+    trainer = saved_run(tiny_recipe, tmp_path, every_steps=2, in_background=True)
     trainer.add_callback(At(3, lambda: 1 / 0))
     with pytest.raises(ZeroDivisionError):
         trainer.train()
     assert published(trainer) == ["checkpoint-2"] and damages(trainer.run_folder / "checkpoint-2") == []
 
 
-def test_a_rule_of_ones_own_that_fails_costs_an_event(tiny_recipe, tmp_path, monkeypatch):
-    (tmp_path / "broken_keep.py").write_text("def none(checkpoints):\n    return checkpoints[0].nothing\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    trainer = trainer_of(tiny_recipe, tmp_path / "run", every_steps=2, keep={"name": "broken_keep:none"})
+def test_where_memory_is_short_training_waits_for_saves_and_says_so_once(tiny_recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "MOST_OF_THE_MEMORY", 0.0)
+    trainer = saved_run(tiny_recipe, tmp_path, in_background=True)
     trainer.train()
-    assert published(trainer) == ["checkpoint-2", "checkpoint-4"] and events(trainer) == [("not_removed", None)] * 2
+    assert events(trainer) == [("saves_block", 1)] and len(published(trainer)) == 3
 
 
-@pytest.mark.parametrize("in_background", [False, True])
-def test_each_checkpoint_is_given_to_the_hub_once_it_is_published(tiny_recipe, tmp_path, monkeypatch, in_background):
-    trainer = trainer_of(tiny_recipe, tmp_path, every_steps=2, weights_every_steps=3, in_background=in_background)
+def test_a_checkpoint_is_pushed_to_the_hub_once_it_is_published(tiny_recipe, tmp_path, monkeypatch):
+    trainer = saved_run(tiny_recipe, tmp_path, every_steps=2, weights_every_steps=3, in_background=True)
     pushed = []
-    monkeypatch.setattr(
-        trainer, "_push_from_checkpoint", lambda folder: pushed.append((folder, damages(Path(folder))))
-    )
+    push = lambda folder: pushed.append((folder, damages(Path(folder))))  # noqa: E731
+    monkeypatch.setattr(trainer, "_push_from_checkpoint", push)
     trainer.args.push_to_hub = True
     trainer.train()
     assert pushed == [(str(trainer.run_folder / f"checkpoint-{step}"), []) for step in (2, 4)]
 
 
-def test_checkpoints_are_copied_to_the_archive(tiny_recipe, tmp_path):
-    trainer = trainer_of(tiny_recipe, tmp_path, every_steps=2, keep=1, archive=str(tmp_path / "archive"))
-    trainer.train()
-    assert (
-        damages(tmp_path / "archive" / "tiny" / "checkpoint-4") == []
-        and damages(tmp_path / "archive" / "tiny" / "checkpoint-2") == []
-    )
+# --- failures ---
 
 
-def test_what_a_killed_run_left_unfinished_is_removed(tiny_recipe, tmp_path):
-    trainer = trainer_of(tiny_recipe, tmp_path)
-    (trainer.run_folder / ".saving" / "checkpoint-9").mkdir(parents=True)
+@pytest.mark.parametrize("in_background", [False, True])
+def test_the_first_save_is_read_back_until_one_is_sound(tiny_recipe, tmp_path, monkeypatch, in_background):
+    """The disk changes the weights of the first two."""
+    read_back, seen = saving.read_back, []
+
+    def read_from_a_bad_disk(folder, model):
+        seen.append(folder.name)
+        if len(seen) <= 2:
+            path = folder / "model.safetensors"
+            path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+        read_back(folder, model)
+
+    monkeypatch.setattr(saving, "read_back", read_from_a_bad_disk)
+    trainer = saved_run(tiny_recipe, tmp_path, in_background=in_background)
     trainer.train()
-    assert ".saving" not in published(trainer)
+    assert seen == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert published(trainer) == ["checkpoint-3", "checkpoint-4"]
+    assert events(trainer) == [("save_failed", 1), ("save_failed", 2), ("saved_again", 3)]
+    assert "model.safetensors" in read_events(trainer.run_folder)[0]["message"]
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_first_save_without_the_models_weights_ends_the_run(tiny_recipe, tmp_path, monkeypatch, in_background):
+    # placeholders, as ZeRO-3 may save them
+    monkeypatch.setattr(transaction, "count_stored", lambda _: 7)
+    trainer = saved_run(tiny_recipe, tmp_path, every_steps=2, in_background=in_background)
+    with pytest.raises(SaveFailed, match="weights are 7 numbers"):
+        trainer.train()
+    assert published(trainer) == [] and events(trainer) == [("save_failed", 2)]
+    assert trainer.state.global_step == (4 if in_background else 2), "in the background it is noticed at the next save"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_run_whose_last_save_fails_ends_with_the_newest_checkpoint_named(
+    tiny_recipe, tmp_path, monkeypatch, in_background
+):
+    monkeypatch.setattr(saving, "SECONDS_BEFORE_RETRIES", (0, 0))
+    trainer = saved_run(tiny_recipe, tmp_path, in_background=in_background)
+    full = lambda: monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))  # noqa: E731
+    trainer.add_callback(At(3, full))
+    with pytest.raises(CheckpointError, match=r"step 4 .*checkpoint-2"):
+        trainer.train()
+    assert published(trainer) == ["checkpoint-1", "checkpoint-2"]
+
+
+def test_a_users_rule_of_what_to_keep_that_fails_costs_an_event(tiny_recipe, tmp_path, monkeypatch):
+    (tmp_path / "broken_keep.py").write_text("def none(checkpoints):\n    return checkpoints[0].nothing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    trainer = saved_run(tiny_recipe, tmp_path / "run", every_steps=2, keep={"name": "broken_keep:none"})
+    trainer.train()
+    assert published(trainer) == ["checkpoint-2", "checkpoint-4"] and events(trainer) == [("not_removed", None)] * 2
+
+
+def test_every_file_of_an_export_but_its_page_is_in_its_manifest(tiny_recipe, tmp_path):
+    trainer, final = saved_run(tiny_recipe, tmp_path), tmp_path / "final"
+    (final / "adapter").mkdir(parents=True)
+    for name in ("model.safetensors", "adapter/adapter_model.safetensors", "README.md"):
+        (final / name).write_text(name)
+    saving.seal_export(trainer, final)
+    (final / "README.md").write_text("the verdict came later")
+    manifest = read_manifest(final)
+    assert manifest.kind == "weights" and damages(final) == []
+    assert manifest.files.keys() == {"model.safetensors", "adapter/adapter_model.safetensors"}

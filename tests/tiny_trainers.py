@@ -1,4 +1,6 @@
-"""Train a few steps in this process, with whatever goes wrong in them, and see what the run made of it."""
+"""Trainers of tiny runs in this process, with whatever goes wrong in their steps, and what their runs left behind."""
+
+import json
 
 import pytest
 import torch
@@ -14,29 +16,23 @@ from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer
 from cpt.training.trainer import CPTTrainer
 
-STEPS = 16
 
-
-def trainer_of(sections, folder, *, callbacks=(), faults=None, **changes):
-    """A trainer of 16 steps of 4 rows.
+def trainer_of(sections, folder, *, steps=4, callbacks=(), faults=None, **changes):
+    """A trainer of steps of 4 rows, whose runs are in the folder.
 
     Args:
-        faults: (trainer, inputs, loss) -> the loss of a micro-batch.
+        faults: (trainer, inputs, loss) -> the loss of a micro-batch; loss is None before the micro-batch.
         changes: sections of the recipe.
     """
-    folder.mkdir(exist_ok=True)
-    sections = {
-        **sections,
-        "output_dir": str(folder / "runs"),
-        "budget": {"tokens": STEPS * 256, "global_batch_tokens": 256},
-        **changes,
-    }
+    folder.mkdir(parents=True, exist_ok=True)
+    budget = {"tokens": steps * 256, "global_batch_tokens": 256}
+    sections = {**sections, "output_dir": str(folder / "runs"), "budget": budget, **changes}
     recipe = load_recipe(write_recipe(sections, folder / "recipe.yaml"))
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     data = build_data(recipe.data, tokenizer, seed=recipe.seed, evaluation=recipe.evaluation)
-    trainer = build_trainer(
-        recipe, build_model(recipe.model, tokenizer, seed=recipe.seed), tokenizer, data, watchers=callbacks
-    )
+    model = build_model(recipe.model, tokenizer, seed=recipe.seed)
+    trainer = build_trainer(recipe, model, tokenizer, data, watchers=callbacks)
+    trainer.prepared_data = data
     if faults is not None:
 
         def compute_loss(model, inputs, *arguments, **options):
@@ -45,6 +41,11 @@ def trainer_of(sections, folder, *, callbacks=(), faults=None, **changes):
 
         trainer.compute_loss = compute_loss
     return trainer
+
+
+def saved_run(sections, folder, **checkpoints):
+    """A run of four steps, saved at each unless `checkpoints` says otherwise."""
+    return trainer_of(sections, folder, checkpoints={"every_steps": 1, **checkpoints})
 
 
 def train_to_the_end(make, *, restarts):
@@ -69,7 +70,7 @@ def at_steps(*steps, change):
 
 
 def in_rows(*numbers):
-    """A loss that is not a number where one of these rows is read."""
+    """A loss that is NaN where one of these rows is read."""
 
     def fault(trainer, inputs, loss):
         bad = [trainer.rows[number]["input_ids"] for number in numbers]
@@ -93,5 +94,14 @@ def same(one, other):
 
 
 def events(trainer, *kinds):
-    """(kind, step) of the events of these kinds."""
-    return [(event["kind"], event["step"]) for event in read_events(trainer.run_folder) if event["kind"] in kinds]
+    """(kind, step) of the events of these kinds, or of all."""
+    found = [(event["kind"], event["step"]) for event in read_events(trainer.run_folder)]
+    return [event for event in found if not kinds or event[0] in kinds]
+
+
+def metrics(trainer, name="metrics.jsonl"):
+    return [json.loads(line) for line in (trainer.run_folder / name).read_text().splitlines()]
+
+
+def published(trainer):
+    return sorted(path.name for path in trainer.run_folder.iterdir() if path.is_dir() and path.name != "stacks")
