@@ -116,6 +116,7 @@ def test_no_telemetry_is_sent(tmp_path, monkeypatch):
     assert sent == []
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("options", "named"),
     [

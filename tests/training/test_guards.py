@@ -193,21 +193,21 @@ def test_a_run_that_was_asked_to_stop_rolls_back_and_does_not_restart(tiny_recip
 
 @pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.long)])
 def test_under_deepspeed_a_skipped_step_counts_and_changes_nothing(tiny_recipe, tmp_path, monkeypatch, stage):
-    faults = [{"kind": "nan", "steps": [3]}, {"kind": "gradient", "steps": [5]}]
+    faults = [{"kind": "nan", "steps": [3]}, {"kind": "gradient", "steps": [7]}]
     monkeypatch.setenv("CPT_TEST_FAULTS", json.dumps(faults))
     tiny_recipe["training"]["deepspeed"] = zero_profile(tmp_path, stage)
     changes = {"stage": "tests.end_to_end.faulty_stage", "checkpoints": {"every_steps": 1, "keep": None}}
-    budget = {"tokens": 6 * 256, "global_batch_tokens": 256}
+    budget = {"tokens": 7 * 256, "global_batch_tokens": 256}
     ended = launch(write_recipe({**tiny_recipe, **changes, "budget": budget}, tmp_path / "r.yaml"))
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    saved = {step: tmp_path / "runs" / "tiny" / f"checkpoint-{step}" for step in range(1, 7)}
+    saved = {step: tmp_path / "runs" / "tiny" / f"checkpoint-{step}" for step in range(1, 8)}
     after = {step: load_file(folder / "model.safetensors") for step, folder in saved.items()}
-    assert [step for step in range(2, 7) if same(after[step - 1], after[step])] == [3, 5]
+    assert [step for step in range(2, 8) if same(after[step - 1], after[step])] == [3, 7]
     states = "*zero_pp_rank_0*model_states.pt" if stage == 3 else "mp_rank_00_model_states.pt"
     for step, folder in saved.items():
         (file,) = (folder / f"global_step{step}").glob(states)
         engine = torch.load(file, weights_only=False)
-        assert (engine["global_steps"], engine["skipped_steps"]) == (step, (step >= 3) + (step >= 5))
+        assert (engine["global_steps"], engine["skipped_steps"]) == (step, (step >= 3) + (step >= 7))
         assert torch.load(folder / "scheduler.pt")["last_epoch"] == step
 
 

@@ -67,9 +67,9 @@ def test_a_loss_of_twice_the_last_ones_is_a_spike_and_one_of_five_fourths_is_non
 def test_healthy_runs_raise_no_false_alarm():
     skipped = 0
     for seed in range(3):
-        figures = healthy(600, seed=seed, noise=0.04 * (seed + 1), norm_noise=0.4 * (seed + 1))
+        figures = healthy(400, seed=seed, noise=0.04 * (seed + 1), norm_noise=0.4 * (seed + 1))
         skipped += sum(verdicts(guard(), *figures))
-    assert skipped <= 1, f"{skipped} of 1,800 steps"
+    assert skipped <= 1, f"{skipped} of 1,200 steps"
 
 
 def test_a_slow_rise_as_after_a_rewarming_is_no_spike():
