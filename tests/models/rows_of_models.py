@@ -1,4 +1,4 @@
-"""Run by test_shared_rows.py under torchrun: loss and gradients of models whose rows two processes share, against
+"""Run by test_several_processes.py under torchrun: loss and gradients of models whose rows two processes share, against
 whole rows.
 
 torchrun --nproc_per_node 2 rows_of_models.py MODEL_TYPE...

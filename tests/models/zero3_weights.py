@@ -1,4 +1,4 @@
-"""Run by test_zero3.py under torchrun: build models plain and under ZeRO-3, and compare every weight.
+"""Run by test_several_processes.py under torchrun: build models plain and under ZeRO-3, and compare every weight.
 
 torchrun --nproc_per_node 2 zero3_weights.py '[model sections as JSON]' TOKENS FOLDER [bf16]
 """
