@@ -1,5 +1,5 @@
-"""Run by test_several_processes.py under torchrun: loss and gradients of models whose rows two processes share, against
-whole rows.
+"""Run by test_several_processes.py under torchrun: loss and gradients of models whose rows two processes share,
+against whole rows.
 
 torchrun --nproc_per_node 2 rows_of_models.py MODEL_TYPE...
 """
@@ -17,7 +17,7 @@ import deepspeed
 import deepspeed.runtime.sequence_parallel.parallel_state_sp as groups
 import torch
 import torch.distributed as dist
-from test_varlen_models import IDS, POSITIONS, tiny_of
+from test_varlen import IDS, POSITIONS, tiny_of
 from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

@@ -1,53 +1,118 @@
+"""Packed documents give what each gives alone, in all models that are said to be proven: by masks, by documents'
+bounds, and by torch's kernel as it is called."""
+
 import pytest
 import torch
-from tiny_models import SHAPE, make_tokenizer, tiny_config
+from tiny_models import SHAPE, TINY, assert_same_gradients, gradients, tiny_config, tiny_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.nn.attention import varlen
 from torch.overrides import TorchFunctionMode
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from cpt.errors import RecipeError
 from cpt.models import attention
 from cpt.models.attention import (
     BOUNDS,
+    PROVEN,
     VARLEN,
+    WINDOW_IN_MASK_ONLY,
     attend_each,
     document_bounds,
+    keep_documents_apart,
     register_varlen,
     torch_kernel,
 )
-from cpt.models.build import build_model
-from cpt.recipe.schema import Model
+from cpt.models.families import register_families
+from cpt.models.inventory import isolates_documents
 
 LENGTHS = ((9, 4, 1, 10), (16, 8))  # of the documents in two rows
 POSITIONS = torch.stack([torch.cat([torch.arange(length) for length in row]) for row in LENGTHS])
 IDS = torch.randint(3, 96, POSITIONS.shape, generator=torch.Generator().manual_seed(0))
 LABELS = torch.where(POSITIONS == 0, -100, IDS)
 BATCH = {"input_ids": IDS, "position_ids": POSITIONS, "labels": LABELS}
-MISTRAL = {
-    "model_type": "mistral",
-    **SHAPE,
-    "intermediate_size": 48,
-    "sliding_window": 4,
-    "bos_token_id": 1,
+WHOLE = {**BATCH, "position_ids": torch.arange(24).repeat(2, 1)}  # each row is one document
+
+# --- logits of every proven model ------------------------------------------------------------------------------------
+
+WITHOUT_GROUPS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu", "longcat_flash", "axk1")
+NO_DROPOUT = ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout", "hidden_dropout")
+NO_DROPOUT += ("activation_dropout",)
+SMALL = {
+    **dict.fromkeys(("vocab_size",), 96),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embedding_size"), 32),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size"), 48),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
+    **dict.fromkeys(
+        ("num_attention_heads", "n_head", "n_heads", "num_experts", "num_local_experts", "n_routed_experts"), 4
+    ),
+    **dict.fromkeys(("num_key_value_heads", "num_experts_per_tok"), 2),
+    **dict.fromkeys(("head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "query_pre_attn_scalar"), 8),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "kv_lora_rank", "q_lora_rank"), 16),
+    **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "max_window_layers", "bos_token_id"), 1),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), 128),
+    **dict.fromkeys(NO_DROPOUT, 0.0),
     "eos_token_id": 2,
+    "pad_token_id": 0,
+    "sliding_window": 5,
+    "use_sliding_window": True,
+    "multi_query": False,
 }
-ALONE = {"router_aux_loss_coef": 0.0}  # of a batch, not of a document
+
+
+def tiny_of(model_type):
+    """Its config with every size that it knows made small, and a window where it can have one."""
+    register_families()
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip("this version of transformers does not have it")
+    known = AutoConfig.for_model(model_type)
+    small = {name: value for name, value in SMALL.items() if name in vars(known) or name in known.attribute_map}
+    if model_type in WITHOUT_GROUPS:
+        small.pop("num_key_value_heads", None)
+    if model_type in WINDOW_IN_MASK_ONLY:
+        small |= {"sliding_window": None, "use_sliding_window": False}
+    if model_type in TINY:
+        small |= TINY[model_type]
+    return AutoConfig.for_model(model_type, **small, use_cache=False)
+
+
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(name, marks=() if name in TINY else pytest.mark.slow) for name in PROVEN.split()]
+)
+def test_a_proven_model_reads_packed_documents_as_each_alone(model_type):
+    torch.manual_seed(1)
+    config = tiny_of(model_type)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval().float()
+    with torch.no_grad():
+        alone = [
+            torch.cat([model(input_ids=piece[None]).logits[0] for piece in row.split(lengths)])
+            for row, lengths in zip(IDS, LENGTHS, strict=True)
+        ]
+        leaking = model(input_ids=IDS).logits
+        masked = model(input_ids=IDS, position_ids=POSITIONS).logits
+        register_varlen()
+        model.set_attn_implementation(VARLEN)
+        keep_documents_apart(model)
+        packed = model(input_ids=IDS, position_ids=POSITIONS).logits
+    error = max((found - torch.stack(alone)).abs().max() for found in (masked, packed))
+    assert error < 1e-5 and (leaking - packed).abs().max() > 30 * error, "and it would have been seen"
+    assert isolates_documents(config)
+
+
+# --- loss and gradients ----------------------------------------------------------------------------------------------
+
+MISTRAL = {"model_type": "mistral", **SHAPE, "intermediate_size": 48, "sliding_window": 4}
 MODELS = {
-    **{name: tiny_config(name) for name in ("llama", "cpt-gpt2", "gpt2", "nemotron", "deepseek_v3")},
-    **{name: tiny_config(name) | ALONE for name in ("minimind2_moe", "qwen3_moe")},
+    **{name: tiny_config(name) for name in ("llama", "gpt2", "nemotron", "deepseek_v3")},
+    "minimind2_moe": tiny_config("minimind2_moe", router_aux_loss_coef=0.0),  # of a batch, not of a document
     "mistral, window 4": MISTRAL,
 }
 
 
 def built(config, attention):
-    return build_model(Model(from_scratch=True, config=config, attention=attention), make_tokenizer(), seed=1).train()
-
-
-def gradients(model):
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return tiny_model(config, attention=attention).train()
 
 
 def alone(model):
@@ -82,24 +147,32 @@ def calls(monkeypatch):
     monkeypatch.setattr(attention, "attend_each", attending)
     monkeypatch.setitem(AttentionMaskInterface._global_mapping, VARLEN, making)
     monkeypatch.setattr(attention, "register_varlen", lambda: None)
-    monkeypatch.setattr("cpt.models.attention.register_varlen", lambda: None)
     return counted
 
 
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
-@pytest.mark.parametrize("name", MODELS)
-def test_packed_documents_give_the_loss_and_gradients_of_each_alone(name, checkpointing, calls):
+def assert_as_each_alone(name, model, **batch):
     expected, of_each = alone(built(MODELS[name], "sdpa"))
+    loss = model(**BATCH, **batch).loss
+    loss.backward()
+    torch.testing.assert_close(loss.detach(), expected, rtol=0, atol=1e-5)
+    assert_same_gradients(gradients(model), of_each)
+
+
+@pytest.mark.parametrize(
+    ("name", "checkpointing"),
+    [
+        ("llama", False),
+        ("gpt2", True),
+        ("deepseek_v3", True),
+        ("minimind2_moe", True),
+        ("mistral, window 4", False),
+    ],
+)
+def test_packed_documents_give_the_loss_and_gradients_of_each_alone(name, checkpointing, calls):
     model = built(MODELS[name], VARLEN)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    loss = model(**BATCH).loss
-    loss.backward()
-    torch.testing.assert_close(loss.detach(), expected, rtol=0, atol=1e-5)
-    ours = gradients(model)
-    assert ours.keys() == of_each.keys()
-    for parameter, gradient in ours.items():
-        torch.testing.assert_close(gradient, of_each[parameter], rtol=1e-4, atol=1e-5, msg=parameter)
+    assert_as_each_alone(name, model)
     assert calls == {"varlen": model.config.num_hidden_layers * (2 if checkpointing else 1), "masks": 0}
 
 
@@ -108,14 +181,12 @@ def test_bounds_of_the_batch_are_taken_and_bounds_of_another_batch_never(calls):
     model.gradient_checkpointing_enable({"use_reentrant": False})
     expected, of_each = alone(built(MODELS["nemotron"], "sdpa"))
     first = model(**BATCH, **{BOUNDS: document_bounds(POSITIONS)}).loss
-    other = model(input_ids=IDS.flip(1), position_ids=torch.arange(24).expand(2, -1), labels=IDS).loss
+    model(input_ids=IDS.flip(1), position_ids=torch.arange(24).expand(2, -1), labels=IDS)
     with pytest.raises(IndexError):  # a forward pass that fails in between
         model(input_ids=IDS + 1000, position_ids=POSITIONS)
     first.backward()  # computes its layers again, after two other batches
     torch.testing.assert_close(first.detach(), expected, rtol=0, atol=1e-5)
-    for parameter, gradient in gradients(model).items():
-        torch.testing.assert_close(gradient, of_each[parameter], rtol=1e-4, atol=1e-5, msg=parameter)
-    other.backward()
+    assert_same_gradients(gradients(model), of_each)
 
 
 def test_rows_with_a_mask_are_attended_to_as_by_sdpa(calls):
@@ -193,36 +264,27 @@ def kernel_on_cpu(monkeypatch):
     monkeypatch.setattr(attention, "has_kernel", lambda query, dtype: True)
 
 
-@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "mistral, window 4"])
+@pytest.mark.parametrize("name", ["deepseek_v3", "mistral, window 4"])
 def test_the_kernel_is_called_so_that_it_gives_what_the_reference_gives(name, kernel_on_cpu):
-    expected, of_each = alone(built(MODELS[name], "sdpa"))
-    model = built(MODELS[name], VARLEN)
-    loss = model(**BATCH).loss
-    loss.backward()
-    torch.testing.assert_close(loss.detach(), expected, rtol=0, atol=1e-5)
-    for parameter, gradient in gradients(model).items():
-        torch.testing.assert_close(gradient, of_each[parameter], rtol=1e-4, atol=1e-5, msg=parameter)
+    assert_as_each_alone(name, built(MODELS[name], VARLEN))
 
 
-def states(heads, grouped, width, value_width=None, tokens=48):
-    torch.manual_seed(0)
-    shapes = ((heads, width), (grouped, width), (grouped, value_width or width))
-    return [torch.randn(tokens, number, each) for number, each in shapes]
-
-
-@pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize(
-    ("heads", "grouped", "width", "value_width"), [(4, 4, 8, None), (4, 2, 12, None), (4, 1, 16, 8)]
+    ("heads", "grouped", "width", "value_width", "window"),
+    [(4, 4, 8, 8, 5), (4, 2, 12, 12, None), (4, 1, 16, 8, 5)],
 )
 def test_kernel_and_reference_agree_on_heads_widths_and_windows(
     heads, grouped, width, value_width, window, kernel_on_cpu
 ):
-    given = states(heads, grouped, width, value_width)
+    torch.manual_seed(0)
+    shapes = ((heads, width), (grouped, width), (grouped, value_width))
+    given = [torch.randn(48, number, each) for number, each in shapes]
     bounds = document_bounds(POSITIONS)
-    ours = torch_kernel(*given, bounds, 24, 0.3, window)[..., : value_width or width]
+    ours = torch_kernel(*given, bounds, 24, 0.3, window)[..., :value_width]
     torch.testing.assert_close(ours, attend_each(*given, bounds, 24, 0.3, window), rtol=0, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_a_compiled_layer_is_one_graph_for_all_batches(kernel_on_cpu):
     graphs = []
 
@@ -230,12 +292,12 @@ def test_a_compiled_layer_is_one_graph_for_all_batches(kernel_on_cpu):
         graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
         return graph.forward
 
-    model = built(MODELS["llama"] | {"num_hidden_layers": 1}, VARLEN)
+    config = tiny_config("llama", num_hidden_layers=1)
+    model, plain = built(config, VARLEN), built(config, VARLEN)
     torch._dynamo.reset()
     model.model.layers[0].compile(backend=counting, fullgraph=True, dynamic=False)
-    for positions in (POSITIONS, POSITIONS.flip(0), torch.arange(24).repeat(2, 1) % 12):
+    for positions in (POSITIONS, torch.arange(24).repeat(2, 1) % 12):
         batch = {**BATCH, "position_ids": positions, BOUNDS: document_bounds(positions)}
-        plain = built(MODELS["llama"] | {"num_hidden_layers": 1}, VARLEN)
         torch.testing.assert_close(model(**batch).loss, plain(**batch).loss)
     torch._dynamo.reset()
     assert len(graphs) == 1 and any("_varlen_attn" in target for target in graphs[0])
@@ -243,7 +305,8 @@ def test_a_compiled_layer_is_one_graph_for_all_batches(kernel_on_cpu):
 
 def test_on_a_gpu_nothing_waits_for_the_bounds():
     """Fake tensors of a GPU refuse every value that the host would have to see."""
-    attend = AttentionInterface()[VARLEN] if register_varlen() is None else None
+    register_varlen()
+    attend = AttentionInterface()[VARLEN]
     with FakeTensorMode():
         query, key = (torch.empty(2, heads, 24, 8, dtype=torch.bfloat16, device="cuda") for heads in (4, 2))
         for number in (64, 0):
@@ -254,8 +317,6 @@ def test_on_a_gpu_nothing_waits_for_the_bounds():
 
 # --- rows of one document each ---------------------------------------------------------------------------------------
 
-WHOLE = {**BATCH, "position_ids": torch.arange(24).repeat(2, 1)}
-
 
 class CallsOfSDPA(TorchFunctionMode):
     """What torch's attention is called with: (whether with a mask, is_causal, heads of queries and of keys)."""
@@ -265,28 +326,24 @@ class CallsOfSDPA(TorchFunctionMode):
         self.found = []
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        given = kwargs or {}
         if function is F.scaled_dot_product_attention:
-            self.found.append(
-                (kwargs.get("attn_mask") is not None, kwargs.get("is_causal"), args[0].shape[1], args[1].shape[1])
-            )
-        return function(*args, **kwargs)
+            heads = (args[0].shape[1], args[1].shape[1])
+            self.found.append((given.get("attn_mask") is not None, given.get("is_causal"), *heads))
+        return function(*args, **given)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "deepseek_v3"])
-def test_whole_rows_are_attended_to_at_once_and_without_a_mask(name):
-    model = built(MODELS[name], VARLEN)
+@pytest.mark.parametrize(("name", "key_heads"), [("llama", 2), ("deepseek_v3", 4)])
+def test_whole_rows_are_attended_to_at_once_and_without_a_mask(name, key_heads):
+    model, plain = (built(MODELS[name], attention) for attention in (VARLEN, "sdpa"))
     with CallsOfSDPA() as calls:
-        loss = model(**WHOLE, **{BOUNDS: document_bounds(WHOLE["position_ids"])}).loss
-    heads, of_keys = (4, 2) if name == "llama" else (4, 4)
-    assert calls.found == [(False, True, heads, of_keys)] * model.config.num_hidden_layers
-    loss.backward()
-    plain = built(MODELS[name], "sdpa")
+        loss = model(**WHOLE).loss
+    assert calls.found == [(False, True, 4, key_heads)] * model.config.num_hidden_layers
     expected = plain(**WHOLE).loss
-    expected.backward()
     torch.testing.assert_close(loss, expected)
-    for parameter, gradient in gradients(model).items():
-        torch.testing.assert_close(gradient, gradients(plain)[parameter], rtol=1e-4, atol=1e-6, msg=parameter)
+    loss.backward()
+    expected.backward()
+    assert_same_gradients(gradients(model), gradients(plain), atol=1e-6)
 
 
 def test_a_window_is_kept_in_whole_rows():
@@ -295,17 +352,8 @@ def test_a_window_is_kept_in_whole_rows():
     assert (ours - built(MISTRAL | {"sliding_window": None}, VARLEN)(**WHOLE).loss).abs() > 1e-4
 
 
-# --- what cannot be combined -----------------------------------------------------------------------------------------
-
-
-def test_a_window_that_layers_are_not_told_of_is_refused():
-    config = {"model_type": "qwen2_moe", **SHAPE, "sliding_window": 4, "use_sliding_window": True}
-    with pytest.raises(RecipeError, match="qwen2_moe does not tell its layers"):
-        built(config, VARLEN)
-
-
 def test_a_soft_cap_on_scores_is_refused():
     register_varlen()
     query, bounds = torch.zeros(1, 4, 24, 8), document_bounds(POSITIONS[:1]).view(1, 1, 1, -1)
-    with pytest.raises(RecipeError):
+    with pytest.raises(RecipeError, match="softcap"):
         AttentionInterface()[VARLEN](torch.nn.Identity(), query, query, query, bounds, softcap=30.0)
