@@ -1,64 +1,195 @@
-"""Layers that are alike share one graph, nothing else is compiled, and losses stay what they were."""
+"""Layers that are computed again in the backward pass, offloaded or compiled: loss and gradients stay what they
+were."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition, nop
-from tiny_models import make_tokenizer, tiny_config
+from tiny_models import assert_same_gradients, gradients, tiny_config, tiny_model
 from torch import _dynamo as dynamo
 from torch._dynamo.backends.common import aot_autograd
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.models.build import build_model
+from cpt.models import layers
 from cpt.models.layers import (
     Compiling,
+    OffloadedActivations,
     check_compiling,
     compile_layers,
     compiled_parts,
+    keep_attention,
+    read_recomputing,
     set_up_recomputing,
     take_compiling,
     wanted_compiling,
 )
-from cpt.recipe.schema import Model
+from cpt.planning.dry_run import PeakOfStorages
 
-CHECKPOINTS = {"off": None, "on": {}, "selective": {"selective": True}}
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    dynamo.reset()
-    dynamo.utils.counters.clear()
-    yield
-    dynamo.reset()
+LAYERS = 4
 
 
-def built(family, *, layers=3, checkpoints=None, lora=None, compiling=None, **options):
-    """In the Trainer's order: layers are compiled first, and checkpoints switched on after."""
-    torch.manual_seed(0)
-    config = tiny_config(family)
-    config["n_layer" if "n_layer" in config else "num_hidden_layers"] = layers
-    section = Model(from_scratch=True, config=config, lora=lora, **options)
-    model = build_model(section, make_tokenizer(), packed=bool(options)).train()
-    arguments = SimpleNamespace(
-        gradient_checkpointing=checkpoints is not None, gradient_checkpointing_kwargs=checkpoints, torch_compile=False
+def arguments(sub_keys, *, checkpoints=True):
+    """What is read of a Trainer's arguments."""
+    return SimpleNamespace(
+        gradient_checkpointing=checkpoints, gradient_checkpointing_kwargs=sub_keys, torch_compile=False
     )
-    set_up_recomputing(model, arguments)
+
+
+def built(family, sub_keys=None, *, compiling=None):
+    """In the Trainer's order: layers are compiled first, and checkpoints switched on after."""
+    config = tiny_config(family)
+    config["n_layer" if "n_layer" in config else "num_hidden_layers"] = LAYERS
+    model = tiny_model(config).train()
+    given = arguments(sub_keys, checkpoints=sub_keys is not None)
+    set_up_recomputing(model, given)
     if compiling is not None:
         compile_layers(model, compiling)
-    if checkpoints is not None:
-        options = dict(arguments.gradient_checkpointing_kwargs)
+    if sub_keys is not None:
+        options = dict(given.gradient_checkpointing_kwargs)
         every = options.pop("every_n_layers", 1)
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options, every_n_layers=every)
     return model
 
 
-def losses(model, steps=3, rows=2, longest=24):
+def ids(rows=2, tokens=24):
+    return torch.randint(4, 96, (rows, tokens), generator=torch.Generator().manual_seed(1))
+
+
+# --- training.gradient_checkpointing_kwargs --------------------------------------------------------------------------
+
+
+class Attentions(TorchDispatchMode):
+    """Counts how often attention is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operation, types, inputs=(), options=None):
+        self.count += operation is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        return operation(*inputs, **(options or {}))
+
+
+def step(model):
+    """Loss, gradients, and how often attention was computed in the forward and in the backward pass."""
+    with Attentions() as attentions:
+        loss = model(input_ids=ids(), labels=ids()).loss
+        before = attentions.count
+        loss.backward()
+    return loss, gradients(model), (before, attentions.count - before)
+
+
+@pytest.mark.parametrize(
+    ("family", "sub_keys", "again"),
+    [
+        ("llama", {}, LAYERS),
+        ("gpt2", {"selective": True}, 0),
+        ("llama", {"selective": True}, 0),
+        ("gpt2", {"every_n_layers": 2}, LAYERS // 2),
+    ],
+)
+def test_attention_is_computed_again_where_it_is_not_kept(family, sub_keys, again):
+    loss, expected, _ = step(built(family))
+    found, others, attentions = step(built(family, sub_keys))
+    assert attentions == (LAYERS, again) and torch.equal(found, loss)
+    assert_same_gradients(others, expected, rtol=0, atol=0)
+
+
+def kept_after_forward(sub_keys):
+    """Bytes that are there at the end of the forward pass."""
+    model = built("llama", sub_keys)
+    with PeakOfStorages() as storages:
+        loss = model(input_ids=ids(tokens=64), labels=ids(tokens=64)).loss
+        there = storages.now
+    del loss
+    return there
+
+
+def test_what_is_kept_grows_with_what_is_not_computed_again():
+    every, selective, second, none = map(kept_after_forward, ({}, {"selective": True}, {"every_n_layers": 2}, None))
+    output = 4 * 2 * 64 * 32
+    sums = 4 * 2 * 64 * 4  # one number in fp32 for each token and head
+    assert selective - every == pytest.approx(LAYERS * (output + sums), rel=0.05)
+    assert second == pytest.approx((none + every) / 2, rel=0.05)
+
+
+def test_offload_takes_what_each_forward_pass_keeps(monkeypatch):
+    class Kept(saved_tensors_hooks):
+        tensors = 0
+
+        def __init__(self, model):
+            super().__init__(self.pack, lambda tensor: tensor)
+
+        def pack(self, tensor):
+            Kept.tensors += 1
+            return tensor
+
+    monkeypatch.setattr(layers.torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr("trl.models.activation_offloading.get_act_offloading_ctx_manager", Kept)
+    model = built("llama", {"offload": True})
+    context = set_up_recomputing(model, arguments({"offload": True}))
+    assert isinstance(context, OffloadedActivations)
+    counts = []
+    for _ in range(2):
+        with context:
+            step(model)
+        counts.append(Kept.tensors)
+    assert LAYERS <= counts[0] == counts[1] / 2
+
+
+ON = {"gradient_checkpointing": True}
+
+
+@pytest.mark.parametrize(
+    ("training", "sub_keys", "options"),
+    [
+        (ON, {"selectiv": True}, {}),
+        (ON, {"every_n_layers": 0}, {}),
+        (ON, {"every_n_layers": True}, {}),
+        (ON, {"offload": 1}, {}),
+        (ON, {"selective": True, "use_reentrant": True}, {}),
+        (ON, {"offload": True, "every_n_layers": 2}, {"zero3": True}),
+        ({}, {"selective": True}, {}),
+        ({**ON, "torch_compile": True}, {"selective": True}, {"experts": True}),
+    ],
+)
+def test_sub_keys_that_mean_nothing_are_refused(training, sub_keys, options):
+    with pytest.raises(RecipeError, match=r"`training\.gradient_checkpointing_kwargs`"):
+        read_recomputing({**training, "gradient_checkpointing_kwargs": sub_keys}, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        *((f"aten::_scaled_dot_product_{kind}_attention", "MUST_SAVE") for kind in ("flash", "efficient", "cudnn")),
+        ("torch_attn::_varlen_attn", "MUST_SAVE"),
+        ("_flash_attn2_cuda_f1::fwd", "MUST_SAVE"),
+        ("aten::mm.default", "PREFER_RECOMPUTE"),
+    ],
+)
+def test_attentions_of_a_gpu_are_kept_too(name, policy):
+    assert keep_attention(None, SimpleNamespace(name=lambda: name)).name == policy
+
+
+# --- training.torch_compile ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compiler():
+    dynamo.reset()
+    dynamo.utils.counters.clear()
+    yield dynamo.utils.counters
+    dynamo.reset()
+
+
+def losses(model, steps=3):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    ids = torch.randint(4, 96, (steps, rows, 24), generator=torch.Generator().manual_seed(1))
     found = []
-    for row in ids:
-        loss = model(input_ids=row, labels=row, position_ids=(torch.arange(24) % longest).expand(rows, 24)).loss
+    for rows in ids(rows=2 * steps).chunk(steps):
+        loss = model(input_ids=rows, labels=rows).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -66,61 +197,54 @@ def losses(model, steps=3, rows=2, longest=24):
     return found
 
 
-def graphs():
-    return dynamo.utils.counters["stats"]["unique_graphs"]
+@pytest.mark.heavy
+@pytest.mark.parametrize(("family", "sub_keys"), [("gpt2", {}), ("llama", {"selective": True})])
+def test_layers_that_are_alike_are_compiled_once_for_the_whole_run(family, sub_keys, compiler):
+    expected = losses(built(family, sub_keys))
+    found = losses(built(family, sub_keys, compiling=Compiling("aot_eager")))
+    assert found == expected
+    assert not compiler["graph_break"] and compiler["frames"]["ok"] == compiler["frames"]["total"] == 1
+    assert losses(built(family, sub_keys, compiling=Compiling("aot_eager"))) == expected
+    assert compiler["stats"]["unique_graphs"] == 1, "another model of the same shape compiles nothing"
 
 
-@pytest.mark.parametrize("checkpoints", CHECKPOINTS.values(), ids=CHECKPOINTS)
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_layers_that_are_alike_are_compiled_once_for_the_whole_run(family, checkpoints):
-    expected = losses(built(family, checkpoints=checkpoints))
-    model = built(family, checkpoints=checkpoints, compiling=Compiling("aot_eager"))
-    found = losses(model, steps=1)
-    assert graphs() == 1 and not dynamo.utils.counters["graph_break"]
-    assert dynamo.utils.counters["frames"]["ok"] == dynamo.utils.counters["frames"]["total"] == 1
-    assert (
-        found == expected[:1]
-        and losses(built(family, checkpoints=checkpoints, compiling=Compiling("aot_eager"))) == expected
-    )
-    assert graphs() == 1, "another model of the same shape, and more micro-batches, compile nothing"
-
-
-@pytest.mark.parametrize("checkpoints", [None, {}], ids=["off", "on"])
-def test_of_layers_with_experts_the_rest_is_compiled(checkpoints):
-    expected = losses(built("minimind2_moe", checkpoints=checkpoints))
-    model = built("minimind2_moe", checkpoints=checkpoints, compiling=Compiling("aot_eager"))
+@pytest.mark.heavy
+def test_of_layers_with_experts_the_rest_is_compiled(compiler):
+    model = built("minimind2_moe", {}, compiling=Compiling("aot_eager"))
     assert {type(part).__name__ for part in compiled_parts(model)} == {"LlamaAttention", "LlamaRMSNorm"}
-    assert losses(model) == pytest.approx(expected, rel=1e-6) and graphs() == 2
+    assert losses(model) == pytest.approx(losses(built("minimind2_moe", {})), rel=1e-6)
+    assert compiler["stats"]["unique_graphs"] == 2
 
 
-def test_evaluation_and_generation_of_any_shape_compile_nothing():
+@pytest.mark.heavy
+def test_evaluation_and_generation_of_any_shape_compile_nothing(compiler):
     model, plain = built("llama", compiling=Compiling("aot_eager")), built("llama")
-    losses(model, steps=1)
-    losses(plain, steps=1)
-    before = dynamo.utils.counters["frames"]["total"]
+    assert losses(model, steps=1) == losses(plain, steps=1)
+    before = compiler["frames"]["total"]
     model.eval()
     plain.eval()
-    for length in range(3, 20):
-        ids = torch.arange(4, 4 + length)[None]
+    for length in (3, 9, 17):
         with torch.no_grad():
-            assert torch.equal(model(ids).logits, plain(ids).logits)
+            assert torch.equal(model(ids(1, length)).logits, plain(ids(1, length)).logits)
     wanted = {"inputs": torch.tensor([[5, 6]]), "max_new_tokens": 8, "do_sample": False}
     assert torch.equal(model.generate(**wanted), plain.generate(**wanted))
-    assert dynamo.utils.counters["frames"]["total"] == before
-    model.train()
-    losses(model, steps=1)
-    assert graphs() == 1, "training goes on with its graph"
+    assert compiler["frames"]["total"] == before
+    losses(model.train(), steps=1)
+    assert compiler["stats"]["unique_graphs"] == 1, "training goes on with its graph"
 
 
 @pytest.mark.slow
-def test_inductors_kernels_have_the_same_losses():
-    expected = losses(built("llama", layers=2, checkpoints={"selective": True}), steps=4)
-    found = losses(built("llama", layers=2, checkpoints={"selective": True}, compiling=Compiling()), steps=4)
-    assert found == pytest.approx(expected, rel=1e-5) and graphs() == 1
+def test_inductors_kernels_have_the_same_losses(compiler):
+    expected = losses(built("llama", {"selective": True}), steps=4)
+    found = losses(built("llama", {"selective": True}, compiling=Compiling()), steps=4)
+    assert found == pytest.approx(expected, rel=1e-5) and compiler["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.parametrize(("checkpoints", "again"), [(None, 0), ({}, 1), ({"selective": True}, 0)], ids=CHECKPOINTS)
-def test_in_the_graph_of_the_backward_pass_stands_what_is_computed_again(checkpoints, again):
+@pytest.mark.heavy
+@pytest.mark.parametrize(("sub_keys", "again"), [({}, 1), ({"selective": True}, 0)])
+def test_the_graph_of_the_backward_pass_holds_what_is_computed_again(sub_keys, again, compiler):
+    backward = []
+
     def keep(graph, inputs):
         # An operation that could be random is handed to another, which gives it the same numbers again.
         backward.extend(
@@ -129,32 +253,21 @@ def test_in_the_graph_of_the_backward_pass_stands_what_is_computed_again(checkpo
         )
         return make_boxed_func(graph.forward)
 
-    backward = []
-    backend = aot_autograd(
-        fw_compiler=nop, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition
-    )  # inductor's own
-    expected = losses(built("llama", checkpoints=checkpoints))
-    assert losses(built("llama", checkpoints=checkpoints, compiling=Compiling(backend))) == pytest.approx(
-        expected, rel=1e-6
-    )
+    by_inductor = min_cut_rematerialization_partition
+    backend = aot_autograd(fw_compiler=nop, bw_compiler=keep, partition_fn=by_inductor)
+    losses(built("llama", sub_keys, compiling=Compiling(backend)), steps=1)
     assert sum("flash_attention_for_cpu.default" in name for name in backward) == again
     assert sum("flash_attention_for_cpu_backward" in name for name in backward) == 1
-    products = sum(name in ("aten.mm.default", "aten.addmm.default") for name in backward)
-    assert (products > 14) == (checkpoints is not None), (
-        "two for each of seven matrices, and those that are made again"
-    )
+    of_gradients = 2 * 7  # two for each matrix
+    assert sum(name in ("aten.mm.default", "aten.addmm.default") for name in backward) > of_gradients
 
 
 def test_hugging_face_no_longer_compiles_what_is_taken():
-    arguments = SimpleNamespace(
-        torch_compile=True, torch_compile_backend="inductor", torch_compile_mode="max-autotune-no-cudagraphs"
-    )
-    assert take_compiling(arguments) == Compiling("inductor", "max-autotune-no-cudagraphs")
-    assert take_compiling(arguments) is None and arguments.torch_compile_backend is None
-    assert (
-        wanted_compiling({"torch_compile_mode": "default"}) == Compiling("inductor", "default")
-        and wanted_compiling({}) is None
-    )
+    mode = "max-autotune-no-cudagraphs"
+    given = SimpleNamespace(torch_compile=True, torch_compile_backend="inductor", torch_compile_mode=mode)
+    assert take_compiling(given) == Compiling("inductor", mode)
+    assert take_compiling(given) is None and given.torch_compile_backend is None
+    assert wanted_compiling({"torch_compile_mode": "default"}) == Compiling("inductor", "default")
 
 
 @pytest.mark.parametrize(
@@ -168,17 +281,19 @@ def test_hugging_face_no_longer_compiles_what_is_taken():
         ({"torch_compile": True, "fsdp": True, "activation_checkpointing": True}, False, "torch_compile"),
     ],
 )
-def test_what_cannot_be_compiled_is_a_recipe_error(training, zero3, key):
-    with pytest.raises(RecipeError, match=f"`training.{key}`"):
+def test_layers_that_cannot_be_compiled_are_a_recipe_error(training, zero3, key):
+    with pytest.raises(RecipeError, match=rf"`training\.{key}`"):
         check_compiling(training, zero3=zero3, has_gpu=False)
 
 
-def test_a_compiler_that_is_missing_is_named_before_the_start(monkeypatch):
+@pytest.mark.parametrize(
+    ("program", "target"),
+    [("triton", "cpt.models.layers.importlib.util.find_spec"), ("g++", "cpt.hardware.find_program")],
+)
+def test_a_compiler_that_is_missing_is_named_before_the_start(program, target, monkeypatch):
     check_compiling({"torch_compile": True}, zero3=False, has_gpu=False)
-    monkeypatch.setattr("cpt.models.layers.importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ResourceError, match="triton"):
+    monkeypatch.setattr(target, lambda name: None)
+    with pytest.raises(ResourceError) as problem:
         check_compiling({"torch_compile": True}, zero3=False, has_gpu=True)
-    monkeypatch.setattr("cpt.hardware.find_program", lambda name: None)
-    with pytest.raises(ResourceError, match=r"g\+\+"):
-        check_compiling({"torch_compile": True}, zero3=False, has_gpu=False)
+    assert program in str(problem.value)
     check_compiling({"torch_compile_backend": "aot_eager"}, zero3=False, has_gpu=True)
