@@ -11,17 +11,7 @@ from tiny_training import learns_and_resumes, steps, tiny_llama
 from torch import nn
 
 from cpt.errors import RecipeError
-from cpt.optim.adamw import adamw
-from cpt.optim.build import (
-    build_optimizer,
-    check_optimizer,
-    check_rounding,
-    muon,
-    offloaded_adamw,
-    replay_step_counter,
-    shampoo,
-    soap,
-)
+from cpt.optim.build import build_optimizer, check_optimizer, check_rounding, muon, shampoo, soap
 from cpt.optim.groups import IS_EMBEDDING, MATRICES, parameter_groups
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Optimizer
@@ -184,32 +174,3 @@ def test_a_rounding_of_weights_that_are_not_rounded_is_refused(tiny_recipe, tmp_
     recipe = load_recipe(write_recipe(sections, tmp_path / "r.yaml"), overrides)
     with nullcontext() if is_rounded else pytest.raises(RecipeError, match=r"`optimizer\.rounding`"):
         check_rounding(recipe)
-
-
-# --- DeepSpeed's AdamW for the host ----------------------------------------------------------------------------------
-
-
-def offloaded_steps(weight, numbers, state=None, *, replay=0):
-    """The weight and the optimizer's state after some steps."""
-    weight = nn.Parameter(weight.clone())
-    optimizer = adamw([{"params": [weight]}], 1e-3, offloaded_adamw)
-    if state is not None:
-        optimizer.load_state_dict(state)
-        replay_step_counter(optimizer, replay)
-    for number in numbers:
-        weight.grad = torch.sin(torch.arange(64.0) * (number + 1))
-        optimizer.step()
-    return weight.detach(), optimizer.state_dict()
-
-
-@pytest.mark.long
-def test_a_replayed_counter_makes_the_resumed_run_bit_equal_and_without_it_it_drifts():
-    start = torch.linspace(-1, 1, 64)
-    straight, _ = offloaded_steps(start, range(40))
-
-    def resumed_after(count, *, replay):
-        first, state = offloaded_steps(start, range(count))
-        return offloaded_steps(first, range(count, 40), state, replay=count if replay else 0)[0]
-
-    assert all(torch.equal(resumed_after(count, replay=True), straight) for count in (1, 5, 10, 15, 20, 35))
-    assert not all(torch.equal(resumed_after(count, replay=False), straight) for count in (5, 10, 15, 20, 35))

@@ -1,10 +1,11 @@
+import inspect
 import math
 import re
 from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpt.errors import RecipeError
@@ -71,37 +72,31 @@ def test_two_runs_of_which_one_continues_the_other_have_the_rates_of_one_long_ru
 
 
 TOTAL = 1000
-LENGTHS = st.integers(0, 1100)
 FACTORS = st.sampled_from([0, 0.0, 0.1, 0.4, 1, 1.0])
-WARMUP = st.fixed_dictionaries(
-    {}, optional={"warmup_tokens": LENGTHS, "warmup_share": st.just(0) | st.floats(0.001, 1)}
-)
-OPTIONS = {
-    "constant": WARMUP,
-    "linear": st.builds(dict.__or__, WARMUP, st.fixed_dictionaries({}, optional={"floor": FACTORS})),
-    "cosine": st.builds(dict.__or__, WARMUP, st.fixed_dictionaries({}, optional={"floor": FACTORS})),
-    "rewarm_cosine": st.fixed_dictionaries({"warmup_tokens": LENGTHS}, optional={"start": FACTORS, "floor": FACTORS}),
-    "wsd": st.builds(
-        dict.__or__, WARMUP, st.fixed_dictionaries({"decay_tokens": LENGTHS}, optional={"floor": FACTORS})
-    ),
-    "infinite": st.fixed_dictionaries(
-        {"warmup_tokens": LENGTHS, "cooldown_tokens": LENGTHS, "anneal_tokens": LENGTHS},
-        optional={"constant": FACTORS, "floor": FACTORS},
-    ),
-}
-OPTIONS["continued"] = st.one_of(
-    st.fixed_dictionaries(
-        {"schedule": options.map(lambda options, name=name: {"name": name, **options}), "trained_tokens": LENGTHS},
-        optional={"planned_tokens": LENGTHS},
-    )
-    for name, options in [*OPTIONS.items()]
-)
+
+
+@st.composite
+def some_options(draw, name):
+    """Any that the schedule takes, and all that it needs."""
+    if name == "continued":
+        inner = draw(st.sampled_from([other for other in SCHEDULES if other != name]))
+        options = {"schedule": {"name": inner, **draw(some_options(inner))}}
+    else:
+        options = {}
+    for option, parameter in list(inspect.signature(SCHEDULES[name]).parameters.items())[2:]:
+        is_needed = parameter.default is parameter.empty
+        if option in options or not (is_needed or draw(st.booleans())):
+            continue
+        share = st.just(0) | st.floats(0.001, 1) if option == "warmup_share" else FACTORS
+        options[option] = draw(st.integers(0, 1100) if option.endswith("_tokens") else share)
+    return options
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_schedule_is_refused_by_its_key_or_never_jumps(name, data):
-    options = data.draw(OPTIONS[name])
+    options = data.draw(some_options(name))
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     try:
         build_schedule(Schedule(name=name, **options), optimizer, tokens_per_step=1, total_tokens=TOTAL)
