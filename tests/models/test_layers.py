@@ -9,14 +9,11 @@ from functorch.compile import make_boxed_func, min_cut_rematerialization_partiti
 from tiny_models import assert_same_gradients, gradients, tiny_config, tiny_model
 from torch import _dynamo as dynamo
 from torch._dynamo.backends.common import aot_autograd
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.models import layers
 from cpt.models.layers import (
     Compiling,
-    OffloadedActivations,
     check_compiling,
     compile_layers,
     compiled_parts,
@@ -95,30 +92,6 @@ def test_attention_is_computed_again_where_it_is_not_kept(family, sub_keys, agai
     found, others, attentions = step(built(family, sub_keys))
     assert attentions == (LAYERS, again) and torch.equal(found, loss)
     assert_same_gradients(others, expected, rtol=0, atol=0)
-
-
-def test_offload_takes_what_each_forward_pass_keeps(monkeypatch):
-    class Kept(saved_tensors_hooks):
-        tensors = 0
-
-        def __init__(self, model):
-            super().__init__(self.pack, lambda tensor: tensor)
-
-        def pack(self, tensor):
-            Kept.tensors += 1
-            return tensor
-
-    monkeypatch.setattr(layers.torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr("trl.models.activation_offloading.get_act_offloading_ctx_manager", Kept)
-    model = built("llama", {"offload": True})
-    context = set_up_recomputing(model, arguments({"offload": True}))
-    assert isinstance(context, OffloadedActivations)
-    counts = []
-    for _ in range(2):
-        with context:
-            step(model)
-        counts.append(Kept.tensors)
-    assert LAYERS <= counts[0] == counts[1] / 2
 
 
 ON = {"gradient_checkpointing": True}

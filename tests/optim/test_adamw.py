@@ -43,14 +43,10 @@ def walk(parameter, optimizer, count=20):
     return parameter.detach().clone()
 
 
-def test_fp32_weights_go_where_torchs_and_bitsandbytes_own_adamw_take_them():
-    bitsandbytes = pytest.importorskip("bitsandbytes")
-    mine, in_8_bit, theirs, whole = (matrix() for _ in range(4))
-    exact = walk(whole, torch.optim.AdamW([whole], fused=True, **OF_TORCH))
-    torch.testing.assert_close(walk(mine, of([{"params": [mine]}])), exact, rtol=1e-5, atol=1e-6)
-    found = (walk(in_8_bit, of([{"params": [in_8_bit]}], eight_bit=True)) - exact).abs()
-    expected = walk(theirs, bitsandbytes.optim.AdamW8bit([theirs], **OF_TORCH))
-    assert found.mean() < 1.1 * (expected - exact).abs().mean() and found.max() < 2e-2
+def test_fp32_weights_go_where_torchs_own_adamw_takes_them():
+    mine, theirs = matrix(), matrix()
+    expected = walk(theirs, torch.optim.AdamW([theirs], fused=True, **OF_TORCH))
+    torch.testing.assert_close(walk(mine, of([{"params": [mine]}])), expected, rtol=1e-5, atol=1e-6)
 
 
 # A rate of continued pre-training: 100 updates of a weight of 0.02 move it by less than a bfloat16 can show at once.

@@ -106,10 +106,9 @@ def test_the_steps_are_those_of_whole_gradients_bit_for_bit_and_only_one_gradien
     assert (parts.most_bytes, whole.most_bytes) == (max(sizes), sum(sizes))
 
 
-@pytest.mark.parametrize(("section", "dtype"), CASES[1:])
-def test_a_verdict_leaves_a_whole_step_out_and_a_bad_gradient_its_own_parameter(section, dtype):
-    model = tiny_llama(dtype)
-    released = ReleasedGradients(build_optimizer(section, model))
+def test_a_verdict_leaves_a_whole_step_out_and_a_bad_gradient_its_own_parameter():
+    model = tiny_llama("bfloat16")
+    released = ReleasedGradients(build_optimizer(Optimizer(name="adamw_8bit", learning_rate=1e-2), model))
 
     def changed(skip):
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -117,14 +116,11 @@ def test_a_verdict_leaves_a_whole_step_out_and_a_bad_gradient_its_own_parameter(
         model(input_ids=IDS, labels=IDS).loss.backward()
         return {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
 
-    everything = {name for name, _ in model.named_parameters()}
-    assert changed(None) == everything
     assert not changed(torch.tensor(True))
-    assert changed(torch.tensor(False)) == everything
-    spoiled = model.lm_head.weight.register_hook(lambda gradient: gradient * torch.nan)
-    assert changed(None) == everything - {"lm_head.weight"}
-    assert not released.norm().isfinite()
-    spoiled.remove()
+    everything = changed(torch.tensor(False))
+    assert everything == {name for name, _ in model.named_parameters()} == changed(None)
+    model.lm_head.weight.register_hook(lambda gradient: gradient * torch.nan)
+    assert changed(None) == everything - {"lm_head.weight"} and not released.norm().isfinite()
 
 
 def recipe(sections, folder, *overrides, **optimizer):
