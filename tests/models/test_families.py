@@ -117,6 +117,12 @@ def test_a_vocabulary_that_outgrows_the_padding_is_saved_and_loads(published, tm
     assert torch.equal(load(tmp_path / "ours", num_tokens=150)(IDS).logits, model(IDS).logits)
 
 
+def test_an_untied_head_keeps_its_rows_when_the_vocabulary_grows():
+    config = tiny_config("cpt-gpt2", tie_word_embeddings=False)
+    before, grown = tiny_model(config).eval(), tiny_model(config, num_tokens=150, resize_embeddings=True).eval()
+    torch.testing.assert_close(grown(IDS).logits[..., :97], before(IDS).logits[..., :97])
+
+
 # --- MiniMind: its own checkpoints are plain mappings, and the names of its public code are ours ---------------------
 
 
