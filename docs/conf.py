@@ -11,7 +11,7 @@ from importlib import metadata
 project = "cpt"
 author = "the cpt authors"
 copyright = "the cpt authors, Apache-2.0"
-release = metadata.version("cpt")
+release = metadata.version("continued-pretraining")
 
 extensions = ["myst_nb", "sphinx_external_toc"]
 root_doc = "docs/index"

@@ -166,7 +166,7 @@ class Data(Section):
     """Functions that give the reason to drop a document, for all sources."""
     deduplicate: FromStep[Literal["exact", "near", "exact_across_sources", "near_across_sources"] | None] = None
     """Leave out the documents of a source whose text stood there before (exact), or nearly the same text (near, by
-    MinHash; needs `pip install 'cpt[dedup]'`). Across sources: of equal documents, that of the source named first
+    MinHash; needs the extra `dedup`). Across sources: of equal documents, that of the source named first
     stays."""
     on_bad_row: FromStep[Literal["error", "skip"]] = "error"
     """A row that is no document ends the run (error), or is left out and listed by its file and line in bad_rows.jsonl

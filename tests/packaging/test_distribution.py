@@ -58,7 +58,7 @@ def test_the_wheel_has_the_package_and_what_comes_with_it_and_nothing_else(wheel
     listed = run("git", "ls-files", "recipes", "deepspeed_configs", "launch", folder=ROOT).splitlines()
     tracked = {Path(name) for name in listed if (ROOT / name).is_file()}
     names = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
-    assert {name.parts[0] for name in names} == {"cpt", "cpt-0.1.0.dist-info"}
+    assert {name.parts[0] for name in names} == {"cpt", "continued_pretraining-0.1.0.dist-info"}
     code = {path.relative_to(ROOT) for path in (ROOT / "cpt").rglob("*.py")}
     assert {name for name in names if name.suffix == ".py" and "shipped" not in name.parts} == code
     assert {name.relative_to("cpt/shipped") for name in names if name.is_relative_to("cpt/shipped")} == tracked
