@@ -68,16 +68,15 @@ def test_verify_finds_a_flipped_bit_in_every_array(cache, store, name):
 @pytest.mark.parametrize(
     ("options", "left"),
     [
-        ((), {"new", "old", "packing"}),
-        (("--unused-days", "10"), {"new", "packing"}),
-        (("--keep-gib", "0"), set()),
-        (("--unused-days", "10", "--dry-run"), {"new", "old", "packing", "foreign", "killed"}),
+        ((), "new old packing"),
+        (("--unused-days", "10"), "new packing"),
+        (("--keep-gib", "0"), ""),
+        (("--unused-days", "10", "--dry-run"), "new old packing foreign killed"),
     ],
-    ids=" ".join,
 )
 def test_prune_removes_leftovers_and_what_its_options_name(cache, store, options, left):
     assert store("prune", *options)[0] == 0
-    assert entries(cache) == left
+    assert entries(cache) == set(left.split())
     assert not [path for path in (cache / "tokens").iterdir() if path.suffix == ".removed"]
 
 
@@ -91,4 +90,4 @@ def test_prune_keeps_what_a_process_reads(cache, store):
     assert entries(cache) == {"new"}
     del reader
     store("prune", "--keep-gib", "0")
-    assert entries(cache) == set()
+    assert entries(cache) == ""

@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from cpt.installation import SHIPPED_FILES
 from launching import BIN, launch
 from tiny import write_recipe
 
 from cpt.commands.train import check_and_train
 from cpt.errors import CptError, RecipeError, ResourceError
+from cpt.files import SHIPPED_FILES
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 
