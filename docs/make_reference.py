@@ -56,8 +56,8 @@ RECIPE = """# Recipe reference
 
 <!-- Written by `python -m docs.make_reference` from cpt/recipe/schema.py and the built-ins: change those. -->
 
-Every key of a recipe with its type, its default and its meaning. [The recipe, line by line](../recipe.md) explains a
-whole one.
+Every key of a recipe with its type, its default and its meaning. The [README](../../README.md#a-recipe) has a
+whole recipe, and [the tutorials](../tutorials/first_run.md) explain one.
 
 - A whole number may be written `1_000_000` or `1e6`. Numbers of tokens take k, M, B and T (`20M`), sizes take kB to
   TB and KiB to TiB.
