@@ -159,6 +159,7 @@ def products(chunk, dtype=torch.bfloat16, tokens=16384, vocabulary=512, width=32
     return made, exact
 
 
+@pytest.mark.heavy
 def test_the_heads_gradient_adds_up_exactly_over_128_chunks_in_bf16():
     made, exact = products(chunk=128)
     assert (made - exact).norm() / exact.norm() < 1e-5
