@@ -4,7 +4,7 @@
 half as many values as the one above it. A second moment above 0 is never rounded to 0: the next update would be
 divided by eps alone.
 
-Why not a library (bitsandbytes 0.50, torchao 0.18): docs/optimizers.md.
+Why not a library (bitsandbytes 0.50, torchao 0.18): docs/reference/training.md.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""SLURM's way: the batch script of docs/reliability.md, whose shell alone gets the signal."""
+"""SLURM's way: the batch script of docs/explanation/saving.md, whose shell alone gets the signal."""
 
 import os
 import re
@@ -23,7 +23,8 @@ def test_the_batch_script_saves_and_puts_the_job_back_into_the_queue(suite, tmp_
     scontrol.parent.mkdir()
     scontrol.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n')
     scontrol.chmod(0o755)
-    (script,) = re.findall(r"```bash\n(#SBATCH.*?)```", (ROOT / "docs" / "reliability.md").read_text(), re.DOTALL)
+    page = (ROOT / "docs" / "explanation" / "saving.md").read_text()
+    (script,) = re.findall(r"```bash\n(#SBATCH.*?)```", page, re.DOTALL)
     assert COMMAND in script
     (tmp_path / "job.sh").write_text(script.replace(COMMAND, shlex.join(run.words(supervised=True))))
     environment = {
