@@ -73,7 +73,7 @@ def started(folder: Path, tokens: int) -> dict[str, Any]:
 
 
 def index_bytes(folder: Path) -> dict[str, float]:
-    """What stands on the disk besides tokens: of each window and shard as much as of those that were drawn."""
+    """What is on the disk besides tokens, extrapolated from the windows and shards that were drawn."""
     cache = folder / "cache"
     sources = list((cache / "tokens").iterdir())
     packings = [path for rows in (cache / "rows").iterdir() for path in rows.iterdir() if path.is_symlink()]

@@ -110,7 +110,7 @@ def starts_table(results: dict[str, Any]) -> str:
         "mean": "extended, rows: mean",
         "token_distillation": "extended, rows: token distillation",
     }
-    heads = ("a model with a head of its own, before any training", "code, bits per byte", "prose")
+    heads = ("a model with untied embeddings, before any training", "code, bits per byte", "prose")
     rows = [(names[row["start"]], f"{row['domain']:.3f}", f"{row['general']:.3f}") for row in results["starts"]]
     return table(heads, rows)
 

@@ -36,7 +36,7 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
     if path.name != "CHANGELOG.md"
 )
-TUTORIALS = [page for page in PAGES if str(page) in ("README.md", "docs/start.md") or "guides" in page.parts]
+TUTORIALS = [page for page in PAGES if str(page) == "README.md" or "tutorials" in page.parts]
 SHELL = """set -eo pipefail
 if [ -f "$PAGE_STATE" ]; then source "$PAGE_STATE"; fi
 trap '{ export -p; printf "cd %q\\n" "$PWD"; } > "$PAGE_STATE"' EXIT
