@@ -1,4 +1,4 @@
-"""The LSTM of docs/guides/your_own_model.md: an architecture that nothing in cpt was made for."""
+"""The LSTM of docs/howto/extending.md: an architecture that nothing in cpt was made for."""
 
 import json
 
