@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from cpt.command_line import NAMES_OF_HELP, run_app
+from cpt.errors import DISTRIBUTION
 
 GROUPS = {  # heading on the help page -> name -> (module:function, what it does)
     "Start here": {
@@ -110,7 +111,7 @@ def show_version(wanted: bool) -> None:
     if wanted:
         from importlib import metadata  # a fifth of the time of a help page
 
-        typer.echo(f"cpt {metadata.version('cpt')}")
+        typer.echo(f"cpt {metadata.version(DISTRIBUTION)}")
         raise typer.Exit
 
 

@@ -1,5 +1,12 @@
 """What can go wrong for a user: one class per remedy."""
 
+DISTRIBUTION = "continued-pretraining"  # the name for pip; the command and the package are cpt
+
+
+def install_line(extra: str) -> str:
+    """What installs the packages of an extra."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
 
 class CptError(Exception):
     """The message says what is wrong, where, and what to do; it is printed without a traceback."""

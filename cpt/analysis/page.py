@@ -10,7 +10,7 @@ import numpy as np
 from jinja2 import Environment
 from numpy.typing import NDArray
 
-from cpt.errors import ResourceError
+from cpt.errors import ResourceError, install_line
 from cpt.files import write_atomic
 
 SMOOTHED_OVER = 0.02  # of the values of a curve
@@ -55,7 +55,7 @@ def curves(
         from matplotlib import rc_context
         from matplotlib.figure import Figure  # without pyplot: no display, no state
     except ImportError as problem:
-        raise ResourceError("the plots of a page need matplotlib. Install it: pip install 'cpt[plots]'") from problem
+        raise ResourceError(f"the plots of a page need matplotlib. Install it: {install_line('plots')}") from problem
     with rc_context(STYLE):
         figure = Figure(figsize=(6, 3.4), layout="constrained")
         axes: Any = figure.subplots()

@@ -19,7 +19,7 @@ from rich.rule import Rule
 from rich.table import Column, Table
 
 from cpt.commands.demo_corpus import write_files
-from cpt.errors import LaunchError, ResourceError, TrainingError
+from cpt.errors import LaunchError, ResourceError, TrainingError, install_line
 from cpt.files import SHIPPED_FILES
 from cpt.formatting import open_console
 from cpt.process import Child, free_port
@@ -87,7 +87,7 @@ class Commands:
     def ask_server(self, model: Path, prompt: str) -> str | None:
         """Serve a model, complete a prompt with OpenAI's client, stop it; None if a package for it is missing."""
         if any(importlib.util.find_spec(package) is None for package in ("fastapi", "uvicorn", "openai")):
-            self.print("Not served: fastapi, uvicorn or openai is not installed (pip install 'cpt[serving]').")
+            self.print(f"Not served: fastapi, uvicorn or openai is not installed ({install_line('serving')}).")
             return None
         from openai import DefaultHttpxClient, OpenAI
 

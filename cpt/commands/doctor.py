@@ -18,7 +18,7 @@ from rich.table import Column, Table
 
 from cpt.command_line import Overrides
 from cpt.distributed import num_nodes
-from cpt.errors import LaunchError
+from cpt.errors import DISTRIBUTION, LaunchError
 from cpt.formatting import open_console
 from cpt.hardware import INSTALL_LINES, Gpu, Machine, describe_machine
 from cpt.recipe.load import load_recipe
@@ -184,7 +184,7 @@ def examine_package(module: str, missing: str, remedy: str, package: str = "") -
 
 
 def examine_stack() -> Iterator[Diagnosis]:
-    for line in metadata.requires("cpt") or []:
+    for line in metadata.requires(DISTRIBUTION) or []:
         requirement = Requirement(line)
         if requirement.marker is not None or requirement.name == "torch":
             continue

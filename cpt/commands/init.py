@@ -14,7 +14,7 @@ from cpt.data.readers.sources import files_of, kind_of
 from cpt.data.rows.held_out import size_warnings
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.distributed import tell
-from cpt.errors import RecipeError
+from cpt.errors import RecipeError, install_line
 from cpt.evaluation.paired import FEW
 from cpt.formatting import format_duration
 from cpt.hardware import find_gpus
@@ -93,7 +93,7 @@ def command(
 def format_documents(facts: DocumentStatistics) -> str:
     formats = ", ".join(f"{count:,} {name}" for name, count in facts.formats.most_common())
     number = f"{'' if facts.is_whole else 'about '}{facts.documents:,}"
-    languages = "languages unknown (pip install 'cpt[language]')"
+    languages = f"languages unknown ({install_line('language')})"
     if facts.languages is not None:
         of = facts.languages.total()
         common = [f"{code} {100 * count / of:.0f} %" for code, count in facts.languages.most_common(3)]

@@ -25,7 +25,7 @@ from cpt.data.store.shards import Shard, ShardWork
 from cpt.data.store.token_files import Bucket, bucket
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import Wanted, made
-from cpt.errors import LaunchError, RecipeError, ResourceError
+from cpt.errors import LaunchError, RecipeError, ResourceError, install_line
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
@@ -128,7 +128,7 @@ def prepare_on_ray(recipe: Recipe, cache_dir: Path | None = None) -> int:
     try:
         import ray
     except ImportError as problem:
-        raise ResourceError("--with ray needs Ray: pip install 'cpt[ray]'.") from problem
+        raise ResourceError(f"--with ray needs Ray: {install_line('ray')}.") from problem
     cache = (cache_dir or default_cache_dir()).absolute()
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     missing = unmade(all_shards(recipe, cache))

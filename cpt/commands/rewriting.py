@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from cpt.commands.rewriting_model import TEXT, Answer, Answerer, RewriteQuestion, Sampling, cut
 from cpt.data.readers.documents import Document
 from cpt.data.readers.sources import open_source
-from cpt.errors import RecipeError
+from cpt.errors import DISTRIBUTION, RecipeError
 from cpt.files import output_locked, write_atomic
 from cpt.models.build import build_model
 from cpt.models.config import hash_weights, weights_folder
@@ -131,7 +131,7 @@ def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda
         "prompt_sha256": task.prompt.sha256,
         "sampling": asdict(task.sampling),
         "run_seed": task.seed,
-        "cpt_version": version("cpt"),
+        "cpt_version": version(DISTRIBUTION),
     }
     rules = {
         # A source may grow: its texts are compared group by group.

@@ -5,24 +5,27 @@ from typing import Annotated
 
 import typer
 from accelerate.utils.memory import clear_device_cache
+from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.command_line import run_command, show_log
-from cpt.distributed import tell
+from cpt.distributed import is_main_process, tell
 from cpt.errors import CheckpointError
 from cpt.evaluation.evaluate import complete_verdict
 from cpt.evaluation.paired import dominated
+from cpt.evaluation.verdict import Verdict
 from cpt.export.export import write_model_card
+from cpt.formatting import format_count, open_console
 from cpt.runs.folder import VERDICT_PAGE
 from cpt.runs.record import Run
 
 
 def command(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows in one forward pass; no figure depends on it.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows in one forward pass; no result depends on it.")] = 8,
 ) -> None:
-    """Judge a finished run, as `cpt train` does at its end: domain test and tasks against the base, contamination, one
-    page.
+    """Evaluate a finished run against its base, as `cpt train` does at its end: held-out text, domain test, tasks,
+    contamination; one page.
 
     Example: cpt verdict runs/my-run
     """
@@ -42,18 +45,43 @@ def judge(run: Run, *, batch_size: int = 8) -> None:
         write_model_card(run.export_folder, run.folder, run.folder.name)
     except OSError as problem:  # the model has a card without the verdict
         tell(f"warning: the model's card cannot be written: {problem.strerror}. Again: cpt verdict {run.folder}")
-    tell(verdict.headline())
+    show(verdict, run)
+
+
+def show(verdict: Verdict, run: Run) -> None:
+    """Print the verdict as a table and a sentence, then what was not run and where everything is."""
+    if not is_main_process():
+        return
+    console = open_console()
+    table = Table("", "items", "before", "after", "change", "95 % interval", "result", box=None, pad_edge=False)
+    for one in sorted(verdict.sets, key=lambda one: one.is_general):
+        kind = "general" if one.is_general else "domain"
+        interval = "{:+.1f} to {:+.1f} %".format(*one.difference.percents[1:]) if one.difference else "none"
+        change = f"{100 * (one.after / one.before - 1):+.1f} %"
+        numbers = (format_count(one.documents), f"{one.before:.4f}", f"{one.after:.4f}", change, interval)
+        table.add_row(f"{one.name} ({kind}), bits per byte", *numbers, one.outcome)
+    for test in [*verdict.domain_test, *verdict.tasks]:
+        found, name = test.against, f"{test.name}, {test.metric}"
+        if found is None:
+            table.add_row(name, format_count(test.questions), "", f"{test.value:.3f}", "", "none", "unknown")
+            continue
+        numbers = (f"{found.before:.3f}", f"{test.value:.3f}", f"{found.difference:+.3f}")
+        interval = f"{found.low:+.3f} to {found.high:+.3f}"
+        result = found.outcome(higher_is_better=test.higher_is_better)
+        table.add_row(name, format_count(test.questions), *numbers, interval, result)
+    if table.rows:
+        console.print(table)
+    console.print(verdict.headline())
     for one in verdict.sets:
         if one.difference and one.difference.is_dominated and dominated(one.difference) not in verdict.headline():
-            tell(f"  warning: `{one.name}`: {dominated(one.difference)}")
-    for finding in [*verdict.domain_test, *verdict.tasks]:
-        tell(f"  {finding.verdict()}")
-    num_dropped = sum(source.decontaminated for source in verdict.sources)
-    tell(f"  {num_dropped:,} training documents were dropped as contaminated.")
-    for missing in verdict.not_run:
-        tell(f"  not run: {missing.what}: {missing.why}.")
-    serve = f"; serve it: {verdict.serve}" if verdict.serve else ""
-    tell(f"The page: {run.folder / VERDICT_PAGE}. The model is in {run.export_folder}{serve}")
+            console.print(f"warning: `{one.name}`: {dominated(one.difference)}", markup=False)
+    if num_dropped := sum(source.decontaminated for source in verdict.sources):
+        console.print(f"Dropped as contaminated: {num_dropped:,} training documents.")
+    if verdict.not_run:
+        console.print(f"Not run: {', '.join(missing.what for missing in verdict.not_run)}; the page has the commands.")
+    console.print(f"Page: {run.folder / VERDICT_PAGE}", f"Model: {run.export_folder}", sep="\n", markup=False)
+    if verdict.serve:
+        console.print(f"Serve it: {verdict.serve}", markup=False)
 
 
 if __name__ == "__main__":  # the main process of several continues with this program

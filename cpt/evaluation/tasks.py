@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cpt.errors import CptError, DataError, RecipeError, ResourceError
+from cpt.errors import CptError, DataError, RecipeError, ResourceError, install_line
 from cpt.evaluation.paired import Difference, ScoreReport, mean_difference
 from cpt.plugins import check_options, did_you_mean
 from cpt.recipe.schema import Component
@@ -155,7 +155,7 @@ def load_tasks(names: Sequence[str], folder: Path | None) -> "tuple[TaskManager,
     try:
         from lm_eval.tasks import TaskManager
     except ImportError as problem:
-        raise ResourceError(f"tasks need lm-eval ({problem}). Install it: pip install 'cpt[evaluation]'") from problem
+        raise ResourceError(f"tasks need lm-eval ({problem}). Install it: {install_line('evaluation')}") from problem
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     if folder is not None and not folder.is_dir():
         raise RecipeError(

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from cpt.checkpoints.model_folder import weight_files
-from cpt.errors import CheckpointError, CptError, DataError, ResourceError
+from cpt.errors import CheckpointError, CptError, DataError, ResourceError, install_line
 from cpt.evaluation.sets import data_of_recipe, open_evaluation_sets
 from cpt.export.export import copy_model_files, new_folder
 from cpt.export.proof import CARD, TEXT, logits_of, proof_text, read_text, reload_and_compare
@@ -82,7 +82,7 @@ def check_quantising(method: Method, dtype: torch.dtype) -> None:
     try:
         import_module(package)
     except ImportError as problem:
-        raise ResourceError(f"--quantize {method} needs {package}: pip install 'cpt[{extra}]'") from problem
+        raise ResourceError(f"--quantize {method} needs {package}: {install_line(extra)}") from problem
     if method != "int4":
         return
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):

@@ -22,7 +22,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.pytorch_utils import Conv1D
 
-from cpt.errors import CheckpointError, RecipeError, ResourceError
+from cpt.errors import CheckpointError, RecipeError, ResourceError, install_line
 from cpt.plugins import did_you_mean
 from cpt.recipe.huggingface_keys import LORA, PEFT_METHODS, method_of
 from cpt.recipe.schema import LORA_QUANTIZATION
@@ -237,7 +237,7 @@ def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> None:
     if zero3:
         raise RecipeError("`model.lora.quantize`: ZeRO-3 cannot divide weights in 4 bit. Remove `training.deepspeed`.")
     if find_spec("bitsandbytes") is None:
-        raise ResourceError("`model.lora.quantize` needs bitsandbytes. Install it: pip install 'cpt[bitsandbytes]'")
+        raise ResourceError(f"`model.lora.quantize` needs bitsandbytes. Install it: {install_line('bitsandbytes')}")
 
 
 def keep_layout_on_cpu(model: nn.Module) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from cpt.distributed import is_main_process
-from cpt.errors import RecipeError, ResourceError
+from cpt.errors import RecipeError, ResourceError, install_line
 from cpt.hardware import announce_compiling
 from cpt.optim.adamw import adamw, adamw_8bit, fused_by_torch, paged_adamw_8bit, trains_half
 from cpt.optim.gradients import RELEASING
@@ -210,7 +210,7 @@ def from_pytorch_optimizer(
     try:
         import pytorch_optimizer  # type: ignore[import-not-found, unused-ignore]  # an extra
     except ImportError as problem:
-        raise ResourceError(f"`optimizer.name`: {name} comes with: pip install 'cpt[optimizers]'") from problem
+        raise ResourceError(f"`optimizer.name`: {name} comes with: {install_line('optimizers')}") from problem
     kind: Any = vars(pytorch_optimizer)[name]
     built: torch.optim.Optimizer = kind(groups, lr=learning_rate, betas=(betas[0], betas[1]), **options)
     return built

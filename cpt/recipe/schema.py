@@ -40,7 +40,7 @@ class Section(BaseModel):
 
 
 class Component(BaseModel):
-    """Something chosen by name, with its own options beside it: `{name: length, min_characters: 200}`, or `length`."""
+    """A part chosen by name, with its options: `{name: length, min_characters: 200}`, or `length`."""
 
     model_config = ConfigDict(**STRICT, extra="allow", use_attribute_docstrings=True)
     name: str
@@ -57,12 +57,12 @@ class Component(BaseModel):
 
 
 class DocumentSource(Section):
-    """Where documents come from, and what of a file is one."""
+    """The origin of documents, and which part of a file is a document."""
 
     path: FromStep[str] = Field(min_length=1)
     """Local file, folder or glob (txt, md, jsonl, json, parquet, csv, tsv, arrow, also .gz and .zst), a URL like
-    s3://bucket/*.parquet, a dataset's id on the Hub, or your own `package.module:function` that gives texts or
-    rows."""
+    s3://bucket/*.parquet, a dataset's id on the Hub, or your own `package.module:function` that yields texts
+    or rows."""
     name: FromStep[str | None] = None
     """Its name in reports; by default the last part of the path."""
     text_column: FromStep[str] = "text"
@@ -70,22 +70,22 @@ class DocumentSource(Section):
     template: FromStep[str | None] = None
     """Text from several columns instead: `"{title}\\n\\n{body}"`."""
     chat: FromStep[str | dict[str, str] | None] = None
-    """Or else the column that holds a chat: a list of {role, content}; the document is what the tokenizer's chat
-    template makes of it. Or what an example is made of, each with its column: `{messages: talk, tools: functions}`,
+    """Instead of a text, the column with a chat: a list of {role, content}, written by the tokenizer's chat template.
+    Or the parts of an example, each with its column: `{messages: talk, tools: functions}`,
     `{prompt: question, completion: answer}`, `{prompt: question, chosen: good, rejected: bad}`, `{prompt: question,
-    completion: answer, label: liked}`. `user` and `assistant` in place of prompt and completion are texts that become
-    messages; `system` and `history` come before them. A column may be a template: `{user:
+    completion: answer, label: liked}`. `user` and `assistant` instead of prompt and completion are texts that
+    become messages; `system` and `history` come before them. A column may be a template: `{user:
     "{instruction}\\n{input}", assistant: output}`. Stages that learn from examples find columns of these names
     automatically."""
     text_documents: FromStep[str] = Field(default="file", min_length=1)
-    """What one document is in a txt or md file. file: all of it; line: each line; anything else is a text that stands
-    between documents."""
+    """The unit of a txt or md file that is one document. file: the whole file; line: each line; any other text: the
+    separator between documents."""
     data_files: FromStep[list[str]] = []
     """Files of a Hub dataset, by name or glob; by default those of its split."""
     streaming: FromStep[bool] = False
     """Read a Hub dataset's files as they are needed, without keeping them on the disk."""
     options: FromStep[dict[str, Any]] = {}
-    """Options of your own `package.module:function`."""
+    """Options of a `package.module:function`."""
     subset: FromStep[str | None] = None
     """Configuration of a Hub dataset."""
     split: FromStep[str] = "train"
@@ -93,7 +93,7 @@ class DocumentSource(Section):
     revision: FromStep[str | None] = None
     """Revision of a Hub dataset."""
     max_documents: FromStep[Positive | None] = None
-    """Take only the first so many documents (of a Hub dataset: fetch no more than these)."""
+    """Use only the first documents, at most this many; from the Hub, fetch no more than these."""
 
 
 class Source(DocumentSource):
@@ -102,15 +102,14 @@ class Source(DocumentSource):
     weight: FromStep[Annotated[Weight, Field(gt=0)]] = 1.0
     """Share of the training tokens, relative to the other sources; not used under `phases` or `temperature`."""
     max_tokens: FromStep[Tokens | None] = None
-    """Take no more than so many tokens of it; of an endless source, no more is read."""
+    """Use at most this many tokens of the source; the rest is not read."""
     max_epochs: FromStep[Times | None] = None
-    """Go through it at most so often; a run that would need more is refused."""
+    """At most this many epochs of the source; a run that needs more is refused."""
     licence: Free[str | None] = None
     """The licence of its texts, for example `CC-BY-4.0`. `cpt mixture` and the run's record show it."""
     order_by: FromStep[str | None] = None
-    """Read it by a score, lowest first, instead of shuffled: a column of numbers, or your own
-    `package.module:function` of the text. Each time through it goes the same way, in 64 parts that are shuffled
-    inside."""
+    """Read documents by a score, lowest first, instead of shuffled: a column of numbers, or a
+    `package.module:function` of the text. Each epoch has this order, in 64 parts that are shuffled inside."""
     fill_in_the_middle: FromStep[
         dict[Literal["rate", "suffix_first_rate"], Annotated[float, Field(ge=0, le=1)]] | None
     ] = None
@@ -127,57 +126,56 @@ class Phase(Section):
     """Part of the run with its own weights; each source continues where the phase before ended."""
 
     until: FromStep[Tokens | None] = None
-    """Where it ends, in tokens from the beginning of the run; the last phase may leave it out."""
+    """End of the phase, in tokens from the beginning of the run; optional for the last phase."""
     until_learning_rate: FromStep[Share | None] = None
-    """Or where it ends: when the learning rate has fallen for good to this share of `optimizer.learning_rate`, its
-    peak. The best data from 0.2 on did well for 15B parameters (arXiv 2407.07263)."""
+    """Or end the phase when the learning rate has fallen for good to this share of `optimizer.learning_rate`, its
+    peak. Switching to the best data at 0.2 worked well for 15B parameters (arXiv 2407.07263)."""
     weights: FromStep[dict[str, Weight]]
-    """Source's name -> share of the phase's tokens, relative to the others; a source that is left out has none."""
+    """Source's name -> share of the phase's tokens, relative to the others; 0 for a source that is not listed."""
     context_length: FromStep[Length | None] = None
-    """A curriculum of lengths: in this phase documents are read in pieces of so many tokens, while rows stay as long
-    as `data` says."""
+    """A curriculum of lengths: in this phase documents are cut to this many tokens, while rows keep
+    `data.sequence_length`."""
     change: FromStep[Literal["at_once", "linear"]] = "at_once"
     """linear: weights move over the whole phase from those of the phase before to these, in 64 equal blocks. at_once:
-    these throughout."""
+    these weights from the first token of the phase."""
 
 
 class Data(Section):
-    """What the model reads."""
+    """Sources, mixture and packing."""
 
     sequence_length: FromStep[Annotated[Length, Field(ge=2)]] = 2048
     """Tokens in one row."""
     sources: FromStep[list[Source]] = Field(min_length=1)
     """The mixture: weights are shares of tokens."""
     phases: FromStep[list[Phase]] = []
-    """A curriculum: weights that change as tokens go by, instead of the sources' own."""
+    """A curriculum: weights that change during the run, instead of the sources' weights."""
     temperature: FromStep[Annotated[float, Field(gt=0, le=1e12)] | None] = None
     """Weights from sizes instead: each source's tokens to the power of 1/temperature. 1: in proportion; higher: more
     even."""
     window_bytes: FromStep[Bytes] = 256 * 2**20
     """Files of a source that are packed and shuffled together. A larger source is read window by window, in an order
-    drawn from the seed, and training begins when the first, of 16 MiB, is there."""
+    drawn from the seed, and training starts as soon as the first 16 MiB are tokenized."""
     disk_bytes: FromStep[Bytes | None] = None
-    """What the tokens of sources that are larger than a window may take on the disk, about: windows are removed when
-    they were read."""
+    """Approximate limit of disk space for tokens of sources larger than a window: windows are removed after they were
+    read."""
     transforms: FromStep[list[Component]] = []
-    """Functions that change a document, or make several of one, before it is filtered; for all sources and held-out
+    """Functions that change a document, or split it into several, before the filters; for all sources and held-out
     sets."""
     filters: FromStep[list[Component]] = []
-    """Functions that give the reason to drop a document, for all sources."""
+    """Functions that return the reason to drop a document, or None to keep it; for all sources."""
     deduplicate: FromStep[Literal["exact", "near", "exact_across_sources", "near_across_sources"] | None] = None
-    """Leave out the documents of a source whose text stood there before (exact), or nearly the same text (near, by
-    MinHash; needs `pip install 'cpt[dedup]'`). Across sources: of equal documents, that of the source named first
-    stays."""
+    """Drop documents whose text occurred before in the same source (exact), or nearly the same text (near, by MinHash;
+    needs the extra `dedup`). Across sources: of equal documents, the one of the first source is kept."""
     on_bad_row: FromStep[Literal["error", "skip"]] = "error"
-    """A row that is no document ends the run (error), or is left out and listed by its file and line in bad_rows.jsonl
-    beside the store's entry (skip)."""
+    """A malformed row stops the run (error), or is skipped and listed by file and line in bad_rows.jsonl, next to the
+    stored tokens (skip)."""
     max_bad_share: FromStep[float] = Field(default=0.001, ge=0, le=1)
-    """More than this share of a source's rows bad is an error after all."""
+    """With `on_bad_row: skip`, a larger share of malformed rows in a source is an error."""
     packing: FromStep[Literal["best_fit", "concatenate", "sliding_window", "none", "token_budget"]] = "best_fit"
     """best_fit: several whole documents in a row. concatenate: documents end to end, cut where a row is full.
-    sliding_window: rows that begin each `stride` tokens of a document. none: one document in a row, padded.
+    sliding_window: rows that start every `stride` tokens of a document. none: one document in a row, padded.
     token_budget: a row is a batch of documents of similar length, padded to the longest, of `sequence_length` tokens
-    at most. Documents in a row never see each other."""
+    at most. Documents in a row never attend to each other."""
     stride: FromStep[Length | None] = None
     """Tokens from one window to the next, for `packing: sliding_window`; half of `sequence_length` reads most tokens
     twice."""
@@ -185,7 +183,7 @@ class Data(Section):
 
 LORA_PRESETS = ("cpt",)
 LORA_QUANTIZATION: dict[str, tuple[str | bool, ...]] = {"quantize": ("nf4", "fp4"), "double_quantize": (True, False)}
-"""Keys of `model.lora` that are not peft's, and what they may be: the frozen weights in 4 bit."""
+"""Keys of `model.lora` that are not peft's, with their values: the frozen weights in 4 bit."""
 
 
 def named_lora(value: object) -> object:
@@ -197,60 +195,58 @@ class Rope(Section):
     """Longer contexts for rotary positions."""
 
     theta: Fixed[Annotated[float, Field(gt=0, le=1e12)] | None] = None
-    """Another base."""
+    """The base of the rotary frequencies."""
     type: Fixed[Literal["linear", "dynamic", "yarn"] | None] = None
     """How positions are scaled; needs `factor`."""
     factor: Fixed[Annotated[float, Field(gt=1, le=10_000)] | None] = None
-    """How many times as far scaled positions reach."""
+    """The context length is multiplied by this."""
     length: Fixed[Length | None] = None
-    """The longest row afterwards; by default what `factor` gives."""
+    """The longest row afterwards; by default from `factor`."""
 
 
 class Model(Section):
     """Which model is trained, and from which weights."""
 
     path: Fixed[str | None] = None
-    """Hub id or local folder of the weights to start from, or the folder of a finished run (runs/NAME), which means
+    """Hub id or local folder of the weights to start from, or the folder of a finished run (runs/NAME), for
     its exported model."""
     revision: Fixed[str | None] = None
     """Commit, tag or branch on the Hub; `trust_remote_code` needs a full commit hash."""
     from_scratch: Fixed[bool] = False
-    """Keep the architecture, draw new weights."""
+    """Use the architecture with new random weights."""
     config: Fixed[dict[str, Any] | None] = None
-    """The architecture's own config, `model_type` included. From scratch it is the model; beside a `path`, the
-    weights' shape."""
+    """The architecture's own config, `model_type` included. From scratch it defines the model; with a `path`, it
+    must match the weights."""
     parameters: Fixed[Positive | None] = None
-    """Number of parameters that the architecture is known to have (a tied head counted once); the built model must
-    agree."""
+    """Expected number of parameters (a tied head counted once); the built model must match it."""
     dtype: Fixed[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"
     """Type of the weights in memory. `auto` with `training.bf16: true`: bfloat16 where updates are made in fp32
     elsewhere (DeepSpeed, adapters, and on a GPU `adamw` with its fp32 master copy), else float32. A resumed run keeps
     the type of its checkpoint."""
     attention: FromStep[str] = "auto"
-    """auto, varlen, sdpa, eager, flash_attention_2, ...: what transformers calls attn_implementation. `auto` takes the
-    fastest that is right: on a GPU in half precision kernels that keep packed documents apart without a mask
+    """auto, varlen, sdpa, eager, flash_attention_2, ...: transformers' attn_implementation. `auto` takes the
+    fastest correct one: on a GPU in half precision kernels that keep packed documents apart without a mask
     (`varlen`), else sdpa."""
     fused_loss: FromStep[bool | Literal["auto"]] = "auto"
     """Compute the loss in chunks of tokens, without all logits in memory. `auto`: on a GPU, where the model allows
     it."""
     rope: Fixed[Rope | None] = None
-    """Longer contexts for rotary positions: `{theta: 1e6, length: 32768}`, another base; or `{type: yarn, factor:
-    8}` (linear, dynamic), positions pressed together, which reach eight times as far. By default as the weights
-    have it."""
+    """Longer contexts for rotary positions: `{theta: 1e6, length: 32768}` changes the base; `{type: yarn, factor: 8}`
+    (or linear, dynamic) scales positions for eight times the length. By default unchanged."""
     lora: Fixed[Annotated[dict[str, Any], BeforeValidator(named_lora)] | None] = None
     """Options of peft's LoraConfig; `{}` takes our defaults (r 16, alpha 32, all linear layers). `cpt`, or `{preset:
-    cpt, r: 64}`: high rank, rank-stabilised, embeddings and head trained whole. `{method: loha}`: another of peft's
-    methods, with its own options; `{use_dora: true}`; `{quantize: nf4}`, the base in 4 bit. Null trains all
+    cpt, r: 64}`: high rank, rank-stabilised, embeddings and head trained whole. `{method: loha}`: another method of
+    peft, with its options; `{use_dora: true}`; `{quantize: nf4}`, the base in 4 bit. Null trains all
     parameters."""
     train_only: Fixed[Literal["new_rows"] | None] = None
-    """new_rows: only the rows of the tokens that `cpt tokenizer extend` added learn, in embedding and head; all else
-    stays bit for bit."""
+    """new_rows: train only the embedding and head rows of the tokens that `cpt tokenizer extend` added; all other
+    weights stay unchanged."""
     resize_embeddings: Fixed[bool] = False
     """Let the vocabulary grow to the tokenizer's size; otherwise a tokenizer larger than the model is an error."""
     trust_remote_code: Fixed[bool] = False
     """Run code that comes with the weights. Needs `revision` to be a full commit hash."""
     import_: Fixed[str | None] = Field(default=None, alias="import")
-    """Your own `package.module` that registers a model family with AutoConfig and AutoModelForCausalLM."""
+    """Your `package.module` that registers a model family with AutoConfig and AutoModelForCausalLM."""
 
 
 class Tokenizer(Section):
@@ -259,18 +255,18 @@ class Tokenizer(Section):
     path: Fixed[str | None] = None
     """Hub id or local folder; by default the model's."""
     revision: Fixed[str | None] = None
-    """Commit, tag or branch on the Hub; by default the model's where the path is the model's."""
+    """Commit, tag or branch on the Hub; by default the model's, if the path is the model's."""
 
 
 class Budget(Section):
     """How long to train, in tokens (positions of rows, padding included)."""
 
     tokens: FromStep[Tokens | None] = None
-    """Stop after so many tokens."""
+    """Stop after this many tokens."""
     epochs: FromStep[Times | None] = None
     """Or after this many epochs. One epoch reads every row of all sources once."""
     global_batch_tokens: FromStep[Tokens | None] = None
-    """Tokens in one optimizer step over all GPUs; gradient accumulation follows from it, whatever the number of
+    """Tokens in one optimizer step over all GPUs; gradient accumulation follows from it, on any number of
     GPUs."""
 
 
@@ -301,23 +297,23 @@ class Checkpoints(Section):
     """When and where checkpoints are saved."""
 
     every_tokens: Free[Tokens | None] = None
-    """Save each time so many tokens were trained."""
+    """Save after every this many tokens."""
     every_steps: Free[StepsOrShare | None] = None
-    """Or each so many optimizer steps; below 1, a share of the run's steps: `0.1` saves ten times. Neither: only the
-    end is saved."""
+    """Or after every this many optimizer steps; below 1, a share of the run's steps: `0.1` saves ten times. Neither:
+    save only at the end."""
     keep: Free[Positive | Keep | None] = 3
-    """Which checkpoints stay: `3`, the last three, or `{last: 3, every: 1000, best: eval_general_loss}`: also those
-    whose step is a multiple of `every`, and the one where a figure of the evaluation was lowest. Null keeps all."""
+    """Which checkpoints are kept: `3`, the last three, or `{last: 3, every: 1000, best: eval_general_loss}`: also
+    those whose step is a multiple of `every`, and the one with the lowest value of a metric. Null keeps all."""
     archive: Free[str | None] = None
-    """A second place for checkpoints, copied there in the background: a folder, or a URL that fsspec knows, like
+    """A second place for checkpoints, copied there in the background: a folder, or a URL for fsspec, like
     s3://bucket/runs."""
     in_background: Free[bool] = False
     """Continue training while a checkpoint is written. Each process keeps a copy of what it writes in host memory:
     with AdamW in fp32, 12 bytes for each trained parameter over all processes; under DeepSpeed in bf16, 16."""
     weights_every_steps: Free[Positive | None] = None
-    """Also publish the weights alone, as `weights-N`, each so many optimizer steps; `keep` holds for these too."""
+    """Also save the weights alone, as `weights-N`, after every this many steps; `keep` applies to them too."""
     average: Free[Annotated[int, Field(ge=2)] | None] = None
-    """At the end, also write the mean of the weights of so many last checkpoints to `average/` in the run's folder."""
+    """At the end, also write the mean weights of this many last checkpoints to `average/` in the run's folder."""
 
     @property
     def kept(self) -> Keep | None:
@@ -329,14 +325,14 @@ class Monitoring(Section):
     """Trackers, profiling and callbacks."""
 
     trackers: Free[list[str]] = []
-    """tensorboard, wandb, trackio, ...: what transformers calls report_to. The metrics always go to metrics.jsonl."""
+    """tensorboard, wandb, trackio, ...: transformers' report_to. Metrics are always written to metrics.jsonl."""
     profile: Free[Positive | None] = None
     """Profile three steps with torch.profiler from this one on: a trace and the most expensive operations, in
     `profile/` of the run's folder."""
     callbacks: Free[list[Component]] = []
-    """`{name: cost, dollars_per_gpu_hour: 2.5}`; `{name: alert, figure: grad_norm, above: 10}`; your own
-    TrainerCallback as `package.module:Class`, or `package.module:function` that is shown the figures of each log and
-    returns a sentence for an alert."""
+    """`{name: cost, dollars_per_gpu_hour: 2.5}`; `{name: alert, figure: grad_norm, above: 10}`; a
+    TrainerCallback as `package.module:Class`, or a `package.module:function` that receives the metrics of each log
+    and returns a sentence for an alert."""
 
 
 class HeldOut(DocumentSource):
@@ -344,33 +340,31 @@ class HeldOut(DocumentSource):
 
 
 class Evaluation(Section):
-    """How the run is evaluated, before, during and after."""
+    """Evaluation before, during and after the run."""
 
     every_tokens: Free[Tokens | None] = None
-    """Evaluate each time so many tokens were trained."""
+    """Evaluate after every this many tokens."""
     every_steps: Free[StepsOrShare | None] = None
-    """Or each so many optimizer steps; below 1, a share of the run's steps. Neither: before the first and after the
-    last step."""
+    """Or after every this many optimizer steps; below 1, a share of the run's steps. Neither: before the first and
+    after the last step."""
     held_out_share: FromStep[Annotated[float, Field(gt=0, le=0.5)] | None] = None
-    """Share of each source's documents, chosen by the hash of their text, that is kept from training and evaluated.
+    """Share of each source's documents, chosen by the hash of their text, that is evaluated and never trained on.
     Very long documents are never held out."""
     perplexity: FromStep[list[HeldOut]] = []
     """Further held-out sets: loss, perplexity and bits per byte of each."""
     retain: Free[dict[str, Annotated[float, Field(gt=0, le=1)] | None]] = {}
-    """Held-out sets of general text, which the model must not forget: `{general: 0.02}` stops the run once bits per
-    byte are 2 % above those before the first step; null never stops, and only tells gain from loss. The other sets are
-    the domain."""
+    """Held-out sets of general text, to measure forgetting: `{general: 0.02}` stops the run when bits per byte are 2 %
+    above those before the first step; null never stops. The other sets are the domain."""
     prompts: Free[list[str]] = []
     """Prompts that the model continues greedily before and after the run."""
     tasks: Free[list[Component]] = []
-    """Tasks of lm-eval for model and base when the run has ended: `[{name: hellaswag, limit: 500}]`. Options: `limit`,
-    `num_fewshot`, `folder` (YAML files of your own tasks), `allow_code_execution` (of code that the model writes, with
-    your rights). The domain test is made without being named; `{name: domain_test, questions: 0}` refuses it, another
-    number bounds it."""
+    """lm-eval tasks for the model and its base after the run: `[{name: hellaswag, limit: 500}]`. Options: `limit`,
+    `num_fewshot`, `folder` (YAML files of tasks), `allow_code_execution` (runs code that the model writes, with your
+    rights). The domain test always runs; `{name: domain_test, questions: 0}` turns it off, a number limits it."""
 
 
 class LossGuard(Component):
-    """How a step's loss and gradient are checked before its update."""
+    """How the loss and gradient of a step are checked before the update."""
 
     name: str = "robust"
     """robust, or your own `package.module:function`."""
@@ -383,14 +377,14 @@ class Safety(Section):
     """Steps whose loss or gradient is not finite, or far above the last ones, are skipped; in the first steps a loss
     above 10 x ln(vocabulary size), or 11 times the steps before. Options: `window` (the last 128 steps), `sigmas` (6
     robust standard deviations), `skips` (more than 4 in the window: restart from the checkpoint before them, without
-    their rows), `rollbacks` (3, then the run stops). Null applies every update."""
+    their rows), `rollbacks` (3, then the run stops). Null checks nothing."""
     on_oom: Free[Literal["split_batch", "abort"]] = "split_batch"
-    """split_batch: after out of memory the run restarts with half the micro-batch and twice the accumulation.
+    """split_batch: after an out-of-memory error the run restarts with half the micro-batch and twice the accumulation.
     abort: the run ends."""
 
 
 class Reward(Component):
-    """What a completion is worth: `{name: exact_match, column: answer, weight: 2}`."""
+    """A reward for a completion: `{name: exact_match, column: answer, weight: 2}`."""
 
     weight: FromStep[Annotated[float, Field(ge=-1000, le=1000)]] = 1.0
     """Its factor in the sum of all rewards."""
@@ -402,7 +396,7 @@ class Recipe(Section):
     name: Free[str] = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """The run's folder is output_dir/name."""
     description: Free[str] = ""
-    """What the run is for, in a sentence."""
+    """The purpose of the run."""
     tags: Free[list[str]] = []
     """Words to find the run by."""
     stage: Fixed[str] = "cpt"
@@ -423,8 +417,7 @@ class Recipe(Section):
     safety: Free[Safety] = Safety()
     evaluation: Free[Evaluation] = Evaluation()
     rewards: FromStep[list[Reward]] = []
-    """What completions are worth, for the stages that learn from rewards (grpo, rloo, ppo, spo): built-ins by name, or
-    your own `package.module:function`."""
+    """Rewards of completions, for grpo, rloo, ppo and spo: built-ins by name, or a `package.module:function`."""
     training: FromStep[dict[str, Any]] = {}
     """Hugging Face's own keys, passed on unchanged to the stage's config class (TrainingArguments, DPOConfig,
     GRPOConfig, ...)."""

@@ -29,7 +29,7 @@ from cpt.distributed import (
     tell,
     world_size,
 )
-from cpt.errors import CheckpointError, CptError, Interrupted, LaunchError, RecipeError, RestartNeeded
+from cpt.errors import DISTRIBUTION, CheckpointError, CptError, Interrupted, LaunchError, RecipeError, RestartNeeded
 from cpt.files import DAMAGED, LinesFile, free_name, read_sealed, sealed, write_atomic
 from cpt.hardware import count_cpu_cores, find_gpus, host_memory_gib
 from cpt.recipe.load import differing_keys, dump_recipe, load_recipe
@@ -305,7 +305,7 @@ def describe_environment() -> dict[str, Any]:
 
 def installed_version(package: str) -> str | None:
     try:
-        return version(package)
+        return version(DISTRIBUTION if package == "cpt" else package)
     except PackageNotFoundError:
         return None
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BeforeValidator, Field, ValidationError
 
-from cpt.errors import RecipeError, ResourceError
+from cpt.errors import RecipeError, ResourceError, install_line
 from cpt.hf_internals import trial_id
 from cpt.plugins import did_you_mean, find
 from cpt.recipe.keys import annotation_at, without_none
@@ -90,7 +90,7 @@ def import_optuna() -> Any:
     try:
         import optuna
     except ImportError as problem:
-        raise ResourceError("`cpt search` needs Optuna. Install it: pip install 'cpt[search]'") from problem
+        raise ResourceError(f"`cpt search` needs Optuna. Install it: {install_line('search')}") from problem
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

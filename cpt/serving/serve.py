@@ -26,7 +26,7 @@ from transformers.utils.import_utils import is_serve_available
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.checkpoints.model_folder import Tensors, config_json, kind_of
-from cpt.errors import CheckpointError, LaunchError, RecipeError, ResourceError
+from cpt.errors import CheckpointError, LaunchError, RecipeError, ResourceError, install_line
 from cpt.export.proof import brings_its_code
 from cpt.export.trained import NAME_IT, TOKENIZER_FILES, import_own_code
 from cpt.hf_internals import server_thread
@@ -213,7 +213,7 @@ def chat(
     if not browser and (host, port) != (HOST, PORT):
         raise LaunchError("--host and --port are for the page in the browser. Add --browser.")
     if browser and find_spec("gradio") is None:
-        raise ResourceError("the page needs Gradio. Install it: pip install 'cpt[chat]'")
+        raise ResourceError(f"the page needs Gradio. Install it: {install_line('chat')}")
     if unknown := next((word for word in flags or () if "=" not in word), None):
         raise LaunchError(f"`{unknown}`: write it as name=value, such as max_new_tokens=200.")
     servable = check_servable(model, module)
@@ -281,7 +281,7 @@ def check_servable(model: str, module: str | None = None) -> Servable:
         module: the user's own `package.module` that registers the model's family; by default that of the run's recipe.
     """
     if not is_serve_available():
-        raise ResourceError("serving needs fastapi, uvicorn and openai. Install them: pip install 'cpt[serving]'")
+        raise ResourceError(f"serving needs fastapi, uvicorn and openai. Install them: {install_line('serving')}")
     folder = Path(model).expanduser()
     if folder.is_dir():
         name = str(check_folder(folder, module))

@@ -10,6 +10,7 @@ import pytest
 
 from cpt import deepspeed_internals, hf_internals, torch_internals
 
+pytestmark = pytest.mark.heavy  # TRL and optuna take seconds to import
 MODULES = (torch_internals, hf_internals, deepspeed_internals)
 USES = [(name, *use) for module in MODULES for name, use in module.USED.items()]
 

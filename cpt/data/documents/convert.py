@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 from xml.parsers.expat import ExpatError
 
 from cpt.data.readers.opening import format_of
-from cpt.errors import ResourceError
+from cpt.errors import ResourceError, install_line
 
 SUFFIXES = {".pdf": "pdf", ".docx": "docx", ".epub": "epub", ".txt": "txt", ".md": "md", ".markdown": "md"}
 SUFFIXES |= dict.fromkeys((".html", ".htm", ".xhtml"), "html")
@@ -377,4 +377,4 @@ def with_clean_text(document: Converted, *, tidy: bool = True) -> Converted:
 def require_libraries() -> None:
     modules = {module for _, needed in CONVERTERS.values() for module in needed}
     if missing := sorted(module for module in modules if find_spec(module) is None):
-        raise ResourceError(f"not installed: {', '.join(missing)}. Run: pip install 'cpt[documents]'")
+        raise ResourceError(f"not installed: {', '.join(missing)}. Run: {install_line('documents')}")

@@ -16,7 +16,7 @@ from xxhash import xxh3_64_intdigest
 
 from cpt.data.readers.decontamination import decontaminate, key_options
 from cpt.data.readers.documents import Document, DocumentView
-from cpt.errors import RecipeError, ResourceError, UserCodeError
+from cpt.errors import RecipeError, ResourceError, UserCodeError, install_line
 from cpt.plugins import check_options, did_you_mean, find
 from cpt.recipe.schema import Component, Data, DocumentSource, Source
 
@@ -276,7 +276,7 @@ def language_identifier() -> Any:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError as problem:
-        raise ResourceError("the filter `language` needs py3langid: pip install 'cpt[language]'.") from problem
+        raise ResourceError(f"the filter `language` needs py3langid: {install_line('language')}.") from problem
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 

@@ -14,7 +14,7 @@ from cpt.cache import hold, key_of, open_array, publish_derived
 from cpt.data.store.shards import ORDERED_PARTS
 from cpt.data.store.token_files import Hashes, Int64, Mask, StoredDocuments, TokenFiles
 from cpt.data.store.tokenized import TokenizedSource
-from cpt.errors import ResourceError
+from cpt.errors import ResourceError, install_line
 
 FORMAT = 2  # of what is kept of a comparison; counts up when it is made another way
 # The numbers are FineWeb's (arxiv.org/abs/2406.17557, section 3.4): 14 bands of 8 find a likeness of 0.75 with 77 %.
@@ -112,7 +112,7 @@ def minhashes(store: TokenFiles) -> Iterator[NDArray[np.uint32]]:
     try:
         from rensa import RMinHash
     except ImportError as problem:
-        raise ResourceError("`data.deduplicate: near` needs rensa: pip install 'cpt[dedup]'.") from problem
+        raise ResourceError(f"`data.deduplicate: near` needs rensa: {install_line('dedup')}.") from problem
     first = 0
     while first < len(store.hashes):
         after = max(first + 1, int(np.searchsorted(store.offsets, store.offsets[first] + CHUNK_TOKENS, "right")) - 1)
