@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("", "docs/**/", "recipes/", "launch/", "deepspeed_configs/")
 PAGES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in ROOT.glob(f"{folder}*.md"))
 PAGES = [page for page in PAGES if page.name != "CHANGELOG.md" and "reference" not in page.parts]
-TUTORIALS = [page for page in PAGES if str(page) in ("README.md", "docs/start.md") or "guides" in page.parts]
+TUTORIALS = [page for page in PAGES if str(page) == "README.md" or "tutorials" in page.parts]
 SHELL = """set -eo pipefail
 if [ -f "$PAGE_STATE" ]; then source "$PAGE_STATE"; fi
 trap '{ export -p; printf "cd %q\\n" "$PWD"; } > "$PAGE_STATE"' EXIT

@@ -114,14 +114,14 @@ def write_manuals(folder: Path, number: int) -> None:
     write_texts(folder, {name: "\n\n".join(passages) for name, passages in manuals(number).items()})
 
 
-def start(folder: Path) -> None:
+def first_run(folder: Path) -> None:
     (folder / "demo_runs" / "base").mkdir(parents=True)
     write_base(folder / "demo_runs" / "base" / "final")
     write_general(folder / "demo_runs" / "general")
 
 
-def own_documents(folder: Path) -> None:
-    """Manuals as web pages, PDF, DOCX and Markdown."""
+def your_documents(folder: Path) -> None:
+    """Manuals as web pages, PDF, DOCX and Markdown; a repository of Python packages."""
     papers = folder / "papers"
     papers.mkdir()
     for number, (name, passages) in enumerate(manuals(70).items()):
@@ -141,6 +141,9 @@ def own_documents(folder: Path) -> None:
             body = "".join(f"<p>{escape(passage)}</p>" for passage in passages)
             page = f"<nav>Home</nav><h1>{name}</h1>{body}<footer>We use cookies.</footer>"
             write_texts(papers, {name: page}, ".html")
+    for package in ("asyncio", "email", "http", "json", "logging", "unittest", "urllib"):
+        for path, text in modules(package):
+            write_texts((folder / "project" / path).parent, {path.name: text}, "")
     write_base(folder / "base")
     write_general(folder / "general")
 
@@ -158,14 +161,6 @@ def evaluate_and_compare(folder: Path) -> None:
     write_manuals(folder / "manuals", 120)
     write_general(folder / "prose")
     write_base(folder / "base")
-
-
-def code_base(folder: Path) -> None:
-    for package in ("asyncio", "email", "http", "json", "logging", "unittest", "urllib"):
-        for path, text in modules(package):
-            write_texts((folder / "project" / path).parent, {path.name: text}, "")
-    write_base(folder / "base")
-    write_general(folder / "general")
 
 
 UKRAINIAN = (  # when, who, did what, where; subjects and verbs are plural, so that any of them go together
@@ -210,7 +205,7 @@ def sft_and_dpo(folder: Path) -> None:
     write_general(folder / "general")
 
 
-def qwen3_8b(folder: Path) -> None:
+def one_24gb_card(folder: Path) -> None:
     """Documents, and the config of Qwen3 8B with a small tokenizer and without weights."""
     write_manuals(folder / "corpus", 60)
     (folder / "Qwen").mkdir()
@@ -222,5 +217,5 @@ def qwen3_8b(folder: Path) -> None:
     (base / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-TUTORIALS = (start, own_documents, mixing, evaluate_and_compare, code_base, new_language, sft_and_dpo)
-PREPARED: dict[str, Callable[[Path], None]] = {"8b_on_a_4090": qwen3_8b, **{one.__name__: one for one in TUTORIALS}}
+TUTORIALS = (first_run, your_documents, one_24gb_card, mixing, evaluate_and_compare, new_language, sft_and_dpo)
+PREPARED: dict[str, Callable[[Path], None]] = {one.__name__: one for one in TUTORIALS}
