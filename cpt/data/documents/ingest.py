@@ -25,7 +25,7 @@ import orjson
 from cpt.data.documents.convert import CONVERTERS, MAX_UNPACKED_BYTES, SUFFIXES, NotConverted, kind_of, with_clean_text
 from cpt.data.readers.opening import compression_of, format_of, open_file
 from cpt.data.store.parallel import map_in_order, num_workers
-from cpt.errors import DataError
+from cpt.errors import DISTRIBUTION, DataError
 from cpt.files import json_lines, output_locked, write_atomic
 
 BATCH_FILES = 256  # whose texts are in memory together, and make one file of the output
@@ -170,8 +170,8 @@ def convert_file(max_seconds: float, known: frozenset[str], path: Path) -> tuple
         return replace(entry, reason=problem.reason, detail=problem.detail), None
     except OSError as problem:
         return replace(entry, reason="cannot be read", detail=problem.strerror or str(problem)), None
-    packages = ["cpt", *(module.replace("_", "-") for module in modules)]
-    converter = ", ".join(f"{package} {version(package)}" for package in packages)
+    packages = [module.replace("_", "-") for module in modules]
+    converter = ", ".join([f"cpt {version(DISTRIBUTION)}", *(f"{package} {version(package)}" for package in packages)])
     row = {"text": document.text, "path": entry.path, "sha256": entry.sha256, "format": kind}
     pages = {} if document.pages is None else {"pages": document.pages}
     return entry, {**row, "title": document.title, **pages, "converter": converter}
