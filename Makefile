@@ -23,13 +23,15 @@ WORKERS ?= 2
 GPUS ?= 4
 # More for the run: make train-prototype ARGS='budget.tokens=1_000_000 --new'
 ARGS ?=
+# A folder of transformers' repository at the installed version: make test-upstream CHECKOUT=...
+CHECKOUT ?=
 
 export PATH := $(BIN):$(PATH)
 # Two tests at a time on two cores: one thread each; what is compiled of cpt is kept for the processes that tests start. What DeepSpeed compiles belongs to the environment that compiled it.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 
-.PHONY: help setup demo test test-quick coverage mutations test-slow test-long test-quantized test-cluster test-oldest matrix test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
+.PHONY: help setup demo test test-quick coverage mutations test-slow test-long test-quantized test-cluster test-oldest test-upstream matrix test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,7 +66,7 @@ $(APART)/.installed: $(INSTALLED)
 	touch $@
 
 test-cluster: $(INSTALLED) ## two hosts on this machine, as root
-	$(PYTEST) tests/launchers -m cluster $(ARGS)
+	$(PYTEST) tests/launch -m cluster $(ARGS)
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA GPU
 	$(PYTEST) -m 'gpu and not quantized' $(ARGS) || $(call unless_there_are_none,gpu)
@@ -89,6 +91,10 @@ test-oldest: $(INSTALLED) ## the private names of other libraries that cpt uses,
 	build/oldest/bin/python -m pip install --quiet 'torch==2.11.*' $(TORCH_CPU_INDEX)
 	build/oldest/bin/python -m pip install --quiet 'transformers==5.17.*' --editable . pytest pytest-timeout pytest-xdist pyyaml
 	OMP_NUM_THREADS=1 build/oldest/bin/python -m pytest tests/internals $(ARGS)
+
+test-upstream: $(INSTALLED) ## transformers' own tests of models on our families, fetched with pip; a checkout of it has those of generation too: CHECKOUT=FOLDER
+	$(BIN)/python tests/upstream/fetch.py $(CHECKOUT)
+	$(PYTEST) -n $(WORKERS) --dist worksteal tests/upstream -m slow -rs $(ARGS)
 
 matrix: $(INSTALLED) ## losses of 16 tiny recipes, plain, with 2 processes, ZeRO-2 and ZeRO-3; continues where it stopped: 25 minutes
 	$(BIN)/python -m benchmarks.matrix $(ARGS)

@@ -26,7 +26,7 @@ exclude_patterns = [".*", "build", "**/.ipynb_checkpoints"]
 nitpicky = True  # with `-W`: what cannot be resolved fails the build
 myst_heading_anchors = 4  # `page.md#a-heading` is checked, with the names that code hosts give
 highlight_language = "none"
-nb_execution_mode = "off"  # tests/notebooks runs them; here they are shown as they were committed
+nb_execution_mode = "off"  # tests/docs/test_site.py runs them; here they are shown as they were committed
 
 linkcheck_anchors = False  # code hosts make theirs with JavaScript
 linkcheck_timeout = 20

@@ -9,22 +9,13 @@ import sys
 import termios
 from contextlib import suppress
 
-UNSET = (
-    "CI",
-    "NO_COLOR",
-    "FORCE_COLOR",
-    "TERM",
-    "COLUMNS",
-    "TTY_COMPATIBLE",
-    "TTY_INTERACTIVE",
-    "TQDM_DISABLE",
-    "GITHUB_ACTIONS",
-)
+UNSET = {"CI", "GITHUB_ACTIONS", "NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS"}
+UNSET |= {"TTY_COMPATIBLE", "TTY_INTERACTIVE", "TQDM_DISABLE", "_TYPER_FORCE_DISABLE_TERMINAL"}
 
 
 def environment(**more: str) -> dict[str, str]:
     """Of an ordinary terminal, with nothing in it that changes colours but what is given."""
-    mine = {name: value for name, value in os.environ.items() if name not in (*UNSET, "_TYPER_FORCE_DISABLE_TERMINAL")}
+    mine = {name: value for name, value in os.environ.items() if name not in UNSET}
     return {**mine, "TERM": "xterm-256color", **more}
 
 

@@ -1,14 +1,12 @@
-"""Publish checkpoints of a chosen size, as a run would: `python publishing.py FOLDER MEBIBYTES FIRST LAST`."""
+"""Publish checkpoints of a chosen size, as a run would."""
 
-import sys
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
 from cpt.checkpoints.manifest import FORMAT, Manifest
-from cpt.checkpoints.transaction import Agreement, Contents, clear_leftovers, publish
+from cpt.checkpoints.transaction import Agreement, Contents, publish
 
 
 def manifest(files, step=1, **changes):
@@ -57,12 +55,3 @@ def save(folder, step=1, numbers=1000, **options):
     return publish(
         folder, f"checkpoint-{step}", contents(step, numbers), lambda files: manifest(files, step), alone, **options
     )
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    run, mebibytes, first, last = Path(sys.argv[1]), *map(int, sys.argv[2:])
-    clear_leftovers(run)
-    for step in range(first, last + 1):
-        save(run, step, mebibytes * 2**20 // 12)
-        print(step, flush=True)

@@ -44,17 +44,8 @@ class Host:
         self.started: list[Process] = []
 
     def power_on(self) -> None:
-        words = [
-            *NAMESPACES,
-            "--mount-proc",
-            "bash",
-            "-c",
-            FIRST_PROCESS,
-            "bash",
-            self.name,
-            str(self.folder / "hosts"),
-        ]
-        self.holder = hold(words)
+        first = ["bash", "-c", FIRST_PROCESS, "bash", self.name, str(self.folder / "hosts")]
+        self.holder = hold([*NAMESPACES, "--mount-proc", *first])
         self.pid = wait_for(lambda: (children(self.holder.pid) or [0])[0])
         cable = ["ip", "link", "add", self.port, "type", "veth", "peer", "name", "eth0", "netns", str(self.pid)]
         in_network(self.switch, cable)

@@ -1,3 +1,5 @@
+"""Files that other processes, crashes and full disks do not damage."""
+
 import errno
 import os
 import subprocess
@@ -62,6 +64,7 @@ def test_on_a_full_disk_the_old_file_stays_or_its_space_is_used(tmp_path):
         assert (disk / "status").read_text() == "short"
 
 
+@pytest.mark.heavy
 def test_a_lock_is_for_one_process_and_ends_with_it(tmp_path):
     path = tmp_path / "folder.lock"
     code = f"import os, pathlib; from cpt.files import locked; context = locked(pathlib.Path({str(path)!r}), ''); "

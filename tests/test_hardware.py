@@ -1,4 +1,4 @@
-"""What the machine says about itself, and how a missing or odd answer is read."""
+"""GPUs, memory, cores and programs of this machine, also where an answer is missing or odd."""
 
 from pathlib import Path
 
@@ -24,9 +24,7 @@ def test_gpus_are_read_from_the_driver(tmp_path, monkeypatch):
 
 
 def test_a_driver_that_fails_means_no_gpu(tmp_path, monkeypatch):
-    fake_nvidia_smi(
-        tmp_path, monkeypatch, "echo 'NVIDIA-SMI has failed, because it could not talk, to, the driver'; exit 9"
-    )
+    fake_nvidia_smi(tmp_path, monkeypatch, "echo 'failed, because it could not talk, to, the driver'; exit 9")
     assert hardware.find_gpus() == []
 
 
@@ -49,28 +47,3 @@ def test_a_program_beside_this_python_is_found_without_activation(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert hardware.find_program("pytest") == str(Path(hardware.scripts_folder()) / "pytest")
     assert hardware.find_program("no-such-program") is None
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("NVIDIA H100 80GB HBM3", "H100"),
-        ("NVIDIA H100 PCIe", "H100 PCIe"),
-        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
-        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
-        ("Some Accelerator 9", None),
-    ],
-)
-def test_a_gpu_is_known_by_the_name_that_its_driver_gives(name, kind):
-    found = hardware.known_gpu(name)
-    assert (found.name if found else None) == kind
-
-
-def test_a_first_compilation_is_announced_once(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    hardware.announce_compiling("cpu_adam", "DeepSpeed compiles")
-    assert capsys.readouterr().err.startswith("DeepSpeed compiles.")
-    (tmp_path / "py311_cpu" / "cpu_adam").mkdir(parents=True)
-    (tmp_path / "py311_cpu" / "cpu_adam" / "cpu_adam.so").touch()
-    hardware.announce_compiling("cpu_adam", "DeepSpeed compiles")
-    assert not capsys.readouterr().err

@@ -19,6 +19,7 @@ worker += "; time.sleep(60)"
 subprocess.Popen([sys.executable, "-c", worker], start_new_session=True)
 time.sleep(60)
 """
+pytestmark = pytest.mark.heavy
 
 
 def test_a_signal_is_forwarded_and_nothing_is_left(tmp_path):

@@ -6,28 +6,8 @@ from pathlib import Path
 
 import yaml
 
-WORDS = [
-    "the",
-    "model",
-    "reads",
-    "a",
-    "document",
-    "and",
-    "learns",
-    "which",
-    "word",
-    "comes",
-    "after",
-    "which",
-    "other",
-    "word",
-    "in",
-    "the",
-    "text",
-    "of",
-    "its",
-    "domain",
-]
+SENTENCE = "the model reads a document and learns which word comes after which other word in the text of its domain"
+WORDS = SENTENCE.split()
 
 
 def write_documents(path: Path, count: int, seed: int) -> Path:

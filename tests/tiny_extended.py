@@ -26,21 +26,9 @@ def write_model(folder: Path, tokenizer_folder: Path, *, tied: bool, rows: int =
 
 def extend(model: Path, text: Path, output: Path, *options: str, add: int = ADDED) -> int:
     """The exit code of `cpt tokenizer extend`."""
+    words = ["--text", str(text), "--add", str(add), "--output", str(output)]
     try:
-        main(
-            [
-                "tokenizer",
-                "extend",
-                str(model),
-                "--text",
-                str(text),
-                "--add",
-                str(add),
-                "--output",
-                str(output),
-                *options,
-            ]
-        )
+        main(["tokenizer", "extend", str(model), *words, *options])
     except SystemExit as ended:
         return int(ended.code or 0)
     return 0

@@ -1,10 +1,14 @@
-"""Tiny configs of every model family, and a tokenizer in memory."""
+"""Tiny configs of every model family, models of them, and a tokenizer in memory."""
 
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
+
+from cpt.models.build import build_model
+from cpt.recipe.schema import Model
 
 SHAPE = {
     "vocab_size": 96,
@@ -68,9 +72,30 @@ TINY: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny_config(model_type: str) -> dict[str, Any]:
+def tiny_config(model_type: str, **changes: Any) -> dict[str, Any]:
     """A recipe's `model.config`."""
-    return {"model_type": model_type, **TINY[model_type]}
+    return {"model_type": model_type, **TINY[model_type], **changes}
+
+
+def tiny_model(
+    family: str | dict[str, Any], *, seed: int = 1, num_tokens: int = 96, packed: bool = False, **section: Any
+) -> Any:
+    """A model from scratch: of a family, or of a whole config; the rest are keys of `model:`."""
+    config = tiny_config(family) if isinstance(family, str) else family
+    recipe = Model(from_scratch=True, config=config, **section)
+    return build_model(recipe, make_tokenizer(num_tokens), seed=seed, packed=packed)
+
+
+def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def assert_same_gradients(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], *, rtol: float = 1e-4, atol: float = 1e-5
+) -> None:
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=rtol, atol=atol, msg=name)
 
 
 def make_tokenizer(num_tokens: int = 96) -> PreTrainedTokenizerFast:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import torch
 from tiny_checkpoints import save_llama
-from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt.stages.build import build_trainer
@@ -40,10 +39,3 @@ def student_trainer(recipe):
     data = data_of(recipe, tokenizer)
     arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
     return build_trainer(recipe, model_for(recipe, tokenizer, arguments), tokenizer, data, arguments)
-
-
-def mean_kl(teacher, student, ids: torch.Tensor) -> float:
-    """KL(teacher, student) over all tokens of [rows, tokens], written out."""
-    with torch.no_grad():
-        p, q = (F.softmax(model.eval()(input_ids=ids).logits.double(), dim=-1) for model in (teacher, student))
-    return float((p * (p.log() - q.log())).sum(-1).mean())

@@ -4,15 +4,14 @@ state."""
 import copy
 
 import torch
-from tiny_models import make_tokenizer, tiny_config
+from tiny_models import tiny_model
 
-from cpt.models.build import build_model
 from cpt.optim.build import build_optimizer
-from cpt.recipe.schema import Model, Optimizer
+from cpt.recipe.schema import Optimizer
 
 
 def tiny_llama(dtype="auto"):
-    return build_model(Model(from_scratch=True, config=tiny_config("llama"), dtype=dtype), make_tokenizer())
+    return tiny_model("llama", seed=42, dtype=dtype)
 
 
 def steps(trained, optimizer, count):

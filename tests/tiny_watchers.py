@@ -6,7 +6,6 @@ from transformers import TrainerCallback
 from cpt.errors import DataError
 
 SEEN: list[dict[str, float]] = []
-CALLS: list[str] = []
 
 
 def note(figures: dict[str, float], *, above: float = 1e9) -> str | None:
@@ -16,7 +15,6 @@ def note(figures: dict[str, float], *, above: float = 1e9) -> str | None:
 
 
 def fails(figures):
-    CALLS.append("fails")
     raise KeyError("x")
 
 
@@ -29,7 +27,7 @@ def refuses(figures):
 
 
 class Adds(TrainerCallback):
-    """Adds a figure of its own, and ends the run where it is told to."""
+    """Adds a figure of its own, and ends the run after a step."""
 
     def __init__(self, figure: str, stop_at: int = 99) -> None:
         self.figure, self.stop_at, self.value = figure, stop_at, 7.0
@@ -38,7 +36,6 @@ class Adds(TrainerCallback):
         logs[self.figure] = self.value
 
     def on_step_end(self, args, state, control, **_):
-        CALLS.append("step")
         control.should_training_stop = state.global_step >= self.stop_at
         return control
 

@@ -63,7 +63,7 @@ class Module:
 
 
 Step = Tests | Module | Job
-FILES = ("loss", "varlen", "optimizers", "scaled_updates", "recomputing", "steps")
+FILES = ("loss", "varlen", "optimizers", "recomputing", "steps")
 KERNELS = Tests("kernels", tuple(f"tests/gpu/test_{name}.py" for name in FILES))
 WHOLE_RUNS = Tests(
     "whole runs",

@@ -38,7 +38,7 @@ WIDEST_HEAD, WIDTH_MULTIPLE = 256, 8  # of flash kernels
 ALTERED_SCORES = ("softcap", "s_aux", "position_bias")  # arguments of transformers' attention functions
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")  # keys of configs
 OTHER_SCORES = ("attn_logit_softcapping", "attention_chunk_size")
-# Their packed rows were compared with each document alone: tests/models/test_varlen_models.py.
+# Their packed rows were compared with each document alone: tests/models/test_varlen.py.
 PROVEN = """
     apertus arcee aria_text axk1 beam bitnet cohere cohere2 cohere2_moe cpt-gpt2 ctrl cwm deepseek_v2 deepseek_v3
     diffllama ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo gemma gemma3_text gemma4_unified_text glm glm4
@@ -280,7 +280,7 @@ FEWEST_BOUNDS = 32
 FEWEST_TOKENS = 128  # of the longest document; kernels compute blocks of so many
 # Share of the largest logit. bf16 rounds by 0.004, and kernels for several lengths add up in another order.
 TOLERANCE = 0.02
-# Packed losses and gradients were compared with those of one process: tests/models/test_shared_rows.py.
+# Packed losses and gradients were compared with those of one process: tests/models/test_several_processes.py.
 PROVEN_SHARED = """
     apertus arcee aria_text bitnet cohere cohere2 cohere2_moe cwm ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo
     gemma gemma3_text glm glm4 glm4_moe granite granitemoe granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe

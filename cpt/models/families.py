@@ -100,11 +100,18 @@ class CptGPT2ForCausalLM(GPT2LMHeadModel):
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         if new_num_tokens is None:
             return embeddings
+        tables: list[nn.Embedding | nn.Linear] = [embeddings]
+        if not self.config.tie_word_embeddings:
+            tables.append(self.lm_head)
         with torch.no_grad():
-            embeddings.weight[known:] = embeddings.weight[:known].mean(dim=0)
+            for table in tables:
+                table.weight[known:] = table.weight[:known].mean(dim=0)
         self.config.unpadded_vocab_size = new_num_tokens
-        self.lm_head = PaddedVocabularyHead(self.config.n_embd, embeddings.weight.shape[0], new_num_tokens)
-        self.tie_weights()
+        head = PaddedVocabularyHead(self.config.n_embd, embeddings.weight.shape[0], new_num_tokens)
+        head.weight = tables[-1].weight
+        # transformers marks a head as initialised, so that `post_init` leaves it alone.
+        vars(head).update({name: value for name, value in vars(self.lm_head).items() if name not in vars(head)})
+        self.lm_head = head
         return embeddings
 
 

@@ -2,10 +2,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_run import save_checkpoint, seal
+from tiny_run import damage, save_checkpoint, seal
 
-from cpt.checkpoints.manifest import MANIFEST, FileEntry, damages, read_manifest, write_manifest
+from cpt.checkpoints.manifest import (
+    MANIFEST,
+    FileEntry,
+    damages,
+    defects,
+    lacking_state,
+    read_manifest,
+    refuse_changed_weights,
+    verify_path,
+    write_manifest,
+)
 from cpt.errors import CheckpointError
+from cpt.export.trained import find_trained
+
+
+def found_in(checkpoint):
+    return [(damage.file, damage.what) for damage in damages(checkpoint)]
 
 
 def test_any_changed_byte_of_the_manifest_is_noticed(tmp_path):
@@ -17,51 +32,90 @@ def test_any_changed_byte_of_the_manifest_is_noticed(tmp_path):
             read_manifest(checkpoint)
 
 
-def test_a_manifest_of_another_format_names_the_remedy(tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"format": 2}, "format 2"),
+        ({"files": {"../secret": FileEntry(1, "0")}}, "../secret"),
+        ({"files": {"/etc/passwd": FileEntry(1, "0")}}, "/etc/passwd"),
+    ],
+)
+def test_a_manifest_of_another_format_or_of_files_outside_its_folder_is_refused(tmp_path, changes, named):
     checkpoint = save_checkpoint(tmp_path, 3)
-    write_manifest(checkpoint, replace(read_manifest(checkpoint), format=2))
-    with pytest.raises(CheckpointError, match="format 2.*version of cpt that wrote it"):
+    write_manifest(checkpoint, replace(read_manifest(checkpoint), **changes))
+    with pytest.raises(CheckpointError, match=named):
         read_manifest(checkpoint)
 
 
-def test_a_manifest_cannot_name_files_outside_its_folder(tmp_path):
-    checkpoint = save_checkpoint(tmp_path, 3)
-    for name in ("../secret", "/etc/passwd"):
-        write_manifest(checkpoint, replace(read_manifest(checkpoint), files={name: FileEntry(1, "0")}))
-        with pytest.raises(CheckpointError, match="outside"):
-            read_manifest(checkpoint)
-        seal(checkpoint, 3)
-
-
-def test_a_file_more_that_loading_would_read_is_a_damage_and_a_note_is_not(tmp_path):
+def test_an_additional_file_that_loading_would_read_is_a_damage_and_a_note_is_not(tmp_path):
     checkpoint = save_checkpoint(tmp_path, 3)
     (checkpoint / "notes.txt").write_text("good one")
     assert damages(checkpoint) == []
     (checkpoint / "adapter_model.safetensors").write_bytes(b"")
-    assert [(found.file, found.what) for found in damages(checkpoint)] == [
-        ("adapter_model.safetensors", "unknown file")
-    ]
+    assert found_in(checkpoint) == [("adapter_model.safetensors", "unknown file")]
 
 
-def test_one_changed_bit_of_a_file_of_the_same_size_is_a_damage(tmp_path):
-    checkpoint = save_checkpoint(tmp_path, 3)
-    written = (checkpoint / "optimizer.pt").read_bytes()
-    (checkpoint / "optimizer.pt").write_bytes(written[:-1] + bytes([written[-1] ^ 1]))
-    assert [(found.file, found.what) for found in damages(checkpoint)] == [("optimizer.pt", "hash")]
-
-
-def test_sizes_are_looked_at_before_anything_is_read(tmp_path, monkeypatch):
-    checkpoint = save_checkpoint(tmp_path, 3)
-    (checkpoint / "optimizer.pt").write_bytes(b"short")
-    monkeypatch.setattr("cpt.checkpoints.manifest.hash_file", lambda path: pytest.fail(f"{path} was read"))
-    assert [(found.file, found.what) for found in damages(checkpoint)] == [("optimizer.pt", "size")]
-
-
-def test_a_file_that_the_disk_does_not_give_back_is_a_damage(tmp_path, monkeypatch):
+def test_a_file_that_the_disk_cannot_read_back_is_a_damage(tmp_path, monkeypatch):
     checkpoint = save_checkpoint(tmp_path, 3)
 
     def broken(path: Path) -> FileEntry:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("cpt.checkpoints.manifest.hash_file", broken)
-    assert {found.what for found in damages(checkpoint)} == {"unreadable"}
+    assert {what for _, what in found_in(checkpoint)} == {"unreadable"}
+
+
+# --- what can be resumed from, and what can be exported --------------------------------------------------------------
+
+PLAIN = {"trainer_state.json", "scheduler.pt", "optimizer.pt", "rng_state.pth"}
+ZERO = {
+    "trainer_state.json",
+    "scheduler.pt",
+    "latest",
+    "rng_state_0.pth",
+    "rng_state_1.pth",
+    "global_step3/zero_pp_rank_0_mp_rank_00_optim_states.pt",
+    "global_step3/zero_pp_rank_1_mp_rank_00_optim_states.pt",
+}
+
+
+def test_what_a_run_needs_to_resume_differs_between_plain_ddp_and_zero():
+    assert lacking_state(PLAIN, 1) == [] and lacking_state(ZERO, 2) == []
+    for name in PLAIN:
+        assert lacking_state(PLAIN - {name}, 1) == [name]
+    assert lacking_state(PLAIN, 2) == ["rng_state_0.pth", "rng_state_1.pth"]
+    for name in ZERO:
+        assert lacking_state(ZERO - {name}, 2), name
+
+
+def test_weights_alone_are_sound_and_no_run_continues_from_them(tmp_path):
+    weights = save_checkpoint(tmp_path, 3, sealed=False).rename(tmp_path / "weights-3")
+    seal(weights, 3, kind="weights")
+    assert verify_path(tmp_path)[0].found == []
+    assert [found.what for found in defects(weights)] == ["weights alone"]
+
+
+def test_everything_that_a_run_has_published_is_verified_in_order(tmp_path):
+    for step in (4, 12, 8):
+        save_checkpoint(tmp_path, step)
+    save_checkpoint(tmp_path, 16, sealed=False)
+    save_checkpoint(tmp_path, 20).rename(tmp_path / "bad-checkpoint-20")
+    (tmp_path / "final").mkdir()
+    damage(tmp_path / "checkpoint-12" / "optimizer.pt", "zeros")
+    assert [(one.folder.name, one.step, [found.what for found in one.found]) for one in verify_path(tmp_path)] == [
+        ("checkpoint-4", 4, []),
+        ("checkpoint-8", 8, []),
+        ("checkpoint-12", 12, ["hash"]),
+        ("checkpoint-16", None, ["no sound manifest"]),
+        ("final", None, ["no sound manifest"]),
+    ]
+
+
+def test_no_model_is_made_of_changed_weights_and_the_optimizer_is_not_read_for_it(tmp_path):
+    checkpoint = save_checkpoint(tmp_path, 4)
+    damage(checkpoint / "optimizer.pt", "zeros")
+    refuse_changed_weights(checkpoint)
+    damage(checkpoint / "model.safetensors", "bit flip")
+    with pytest.raises(CheckpointError, match="model.safetensors: hash"):
+        find_trained(checkpoint)
+    refuse_changed_weights(save_checkpoint(tmp_path, 8, sealed=False))

@@ -1,66 +1,154 @@
+"""A folder of weights: what it holds, its tensors, and its pickles as data."""
+
+import os
 import shutil
+import sys
 
 import pytest
 import torch
+from tiny_checkpoints import save_llama
 from transformers import AutoModelForCausalLM
 
-from cpt.checkpoints.model_folder import Tensors, config_json, kind_of, write_tensors
+from cpt.checkpoints.model_folder import (
+    FORCE_CODE,
+    FORCE_DATA,
+    Tensors,
+    config_json,
+    harmless_classes,
+    kind_of,
+    load_data,
+    only_data,
+    write_tensors,
+)
+from cpt.checkpoints.sharding import consolidated_state, make_universal
 from cpt.errors import CheckpointError
 
 
-@pytest.fixture
-def sharded(base_folder, tmp_path):
-    AutoModelForCausalLM.from_pretrained(base_folder).save_pretrained(tmp_path / "sharded", max_shard_size="50KB")
-    return tmp_path / "sharded"
+@pytest.fixture(scope="module")
+def model_folder(tokenizer_folder, tmp_path_factory):
+    return save_llama(tmp_path_factory.mktemp("model") / "llama", tokenizer_folder, seed=1)
 
 
-def test_a_folder_is_known_by_its_files(base_folder, adapter_folder, sharded, tmp_path):
+@pytest.fixture(scope="module")
+def in_shards(model_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards")
+    AutoModelForCausalLM.from_pretrained(model_folder).save_pretrained(folder, max_shard_size="50KB")
+    return folder
+
+
+def test_a_folder_is_known_by_its_files(model_folder, in_shards, tmp_path):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").touch()
     (tmp_path / "zero" / "global_step3").mkdir(parents=True)
     (tmp_path / "zero" / "latest").write_text("global_step3")
     (tmp_path / "zero" / "global_step3" / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt").touch()
-    kinds = [kind_of(folder) for folder in (base_folder, sharded, adapter_folder, tmp_path / "zero", tmp_path)]
-    assert kinds == ["model", "model", "adapter", "zero", "nothing"]
+    folders = (model_folder, in_shards, tmp_path / "adapter", tmp_path / "zero", tmp_path)
+    assert [kind_of(folder) for folder in folders] == ["model", "model", "adapter", "zero", "nothing"]
 
 
-def test_tensors_of_shards_are_those_of_the_model(base_folder, sharded):
-    whole, parts = Tensors(base_folder), Tensors(sharded)
-    assert len(set(parts.files.values())) > 1 and whole.shapes == parts.shapes and whole.dtypes == parts.dtypes
-    assert all(torch.equal(whole.read(name), parts.read(name)) for name in whole.files)
-
-
-def test_pickled_weights_are_read_too(base_folder, tmp_path):
-    whole = Tensors(base_folder)
+def test_tensors_are_the_same_from_one_file_from_shards_and_from_a_pickle(model_folder, in_shards, tmp_path):
+    whole = Tensors(model_folder)
     torch.save({name: whole.read(name) for name in whole.files}, tmp_path / "pytorch_model.bin")
-    pickled = Tensors(tmp_path)
-    assert pickled.shapes == whole.shapes and all(
-        torch.equal(whole.read(name), pickled.read(name)) for name in whole.files
-    )
+    assert len(set(Tensors(in_shards).files.values())) > 1
+    for other in (Tensors(in_shards), Tensors(tmp_path)):
+        assert other.shapes == whole.shapes and other.dtypes == whole.dtypes
+        assert all(torch.equal(whole.read(name), other.read(name)) for name in whole.files)
 
 
-def test_a_file_cut_short_is_named(base_folder, tmp_path):
-    shutil.copytree(base_folder, tmp_path / "cut")
-    file = tmp_path / "cut" / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match="model.safetensors is damaged"):
-        Tensors(tmp_path / "cut")
+def test_damaged_weights_and_configs_are_named(model_folder, tmp_path):
+    cut = shutil.copytree(model_folder, tmp_path / "cut")
+    (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="model.safetensors"):
+        Tensors(cut)
+    for content in (b'{"model_type": "lla', b"\xff\xfe\xb8", b"[1, 2]"):
+        (cut / "config.json").write_bytes(content)
+        with pytest.raises(CheckpointError, match="config.json"):
+            config_json(cut)
 
 
-@pytest.mark.parametrize("content", [b'{"model_type": "lla', b"\xff\xfe\xb8", b"[1, 2]"])
-def test_a_damaged_config_is_named(tmp_path, content):
-    (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"config.json (is damaged|holds no JSON object).* Copy it again"):
-        config_json(tmp_path)
-
-
-CONTENT = {f"layer.{number}": torch.full((64, 64), float(number)) for number in range(8)}
-SHAPES = {name: (tuple(tensor.shape), torch.bfloat16) for name, tensor in CONTENT.items()}
-
-
-def test_every_tensor_is_computed_once_and_no_file_is_larger_than_asked(tmp_path):
-    asked = []
-    write_tensors(tmp_path, SHAPES, lambda name: asked.append(name) or CONTENT[name], "20KB")
+def test_every_tensor_is_computed_once_and_no_file_is_larger_than_requested(tmp_path):
+    tensors = {f"layer.{number}": torch.full((64, 64), float(number)) for number in range(8)}
+    shapes, computed = dict.fromkeys(tensors, ((64, 64), torch.bfloat16)), []
+    write_tensors(tmp_path, shapes, lambda name: computed.append(name) or tensors[name], "20KB")
     files = list(tmp_path.glob("*.safetensors"))
-    assert len(files) == 4 and all(file.stat().st_size < 21_000 for file in files) and sorted(asked) == sorted(CONTENT)
+    assert len(files) == 4 and all(file.stat().st_size < 21_000 for file in files)
     written = Tensors(tmp_path)
-    assert set(written.dtypes.values()) == {torch.bfloat16}
-    assert all(torch.equal(written.read(name).float(), tensor) for name, tensor in CONTENT.items())
+    assert sorted(computed) == sorted(tensors) and set(written.dtypes.values()) == {torch.bfloat16}
+    assert all(torch.equal(written.read(name).float(), tensor) for name, tensor in tensors.items())
+
+
+# --- pickles ---------------------------------------------------------------------------------------------------------
+
+
+class Planted:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, mark):
+        self.mark = str(mark)
+
+    def __reduce__(self):
+        return os.mkdir, (self.mark,)
+
+
+MODEL_STATES = "global_step3/mp_rank_00_model_states.pt"
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """A checkpoint of ZeRO's parts in which each pickle would make the folder `ran`."""
+    parts = tmp_path / "checkpoint-3" / "global_step3"
+    parts.mkdir(parents=True)
+    (parts.parent / "latest").write_text("global_step3")
+    content = {"module": {}, "optimizer_state_dict": {"zero_stage": 2}, "x": Planted(tmp_path / "ran")}
+    for name in ("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"):
+        torch.save(content, parts / name)
+    return parts.parent
+
+
+def load_all(checkpoint):
+    """As DeepSpeed loads."""
+    with only_data(checkpoint):
+        torch.load(checkpoint / MODEL_STATES, weights_only=False)
+
+
+READERS = {
+    "a file": lambda checkpoint: load_data(checkpoint / MODEL_STATES),
+    "a reader that allows code": load_all,
+    "the parts together": consolidated_state,
+    "for other processes": lambda checkpoint: make_universal(checkpoint, checkpoint.parent),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_planted_pickle_is_refused_by_name_and_never_runs(planted, reader):
+    with pytest.raises(CheckpointError, match="posix.mkdir"):
+        READERS[reader](planted)
+    assert list(planted.parent.iterdir()) == [planted]
+
+
+def test_the_pickles_of_a_trusted_checkpoint_may_run(planted):
+    with only_data(planted, trust=True):
+        load_data(planted / MODEL_STATES)
+    assert (planted.parent / "ran").exists()
+
+
+def test_torchs_switches_are_as_before_afterwards(tmp_path, monkeypatch):
+    monkeypatch.setenv(FORCE_CODE, "1")
+    with only_data(tmp_path):
+        assert os.environ[FORCE_DATA] == "1" and FORCE_CODE not in os.environ
+        with only_data(tmp_path):
+            pass
+        assert os.environ[FORCE_DATA] == "1"
+    assert os.environ[FORCE_CODE] == "1" and FORCE_DATA not in os.environ
+
+
+def test_a_damaged_pickle_is_not_reported_as_planted(tmp_path):
+    (tmp_path / "f.pt").write_bytes(b"\x80\x02garbage")
+    with pytest.raises(CheckpointError, match="f.pt: a file is damaged"):
+        load_data(tmp_path / "f.pt")
+
+
+def test_deepspeeds_classes_are_known_where_deepspeed_is_used():
+    pytest.importorskip("deepspeed.checkpoint.ds_to_universal")
+    names = {known.__name__ for known in harmless_classes()}
+    assert "deepspeed" in sys.modules and names >= {"LossScaler", "ZeroStageEnum", "fragment_address", "ndarray"}

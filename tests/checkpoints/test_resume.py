@@ -13,7 +13,6 @@ from cpt.checkpoints.resume import (
     wanted_checkpoint,
 )
 from cpt.errors import CheckpointError
-from cpt.files import free_name
 from cpt.runs.events import read_events
 
 
@@ -21,7 +20,8 @@ def kinds(run):
     return [event["kind"] for event in read_events(run)]
 
 
-def test_the_newest_checkpoint_is_taken_by_number_not_by_name(tmp_path):
+def test_a_run_continues_from_its_newest_checkpoint_by_number_not_by_name(tmp_path):
+    assert choose_checkpoint(tmp_path).checkpoint is None and latest_checkpoint(tmp_path) is None
     for step in (9, 10):
         save_checkpoint(tmp_path, step)
     (tmp_path / "checkpoint-99-old").mkdir()
@@ -30,8 +30,7 @@ def test_the_newest_checkpoint_is_taken_by_number_not_by_name(tmp_path):
     assert complete_checkpoints(tmp_path) == published_checkpoints(tmp_path) and kinds(tmp_path) == []
 
 
-def test_a_run_without_checkpoints_starts_from_the_beginning(tmp_path):
-    assert choose_checkpoint(tmp_path).checkpoint is None and latest_checkpoint(tmp_path) is None
+# --- damaged checkpoints ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -48,120 +47,18 @@ def test_whatever_happens_to_any_file_the_one_before_is_used_and_the_reason_kept
         assert name in (run / "bad-checkpoint-8" / "reason.txt").read_text()
 
 
-def test_state_that_was_never_written_makes_a_checkpoint_bad(tmp_path):
-    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
-        save_checkpoint(tmp_path / name, 4)
-        later = save_checkpoint(tmp_path / name, 8, sealed=False)
-        (later / name).unlink()
-        seal(later, 8)
-        assert newest_sound(tmp_path / name) == tmp_path / name / "checkpoint-4", name
-
-
-def test_a_checkpoint_of_another_step_than_its_name_tells_is_bad(tmp_path):
-    checkpoint = save_checkpoint(tmp_path, 4, sealed=False)
-    seal(checkpoint, 5)
+def test_a_checkpoint_of_another_step_than_its_name_is_bad(tmp_path):
+    seal(save_checkpoint(tmp_path, 4, sealed=False), 5)
     assert newest_sound(tmp_path) is None
 
 
-def test_what_no_manifest_vouches_for_is_not_taken_from_the_runs_own_folder(tmp_path):
+def test_a_checkpoint_without_a_manifest_is_not_used_in_the_runs_own_folder(tmp_path):
     save_checkpoint(tmp_path, 4)
     save_checkpoint(tmp_path, 8, sealed=False)
     assert choose_checkpoint(tmp_path).checkpoint == tmp_path / "checkpoint-4"
 
 
-def test_where_none_is_sound_the_run_stops_at_every_start_until_it_may_begin_anew(tmp_path):
-    damage(save_checkpoint(tmp_path, 4) / "model.safetensors", "bit flip")
-    for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"model.safetensors: hash.*[\s\S]*--allow-restart"):
-            choose_checkpoint(tmp_path)
-    assert choose_checkpoint(tmp_path, allow_restart=True).checkpoint is None and kinds(tmp_path)[-1] == "restarted"
-
-
-def test_a_second_bad_checkpoint_of_the_same_step_does_not_overwrite_the_first(tmp_path):
-    for _ in range(2):
-        damage(save_checkpoint(tmp_path, 4) / "config.json", "empty")
-        assert newest_sound(tmp_path) is None
-    assert {path.name for path in tmp_path.glob("bad-*")} == {"bad-checkpoint-4", "bad-checkpoint-4-2"}
-    assert free_name(tmp_path / "new") == tmp_path / "new"
-
-
-def test_going_back_looks_no_further_than_asked(tmp_path):
-    for step in (4, 8):
-        save_checkpoint(tmp_path, step)
-    assert newest_sound(tmp_path, up_to=7) == tmp_path / "checkpoint-4" and newest_sound(tmp_path, up_to=3) is None
-
-
-def test_resume_none_begins_anew_and_keeps_what_there_was(tmp_path):
-    damage(save_checkpoint(tmp_path, 8) / "config.json", "empty")
-    save_checkpoint(tmp_path, 4)
-    assert choose_checkpoint(tmp_path).manifest.step == 4
-    assert choose_checkpoint(tmp_path, resume="none").checkpoint is choose_checkpoint(tmp_path).checkpoint is None
-    assert (tmp_path / "set-aside" / "checkpoint-4" / "model.safetensors").exists() and latest_checkpoint(
-        tmp_path
-    ) is None
-
-
-def test_going_on_from_an_older_one_sets_its_future_aside(tmp_path):
-    for step in (2, 4, 8):
-        save_checkpoint(tmp_path, step)
-    assert choose_checkpoint(tmp_path, resume=tmp_path / "checkpoint-4").manifest.step == 4
-    assert [path.name for path in published_checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-4"]
-    assert [path.name for path in (tmp_path / "set-aside").iterdir()] == ["checkpoint-8"]
-
-
-def test_a_named_checkpoint_that_is_damaged_or_not_there_is_refused_and_left_alone(tmp_path):
-    checkpoint = save_checkpoint(tmp_path, 4)
-    damage(checkpoint / "optimizer.pt", "zeros")
-    with pytest.raises(CheckpointError, match="optimizer.pt: hash"):
-        choose_checkpoint(tmp_path, resume=checkpoint)
-    assert checkpoint.exists()
-    with pytest.raises(CheckpointError, match="no such folder"):
-        choose_checkpoint(tmp_path, resume=tmp_path / "checkpoint-5")
-
-
-def test_another_programs_checkpoint_is_taken_with_a_warning_when_it_has_all_of_a_runs_state(tmp_path, caplog):
-    theirs = save_checkpoint(tmp_path / "theirs", 4, sealed=False)
-    point = choose_checkpoint(tmp_path, resume=theirs)
-    assert (point.checkpoint, point.manifest, point.trusted) == (
-        theirs,
-        None,
-        False,
-    ) and "has no manifest" in caplog.text
-    (theirs / "scheduler.pt").unlink()
-    with pytest.raises(CheckpointError, match="lacks scheduler.pt"):
-        choose_checkpoint(tmp_path, resume=theirs)
-
-
-def test_a_run_that_began_with_anothers_checkpoint_begins_with_it_again_until_it_has_its_own(tmp_path):
-    theirs = save_checkpoint(tmp_path / "theirs", 4)
-    (tmp_path / "run").mkdir()
-    choose_checkpoint(tmp_path / "run", resume=theirs)
-    assert choose_checkpoint(tmp_path / "run").checkpoint == theirs
-    own = save_checkpoint(tmp_path / "run", 6)
-    assert choose_checkpoint(tmp_path / "run").checkpoint == own
-    assert choose_checkpoint(tmp_path / "run", resume="none").checkpoint is None
-    assert choose_checkpoint(tmp_path / "run").checkpoint is None
-
-
-def test_deepspeeds_parts_without_a_manifest_need_the_users_word(tmp_path):
-    theirs = save_checkpoint(tmp_path / "theirs", 4, sealed=False)
-    (theirs / "global_step4").mkdir()
-    (theirs / "latest").write_text("global_step4")
-    with pytest.raises(CheckpointError, match="--trust-checkpoint"):
-        choose_checkpoint(tmp_path, resume=theirs)
-    assert choose_checkpoint(tmp_path, resume=theirs, trust=True).trusted
-
-
-def test_resume_counts_for_the_first_start_only(tmp_path, monkeypatch):
-    assert wanted_checkpoint("latest") == "latest" and wanted_checkpoint("none") == "none"
-    assert wanted_checkpoint(str(tmp_path)) == tmp_path
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
-    assert wanted_checkpoint("none") == "none"
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-    assert wanted_checkpoint("none") == wanted_checkpoint(str(tmp_path)) == "latest"
-
-
-def test_a_folder_that_cannot_be_renamed_is_passed_over(tmp_path, monkeypatch):
+def test_a_bad_checkpoint_on_a_read_only_disk_is_passed_over(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, 4)
     damage(save_checkpoint(tmp_path, 8) / "config.json", "missing")
 
@@ -170,7 +67,75 @@ def test_a_folder_that_cannot_be_renamed_is_passed_over(tmp_path, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.rename", refuse)
     assert newest_sound(tmp_path) == tmp_path / "checkpoint-4"
-    assert "could not be moved" in json.dumps(read_events(tmp_path))
     damage(tmp_path / "checkpoint-4" / "optimizer.pt", "zeros")
     with pytest.raises(CheckpointError, match="checkpoint-4: optimizer.pt: hash"):
         choose_checkpoint(tmp_path)
+
+
+def test_a_roll_back_finds_the_newest_checkpoint_up_to_its_step(tmp_path):
+    for step in (4, 8):
+        save_checkpoint(tmp_path, step)
+    assert newest_sound(tmp_path, up_to=7) == tmp_path / "checkpoint-4" and newest_sound(tmp_path, up_to=3) is None
+
+
+# --- `--resume` ------------------------------------------------------------------------------------------------------
+
+
+def test_resume_none_begins_anew_and_keeps_what_there_was(tmp_path):
+    damage(save_checkpoint(tmp_path, 8) / "config.json", "empty")
+    save_checkpoint(tmp_path, 4)
+    assert choose_checkpoint(tmp_path).manifest.step == 4
+    assert choose_checkpoint(tmp_path, resume="none").checkpoint is choose_checkpoint(tmp_path).checkpoint is None
+    assert (tmp_path / "set-aside" / "checkpoint-4" / "model.safetensors").exists()
+    assert latest_checkpoint(tmp_path) is None
+
+
+def test_a_named_checkpoint_that_is_damaged_or_missing_is_refused_and_left_alone(tmp_path):
+    checkpoint = save_checkpoint(tmp_path, 4)
+    damage(checkpoint / "optimizer.pt", "zeros")
+    with pytest.raises(CheckpointError, match="optimizer.pt: hash"):
+        choose_checkpoint(tmp_path, resume=checkpoint)
+    assert checkpoint.exists()
+    with pytest.raises(CheckpointError, match="checkpoint-5"):
+        choose_checkpoint(tmp_path, resume=tmp_path / "checkpoint-5")
+
+
+def test_another_programs_checkpoint_is_used_with_an_event_if_it_has_all_of_a_runs_state(tmp_path):
+    theirs = save_checkpoint(tmp_path / "theirs", 4, sealed=False)
+    point = choose_checkpoint(tmp_path, resume=theirs)
+    assert (point.checkpoint, point.manifest, point.trusted) == (theirs, None, False)
+    assert kinds(tmp_path) == ["unproven_checkpoint"]
+    (theirs / "scheduler.pt").unlink()
+    with pytest.raises(CheckpointError, match="scheduler.pt"):
+        choose_checkpoint(tmp_path, resume=theirs)
+
+
+def test_deepspeeds_parts_without_a_manifest_need_the_users_trust(tmp_path):
+    theirs = save_checkpoint(tmp_path / "theirs", 4, sealed=False)
+    (theirs / "global_step4").mkdir()
+    (theirs / "latest").write_text("global_step4")
+    with pytest.raises(CheckpointError, match="--trust-checkpoint"):
+        choose_checkpoint(tmp_path, resume=theirs)
+    assert choose_checkpoint(tmp_path, resume=theirs, trust=True).trusted
+
+
+def test_a_run_that_began_from_anothers_checkpoint_begins_there_again_until_it_has_its_own(tmp_path):
+    theirs, run = save_checkpoint(tmp_path / "theirs", 4), tmp_path / "run"
+    run.mkdir()
+    choose_checkpoint(run, resume=theirs)
+    assert choose_checkpoint(run).checkpoint == theirs
+    own = save_checkpoint(run, 6)
+    assert choose_checkpoint(run).checkpoint == own
+    assert choose_checkpoint(run, resume="none").checkpoint is None
+    assert choose_checkpoint(run).checkpoint is None
+    (run / "began_from.json").write_text(json.dumps({"chec": 1}))
+    with pytest.raises(CheckpointError, match="began_from.json"):
+        choose_checkpoint(run)
+
+
+def test_resume_counts_for_the_first_start_only(tmp_path, monkeypatch):
+    assert wanted_checkpoint("latest") == "latest" and wanted_checkpoint(str(tmp_path)) == tmp_path
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
+    assert wanted_checkpoint("none") == "none"
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    assert wanted_checkpoint("none") == wanted_checkpoint(str(tmp_path)) == "latest"

@@ -1,22 +1,26 @@
-"""A tokenizer whose ids are bytes, so that a test sees the text in the ids, and a way to write sources."""
+"""A tokenizer whose ids are bytes, so that a test sees the text in the ids; sources, and the rows made of them."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from cpt.data.readers.documents import BadRow, Document
+from cpt.data.readers.sources import pieces_of, read_piece
+from cpt.data.rows.build import PreparedData, build_data
 from cpt.data.rows.open_sources import open_source
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, make_shards
-from cpt.recipe.schema import Component, Data, Source
+from cpt.recipe.schema import Component, Data, Evaluation, Source
 
-settings.register_profile("shared machine", deadline=None)
-settings.load_profile("shared machine")
 CHAT_MARKS = ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 
 
 @pytest.fixture(scope="session")
@@ -31,10 +35,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def talking(tokenizer) -> Callable[..., PreTrainedTokenizerFast]:
-    """`talking(template)`: the same with the marks of chats, and a few words as tokens of their own; `bos=True` puts
-    `<s>` in front."""
+    """`talking(template)`: the same with the special tokens of chats, and a few words as tokens of their own;
+    `bos=True` puts `<s>` in front, with `strips=True` special tokens swallow blanks behind them."""
 
-    def make(template: str | None, *, bos: bool = False, eos: str = "<|endoftext|>") -> PreTrainedTokenizerFast:
+    def make(
+        template: str | None = CHATML, *, bos: bool = False, eos: str = "<|endoftext|>", strips: bool = False
+    ) -> PreTrainedTokenizerFast:
         model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
         merges = [("Ġ", "y"), ("Ġy", "e"), ("Ġye", "s"), ("o", "k"), ("Ċ", "Ċ"), ("a", "a")]
         vocabulary = {**model["vocab"], **{"".join(pair): 1000 + number for number, pair in enumerate(merges)}}
@@ -44,7 +50,8 @@ def talking(tokenizer) -> Callable[..., PreTrainedTokenizerFast]:
         made = PreTrainedTokenizerFast(
             tokenizer_object=backend, eos_token="<|endoftext|>", pad_token="<pad>", bos_token="<s>"
         )
-        made.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in CHAT_MARKS], special_tokens=True)
+        marks = [AddedToken(mark, special=True, normalized=False, rstrip=strips) for mark in CHAT_MARKS]
+        made.add_tokens(marks, special_tokens=True)
         made.eos_token, made.chat_template = eos, template
         if bos:
             made.backend_tokenizer.post_processor = processors.TemplateProcessing(
@@ -68,15 +75,47 @@ def rows_file(tmp_path: Path) -> Callable[..., Source]:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Callable[..., Source]:
-    """`source("corpus", ["text", ...], weight=2)`: a jsonl file in the test's folder as a source."""
+def source(rows_file: Callable[..., Source]) -> Callable[..., Source]:
+    """`source("corpus", ["text", ...], weight=2)`: a jsonl file of such texts as a source."""
 
     def write(stem: str, texts: list[str], **options: object) -> Source:
-        path = tmp_path / f"{stem}.jsonl"
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-        return Source(path=str(path), **options)
+        return rows_file(stem, [{"text": text} for text in texts], **options)
 
     return write
+
+
+@pytest.fixture
+def read() -> Callable[..., list[Document | BadRow]]:
+    """`read(path, template="{a}")`: everything that the reader of a file gives."""
+
+    def run(path: Path | str, **options: object) -> list[Document | BadRow]:
+        source = Source(path=str(path), **options)
+        return [item for piece in pieces_of(source, "k") for item in read_piece(source, piece, "k")]
+
+    return run
+
+
+@pytest.fixture
+def texts(read: Callable[..., list[Document | BadRow]]) -> Callable[..., list[str]]:
+    """The texts of a file without a bad row."""
+
+    def run(path: Path | str, **options: object) -> list[str]:
+        items = read(path, **options)
+        assert not [item for item in items if isinstance(item, BadRow)]
+        return [item.text for item in items]
+
+    return run
+
+
+@pytest.fixture
+def bad(read: Callable[..., list[Document | BadRow]]) -> Callable[..., BadRow]:
+    """The one bad row of a file."""
+
+    def run(path: Path | str, **options: object) -> BadRow:
+        (found,) = [item for item in read(path, **options) if isinstance(item, BadRow)]
+        return found
+
+    return run
 
 
 @pytest.fixture
@@ -97,5 +136,21 @@ def tokenized(tokenizer, tmp_path: Path) -> Callable[..., TokenizedSource]:
         make_shards([(opened, number) for number in range(len(opened.plan.shards))], workers)
         opened.finish()
         return opened
+
+    return run
+
+
+@pytest.fixture
+def build(tokenizer, tmp_path: Path) -> Callable[..., PreparedData]:
+    """`build(source, seed=2, packing="none")`: the rows of a run, with a store in the test's folder."""
+
+    def run(
+        *sources: Source, cache: str = "cache", by: object = tokenizer, evaluation: object = None, **options: object
+    ) -> PreparedData:
+        given = {name: options.pop(name) for name in ("budget", "whole", "form") if name in options}
+        seed = options.pop("seed", 1)
+        data = Data(sources=list(sources), **{"sequence_length": 64, **options})
+        evaluation = evaluation or Evaluation()
+        return build_data(data, by, seed=seed, evaluation=evaluation, cache_dir=tmp_path / cache, **given)
 
     return run

@@ -1,8 +1,16 @@
-import pytest
+import random
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import write_documents
+
+from cpt.data.readers import filters
 from cpt.data.readers.filters import build_components, reason_to_drop
-from cpt.errors import RecipeError
-from cpt.recipe.schema import Component
+from cpt.errors import DataError, RecipeError, UserCodeError
+from cpt.recipe.schema import Component, Source
+
+PROSE = " ".join(f"the house of number{number} and road{number * 7}" for number in range(20))
 
 
 def view(text):
@@ -10,30 +18,204 @@ def view(text):
 
 
 def test_the_first_refusing_filter_gives_the_reason():
-    filters = build_components(
-        "filter",
-        {"data.filters": [Component(name="length", max_characters=2)], "k": [Component(name="pattern", drop="a")]},
-    )
-    assert [reason_to_drop(view(text), filters) for text in ("abc", "ab", "b")] == [
-        "longer than 2 characters",
-        "matches a",
-        None,
-    ]
+    components = [Component(name="length", min_characters=2, max_characters=3), Component(name="pattern", drop="a")]
+    built = build_components("filter", {"data.filters": components[:1], "k": components[1:]})
+    reasons = [reason_to_drop(view(text), built) for text in ("a", "abcd", "ab", "bcd")]
+    assert reasons == ["shorter than 2 characters", "longer than 3 characters", "matches a", None]
 
 
 @pytest.mark.parametrize(
     "component, message",
     [
-        (Component(name="lenght"), "no filter called `lenght`. Did you mean `length`"),
-        (Component(name="length", min_chars=3), r"`data.filters\[0\].min_chars` is not an option of length"),
+        (Component(name="lenght"), "`length`"),
+        (Component(name="length", min_chars=3), r"`data.filters\[0\].min_chars`"),
         (Component(name="language"), r"`data.filters\[0\]` needs `keep`"),
-        (
-            Component(name="gopher_quality", stop_words="the"),
-            r"`data.filters\[0\].stop_words`: expected a list, got 'the'",
-        ),
-        (Component(name="no_such_module:check"), "cannot import `no_such_module`"),
+        (Component(name="gopher_quality", stop_words="the"), r"`data.filters\[0\].stop_words`"),
+        (Component(name="no_such_module:check"), "`no_such_module`"),
     ],
 )
 def test_a_wrong_filter_is_refused_with_its_place(component, message):
     with pytest.raises(RecipeError, match=message):
         build_components("filter", {"data.filters": [component]})
+
+
+def test_normalise_writes_the_same_text_in_one_way():
+    assert filters.normalise(view("\ufeffa\u0301 \r\nb\t\rc\n\n"))["text"] == "á\nb\nc"
+    assert filters.normalise(view("ﬁ"))["text"] == "ﬁ" and filters.normalise(view("ﬁ"), form="NFKC")["text"] == "fi"
+    as_it_is = filters.normalise(view("e\u0301  \r\n"), form=None, keep_trailing_whitespace=True)
+    assert as_it_is["text"] == "e\u0301  \n"
+
+
+def test_c4_keeps_lines_that_are_sentences():
+    lines = [
+        "A good line with enough words[1].",
+        "Too short.",
+        "A line with enough words but no end",
+        "Please enable JavaScript to see this page now.",
+        "By reading you accept our Cookie Policy today.",
+        "And so the story went on and on...",
+    ]
+    assert filters.c4_lines(view("\n".join(lines)))["text"] == "A good line with enough words."
+    unended = filters.c4_lines(view("\n".join(lines)), require_punctuation=False)["text"]
+    assert len(unended.splitlines()) == 3
+
+
+# Published rules
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("the and " * 24, "fewer than 50 words"),
+        ("word " * 100_001, "more than 100000 words"),
+        ("of a " * 50, "mean word length"),
+        ("the incomprehensibilities " * 50, "mean word length"),
+        (PROSE + " #x" * 20, "symbols"),
+        ("\n".join(f"- {line}" for line in PROSE.split(" the ")), "bullets"),
+        (PROSE + "...\n" + PROSE + "\n" + PROSE + "…", "ellipsis"),
+        (PROSE + " 12345" * 40, "have a letter"),
+        (PROSE.replace("of", "off").replace("and", "plus"), "stop words"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_each_rule_of_gophers_quality_has_its_reason(text, reason):
+    assert reason in filters.gopher_quality(view(text))
+
+
+def words(count, seed=0):
+    draw = random.Random(seed)
+    return " ".join("".join(draw.choices("abcdefgh", k=6)) for _ in range(count))
+
+
+@pytest.mark.parametrize(
+    "text, options, reason",
+    [
+        ("\n".join([*"abcdef", *"aaaa", words(100)]), {}, "0.3 of the lines"),
+        ("\n".join([words(9), words(9), *"abc"]), {}, "in repeated lines"),
+        ("\n\n".join(["a", "b", *["c\nd"] * 3, words(50)]), {"max_duplicate_lines": 1.0}, "0.3 of the paragraphs"),
+        ("see here " * 10 + words(20), {}, "one 2-gram"),
+        (words(25) + " x " + words(6), {"max_top_n_grams": []}, "repeated 5-grams"),
+    ],
+    ids=lambda value: str(value)[-20:],
+)
+def test_each_rule_of_gophers_repetition_has_its_reason(text, options, reason):
+    assert reason in filters.gopher_repetition(view(text), **options)
+
+
+@given(st.lists(st.sampled_from(["a", "bb", "ccc"]), min_size=1, max_size=30))
+def test_n_grams_are_counted_as_by_hand(sequence):
+    length = len("".join(sequence))
+    for n, top, before in filters.repeated_n_grams(sequence, 6):
+        grams = [tuple(sequence[at : at + n]) for at in range(len(sequence) - n + 1)]
+        most = max(map(grams.count, grams))
+        assert top == max(most * len("".join(gram)) for gram in grams if grams.count(gram) == most) / length
+        inside = {at + i for at, gram in enumerate(grams) if gram in grams[:at] for i in range(n)}
+        assert before == sum(len(sequence[at]) for at in inside) / length
+
+
+@pytest.mark.parametrize(
+    "more, options, reason",
+    [
+        (" Lorem Ipsum dolor.", {}, "lorem ipsum"),
+        (" f() { return; }", {}, "curly bracket"),
+        (" A Darned day.", {"bad_words": ["darned"]}, "bad word"),
+        ("", {"min_sentences": 9}, "fewer than 9 sentences"),
+    ],
+)
+def test_each_rule_of_c4_has_its_reason(more, options, reason):
+    page = 'It was late. "Who is there?" she asked. Nobody answered!'
+    assert filters.c4(view(page)) is None and reason in filters.c4(view(page + more), **options)
+
+
+def prose(count, end="."):
+    return [f"This line number {number} is long enough to be prose{end}" for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    "lines, reason",
+    [
+        (prose(88, "") + prose(12), "at most 0.12 of the lines"),
+        ([*prose(8), prose(1)[0]], "at least 0.1 of the characters"),
+        (prose(33) + [f"Short {number}." for number in range(67)], "at least 0.67 of the lines"),
+    ],
+)
+def test_each_rule_of_fineweb_has_its_reason_at_its_published_limit(lines, reason):
+    assert reason in filters.fineweb(view("\n".join(lines)))
+
+
+def test_pattern_drops_and_requires():
+    assert filters.pattern(view("text"), require=r"\d") == r"does not match \d"
+    assert filters.pattern(view("text 1"), drop="x{2}", require=r"\d") is None
+
+
+def test_a_sample_has_its_share_and_is_part_of_a_larger_one():
+    def sample(share):
+        return {n for n in range(2000) if filters.keep_share(view(f"document {n}"), share=share, seed=0) is None}
+
+    assert 0.16 < len(sample(0.2)) / 2000 < 0.24
+    assert sample(0.2) < sample(0.5) < sample(1.0) == set(range(2000))
+
+
+def test_only_the_languages_asked_for_are_kept():
+    english = view("The cat sat on the mat, and nobody knew what it was thinking about.")
+    german = view("Die Katze saß auf der Matte, und niemand wusste, woran sie dachte.")
+    assert filters.language(english, keep=["en"]) is filters.language(german, keep=["en", "de"]) is None
+    assert filters.language(german, keep=["en"]) == "language is de"
+
+
+# Parts of the user's own
+
+
+FAILS_AT_ELEVEN = """
+def check(document, *, limit=10):
+    if document["text"].endswith("number 11."):
+        raise KeyError("no such word")
+
+def change(document):
+    check(document)
+    return document
+
+def score(text):
+    check({"text": text})
+    return 1.0
+
+def rows():
+    for number in range(20):
+        check({"text": f"number {number}."})
+        yield f"number {number}."
+"""
+
+
+@pytest.mark.parametrize(
+    ("section", "kind", "workers"),
+    [
+        ({"filters": [{"name": "my_failing_parts:check"}]}, "filter", "0"),
+        pytest.param({"filters": [{"name": "my_failing_parts:check"}]}, "filter", "2", marks=pytest.mark.heavy),
+        ({"transforms": [{"name": "my_failing_parts:change"}]}, "transform", "0"),
+        ({"order_by": "my_failing_parts:score"}, "score", "0"),
+        ({"path": "my_failing_parts:rows"}, "source", "0"),
+    ],
+)
+def test_an_error_of_a_users_part_names_it_with_file_and_row(tmp_path, monkeypatch, build, section, kind, workers):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CPT_WORKERS", workers)
+    (tmp_path / "my_failing_parts.py").write_text(FAILS_AT_ELEVEN)
+    write_documents(tmp_path / "a.jsonl", 20, seed=1)
+    with pytest.raises(UserCodeError) as error:
+        build(Source(**{"path": "a.jsonl", **section}))
+    first = str(error.value).splitlines()[0]
+    assert first.startswith("my_failing_parts:rows: item 12: " if kind == "source" else "a.jsonl:12: "), first
+    assert kind in first and "my_failing_parts:" in first and "KeyError" in first
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"text": "a"}, "no column `level`"),
+        ({"text": "a", "level": "high"}, "expected a number"),
+        ({"text": "a", "level": None}, "`level` is null"),
+    ],
+)
+def test_a_row_without_a_score_to_order_by_is_bad(build, rows_file, row, reason):
+    with pytest.raises(DataError, match=reason):
+        build(rows_file("a", [row], order_by="level"))

@@ -1,3 +1,8 @@
+"""Work in several processes, and a folder that several processes fill."""
+
+import errno
+import fcntl
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -7,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from cpt.cache import publish_once
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.errors import DataError, ResourceError
 
 WORK = """
-import os, signal, sys, time
+import os, signal, time
 from cpt.errors import DataError
 
 def square(number):
@@ -33,12 +39,7 @@ def own_exception(number):
     raise Own(1, 2)
 
 def die(number):
-    if number == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return number
-
-def slow(number):
-    time.sleep(60)
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -51,30 +52,32 @@ def work(tmp_path, monkeypatch):
     sys.modules.pop("users_work", None)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.heavy)])
 def test_results_come_in_the_order_of_the_arguments(work, workers):
     results = list(map_in_order(lambda: work.square, range(20), workers))
     assert [result for result, _ in results] == [number**2 for number in range(20)]
     assert (os.getpid() in {process for _, process in results}) == (workers == 0)
 
 
-def test_the_first_failure_in_order_is_raised_and_what_is_before_it_is_given(work):
+@pytest.mark.heavy
+def test_the_first_failure_in_order_is_raised_after_the_results_before_it(work):
     given = []
     with pytest.raises(DataError, match="bad row in 2"):
         given.extend(map_in_order(lambda: work.fail_from_two_on, range(10), 2))
     assert given == [0, 1]
 
 
-def test_an_exception_that_does_not_travel_keeps_its_words(work):
-    with pytest.raises(RuntimeError, match="Own: own"):
-        list(map_in_order(lambda: work.own_exception, [1], 1))
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("function", "error", "words"),
+    [("own_exception", RuntimeError, "Own: own"), ("die", ResourceError, "memory.*CPT_WORKERS=1")],
+)
+def test_an_exception_that_cannot_be_pickled_and_a_killed_worker_are_errors(work, function, error, words):
+    with pytest.raises(error, match=words):
+        list(map_in_order(lambda: getattr(work, function), [1], 1))
 
 
-def test_a_killed_worker_is_a_resource_error(work):
-    with pytest.raises(ResourceError, match="memory.*CPT_WORKERS=1"):
-        list(map_in_order(lambda: work.die, range(4), 2))
-
-
+@pytest.mark.heavy
 def test_stopping_early_ends_the_workers(work):
     results = map_in_order(lambda: work.square, range(100), 2)
     process = next(results)[1]
@@ -83,22 +86,25 @@ def test_stopping_early_ends_the_workers(work):
         os.kill(process, 0)
 
 
+SCRIPT = """
+import time, users_work
+from cpt.data.store.parallel import map_in_order
+results = map_in_order(lambda: users_work.square, range(10_000), 2)
+for _ in range(5):
+    print(next(results)[1], flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.heavy
 def test_workers_end_with_a_parent_that_is_killed(work, tmp_path):
     """And a script without a main guard is not run again in its workers."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import users_work\nfrom cpt.data.store.parallel import map_in_order\n"
-        "results = map_in_order(lambda: users_work.square, range(10_000), 2)\n"
-        "for _ in range(5):\n    print(next(results)[1], flush=True)\n"
-        "import time; time.sleep(60)\n"
-    )
-    parent = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    parent = subprocess.Popen([sys.executable, tmp_path / "script.py"], stdout=subprocess.PIPE, text=True)
     workers = {int(parent.stdout.readline()) for _ in range(5)}
-    parent.send_signal(signal.SIGKILL)
+    parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 10
     while workers := {worker for worker in workers if is_running(worker)}:
-        assert time.monotonic() < deadline, f"{workers} are still there"
         time.sleep(0.05)
 
 
@@ -110,7 +116,7 @@ def is_running(process):
         return False
 
 
-def test_the_number_of_workers_can_be_asked_for(monkeypatch):
+def test_the_number_of_workers_can_be_set(monkeypatch):
     monkeypatch.setenv("CPT_WORKERS", "3")
     assert num_workers() == 3
     monkeypatch.delenv("CPT_WORKERS")
@@ -118,3 +124,70 @@ def test_the_number_of_workers_can_be_asked_for(monkeypatch):
     monkeypatch.setenv("CPT_WORKERS", "many")
     with pytest.raises(ResourceError, match="CPT_WORKERS.*many"):
         num_workers()
+
+
+# A folder that is filled once
+
+
+def write_a_file(folder):
+    (folder / "content").write_text("all")
+
+
+def die_half_way(folder):
+    (folder / "half").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fill_slowly(filled, folder):
+    with filled.get_lock():
+        filled.value += 1
+    time.sleep(0.2)
+    write_a_file(folder)
+
+
+def in_processes(number, root, fill):
+    """Fill the same folder from so many processes; gives their exit codes."""
+    start = multiprocessing.get_context("fork").Process
+    processes = [start(target=publish_once, args=(root / "a", fill)) for _ in range(number)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+    return [process.exitcode for process in processes]
+
+
+def folders(root):
+    return [path.name for path in root.iterdir() if path.is_dir()]
+
+
+@pytest.mark.heavy
+def test_a_killed_process_leaves_nothing_that_looks_complete(tmp_path):
+    assert in_processes(1, tmp_path, die_half_way) == [-signal.SIGKILL] and not (tmp_path / "a").exists()
+    publish_once(tmp_path / "a", write_a_file)
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["content"] and folders(tmp_path) == ["a"]
+
+
+@pytest.mark.heavy
+def test_several_processes_fill_a_folder_once(tmp_path):
+    filled = multiprocessing.get_context("fork").Value("i", 0)
+    assert in_processes(4, tmp_path, lambda folder: fill_slowly(filled, folder)) == [0] * 4
+    assert filled.value == 1 and (tmp_path / "a" / "content").exists()
+
+
+def test_without_locks_two_machines_fill_a_folder_each_and_the_first_stays(tmp_path, monkeypatch):
+    """As on a file system whose locks do not reach other machines, or that has none."""
+
+    def no_lock(*_):
+        raise OSError(errno.ENOSYS, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", no_lock)
+
+    def slow(folder):
+        (folder / "content").write_text("first half, ")
+        monkeypatch.setattr("cpt.cache.machine", lambda: "other")
+        publish_once(tmp_path / "a", lambda other: (other / "content").write_text("all of the other"))
+        with (folder / "content").open("a") as file:
+            file.write("second half")
+
+    publish_once(tmp_path / "a", slow)
+    assert (tmp_path / "a" / "content").read_text() == "all of the other" and folders(tmp_path) == ["a"]

@@ -1,5 +1,4 @@
 import copy
-import logging
 from importlib import metadata
 
 import numpy as np
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
+from cpt.data.examples.encoder import MARKS, MiddleEncoder
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import RecipeError
 
@@ -41,10 +41,9 @@ def test_an_unknown_token_that_is_the_eos_ends_no_document(tokenizer):
     like_gpt2.unk_token = "<|endoftext|>"
     assert documents(DocumentEncoder(like_gpt2), ["a<|endoftext|>"])[0].count(EOS) == 1
     words = Tokenizer(models.WordLevel({"a": 0, "<eos>": 1}, unk_token="<eos>"))
-    with pytest.raises(RecipeError, match="text cannot be distinguished from it"):
-        DocumentEncoder(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", unk_token="<eos>")).encode(
-            ["unknown"]
-        )
+    ambiguous = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", unk_token="<eos>")
+    with pytest.raises(RecipeError, match="distinguished"):
+        DocumentEncoder(ambiguous).encode(["unknown"])
 
 
 def test_added_words_that_are_not_special_are_found(tokenizer):
@@ -59,6 +58,13 @@ def test_the_users_tokenizer_keeps_its_settings(tokenizer):
     before = mine("ab<|endoftext|>cdefg")["input_ids"]
     assert len(documents(DocumentEncoder(mine), ["abcdefg"])[0]) == 8
     assert mine("ab<|endoftext|>cdefg")["input_ids"] == before
+
+
+def test_special_tokens_of_fill_in_the_middle_inside_a_text_stay_text(tokenizer):
+    coder, (prefix, _, middle) = copy.deepcopy(tokenizer), MARKS[0]
+    coder.add_tokens(list(MARKS[0]), special_tokens=True)
+    ids, _ = MiddleEncoder(DocumentEncoder(coder), {"rate": 1.0}, "k").encode([f"say {prefix} and {middle}"])
+    assert [sum(ids == coder.convert_tokens_to_ids(mark)) for mark in (prefix, middle)] == [1, 1]
 
 
 def test_a_tokenizer_in_plain_python_follows_the_same_rules():
@@ -103,30 +109,29 @@ def test_gigatoken_gives_the_ids_of_hugging_face_for_every_character(encoders):
         assert np.array_equal(slowly, fast)
 
 
-def test_a_tokenizer_that_gigatoken_reads_otherwise_stays_with_hugging_face(tokenizer, caplog):
-    """gigatoken finds an added `word` inside other words too, where Hugging Face's tokenizer asks for a whole one."""
-    caplog.set_level(logging.INFO, "cpt")
-    grown = copy.deepcopy(tokenizer)
-    grown.add_tokens([AddedToken("word", single_word=True)])
-    encoder = DocumentEncoder(grown).proven_for(["no such thing here"])
-    assert encoder.engine.startswith("tokenizers")
-    (message,) = [record.message for record in caplog.records]
-    assert "gigatoken" in message and "its ids differ for 'awordb'" in message
+@pytest.fixture
+def grown(tokenizer):
+    """gigatoken finds the added `word` inside other words too, where Hugging Face's tokenizer needs a whole one."""
+    made = copy.deepcopy(tokenizer)
+    made.add_tokens([AddedToken("word", single_word=True)])
+    return made
 
 
-def test_a_difference_in_the_runs_own_documents_is_enough(tokenizer, monkeypatch, caplog):
-    caplog.set_level(logging.INFO, "cpt")
+def test_a_tokenizer_that_gigatoken_reads_otherwise_stays_with_hugging_face(grown, caplog):
+    caplog.set_level("INFO", "cpt")
+    assert DocumentEncoder(grown).proven_for(["no such thing here"]).engine.startswith("tokenizers")
+    assert "gigatoken" in caplog.text and "'awordb'" in caplog.text
+
+
+def test_a_difference_in_the_runs_own_documents_is_enough(grown, monkeypatch):
     monkeypatch.setattr("cpt.data.store.tokenization.HARD_STRINGS", [])
     monkeypatch.setattr("cpt.data.store.tokenization.around_added_tokens", lambda content: [])
-    grown = copy.deepcopy(tokenizer)
-    grown.add_tokens([AddedToken("word", single_word=True)])
     assert DocumentEncoder(grown).proven_for(["nothing"]).engine.startswith("gigatoken")
     assert DocumentEncoder(grown).proven_for(["nothing", "a swordfish"]).engine.startswith("tokenizers")
-    assert "its ids differ for 'a swordfish'" in caplog.text
 
 
-def test_without_gigatoken_the_work_is_done_all_the_same(tokenizer, monkeypatch, caplog):
-    caplog.set_level(logging.INFO, "cpt")
+def test_without_gigatoken_hugging_faces_tokenizer_does_the_work(tokenizer, monkeypatch, caplog):
+    caplog.set_level("INFO", "cpt")
 
     def version(package):
         raise metadata.PackageNotFoundError(package)

@@ -1,19 +1,30 @@
-"""What a tutorial says is there before its first command: documents, a tiny base model."""
+"""What a tutorial says is there before its first command: documents out of this Python's own documentation and code,
+and a base model of a few seconds that has read some of them."""
 
 import json
 import random
 import shutil
-from collections.abc import Callable
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache
 from html import escape
 from pathlib import Path
 
 import docx
+import torch
 from documented import ROOT
-from guide_texts import manuals, modules, write_base, write_general
 from tiny_documents import write_pdf
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from cpt.commands.demo_corpus import read_topics, split_code
+from cpt.data.examples.encoder import MARKS
+from cpt.tokenizer.train_bpe import SPECIAL_TOKENS, train_bpe
+
+LIBRARY = Path(sysconfig.get_path("stdlib"))
 LINKED = ("cpt", "docs", "tests", "benchmarks", "docker", "pyproject.toml", "Makefile")
 COPIED = ("recipes", "launch", "deepspeed_configs", "examples")
+VOCABULARY_SIZE, ROW, STEPS = 1024, 128, 120
 
 
 def prepare(page: Path, folder: Path) -> None:
@@ -25,11 +36,78 @@ def prepare(page: Path, folder: Path) -> None:
     PREPARED.get(page.stem, lambda folder: None)(folder)
 
 
-def write_texts(folder: Path, texts: dict[str, str]) -> None:
-    """A text file for each."""
+@cache
+def prose() -> tuple[str, ...]:
+    """The language reference, one text a topic."""
+    topics = sorted(read_topics(LIBRARY / "pydoc_data" / "topics.py").items())
+    return tuple(text for _, text in topics if len(text) > 200)
+
+
+def modules(folder: str = "") -> Iterator[tuple[Path, str]]:
+    """The modules of the library, or of one of its packages: the path in it and the text."""
+    for path in sorted((LIBRARY / folder).rglob("*.py") if folder else LIBRARY.glob("*.py")):
+        if "test" not in path.parts and not path.name.startswith("_sysconfigdata"):
+            yield path.relative_to(LIBRARY), path.read_text(encoding="utf-8")
+
+
+@cache
+def manuals(most: int) -> dict[str, list[str]]:
+    """The docstrings of so many modules, by the module's name, in paragraphs: a domain that the base has not read."""
+    found = {}
+    for path, text in modules():
+        try:
+            _, passages = split_code(text)
+        except SyntaxError:
+            continue
+        if 600 < sum(map(len, passages)) < 12_000:
+            found[path.stem] = passages
+        if len(found) == most:
+            break
+    return found
+
+
+@cache
+def trained_base() -> Path:
+    """A Llama of 0.2M parameters that has read `prose()`; its tokenizer has marks for filling in the middle, as
+    Qwen's."""
+    folder = Path(tempfile.mkdtemp(prefix="cpt-guides-")) / "base"
+    tokenizer = train_bpe(prose(), VOCABULARY_SIZE, folder, special_tokens=[*SPECIAL_TOKENS, *MARKS[0]])
+    torch.manual_seed(0)
+    shape = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape |= {"num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": True}
+    ends = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY_SIZE, **shape, **ends))
+    ids = [number for text in prose() for number in [*tokenizer(text).input_ids, tokenizer.eos_token_id]]
+    rows = torch.tensor(ids[: len(ids) // ROW * ROW]).view(-1, ROW)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=STEPS, pct_start=0.1)
+    for _ in range(STEPS):
+        batch = rows[torch.randint(len(rows), (8,))]
+        model(input_ids=batch, labels=batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    model.save_pretrained(folder)
+    return folder
+
+
+def write_base(folder: Path, *, chat_template: bool = False) -> Path:
+    shutil.copytree(trained_base(), folder)
+    if not chat_template:
+        (folder / "chat_template.jinja").unlink()
+    return folder
+
+
+def write_texts(folder: Path, texts: dict[str, str], suffix: str = ".txt") -> None:
+    """A file for each."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        (folder / f"{name}.txt").parent.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+        (folder / f"{name}{suffix}").write_text(text, encoding="utf-8")
+
+
+def write_general(folder: Path) -> None:
+    """The prose that the base has read."""
+    write_texts(folder, {f"{number:03}": text for number, text in enumerate(prose())})
 
 
 def write_manuals(folder: Path, number: int) -> None:
@@ -47,8 +125,8 @@ def own_documents(folder: Path) -> None:
     papers = folder / "papers"
     papers.mkdir()
     for number, (name, passages) in enumerate(manuals(70).items()):
-        lines = [line for passage in passages for line in [*passage.splitlines(), ""]]
         if number % 20 == 0:
+            lines = [line for passage in passages for line in [*passage.splitlines(), ""]]
             pages = [lines[start : start + 50] for start in range(0, len(lines), 50)]
             write_pdf(papers / f"{name}.pdf", pages, title=name)
         elif number % 20 == 1:
@@ -58,25 +136,20 @@ def own_documents(folder: Path) -> None:
                 document.add_paragraph(passage)
             document.save(str(papers / f"{name}.docx"))
         elif number % 5 == 2:
-            (papers / f"{name}.md").write_text(f"# {name}\n\n" + "\n\n".join(passages), encoding="utf-8")
+            write_texts(papers, {name: f"# {name}\n\n" + "\n\n".join(passages)}, ".md")
         else:
             body = "".join(f"<p>{escape(passage)}</p>" for passage in passages)
-            (papers / f"{name}.html").write_text(
-                f"<nav>Home</nav><h1>{name}</h1>{body}<footer>We use cookies.</footer>"
-            )
+            page = f"<nav>Home</nav><h1>{name}</h1>{body}<footer>We use cookies.</footer>"
+            write_texts(papers, {name: page}, ".html")
     write_base(folder / "base")
     write_general(folder / "general")
 
 
 def mixing(folder: Path) -> None:
     write_manuals(folder / "manuals", 60)
-    code = {
-        ".".join(path.with_suffix("").parts): text
-        for package in ("email", "http", "json", "logging", "urllib")
-        for path, text in modules(package)
-        if len(text) < 40_000
-    }
-    write_texts(folder / "code", code)
+    packages = ("email", "http", "json", "logging", "urllib")
+    code = [found for package in packages for found in modules(package) if len(found[1]) < 40_000]
+    write_texts(folder / "code", {".".join(path.with_suffix("").parts): text for path, text in code})
     write_general(folder / "prose")
     write_base(folder / "base")
 
@@ -90,38 +163,24 @@ def evaluate_and_compare(folder: Path) -> None:
 def code_base(folder: Path) -> None:
     for package in ("asyncio", "email", "http", "json", "logging", "unittest", "urllib"):
         for path, text in modules(package):
-            (folder / "project" / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / "project" / path).write_text(text, encoding="utf-8")
+            write_texts((folder / "project" / path).parent, {path.name: text}, "")
     write_base(folder / "base")
     write_general(folder / "general")
 
 
+UKRAINIAN = (  # when, who, did what, where; subjects and verbs are plural, so that any of them go together
+    "Восени|Щоранку|Минулого року|Після дощу|Узимку|Уночі|Навесні|Інколи",
+    "старі рибалки|діти з нашого села|молоді вчителі|мої сусіди|лісники|учені|музиканти|школярі",
+    "читали довгі листи|будували новий міст|варили борщ|шукали гриби|саджали яблуні|продавали мед",
+    "біля річки|у великому місті|за горами|на березі озера|посеред поля|у тихому лісі",
+)
+
+
 def new_language(folder: Path) -> None:
-    """Ukrainian by a small grammar: subjects and verbs are plural, so that any of them go together."""
     draw = random.Random(0)
-    when = ["Восени", "Щоранку", "Минулого року", "Після дощу", "Узимку", "Уночі", "Навесні", "Інколи"]
-    who = [
-        "старі рибалки",
-        "діти з нашого села",
-        "молоді вчителі",
-        "мої сусіди",
-        "лісники",
-        "учені",
-        "музиканти",
-        "школярі",
-    ]
-    what = [
-        "читали довгі листи",
-        "будували новий міст",
-        "варили борщ",
-        "шукали гриби",
-        "саджали яблуні",
-        "продавали мед",
-    ]
-    where = ["біля річки", "у великому місті", "за горами", "на березі озера", "посеред поля", "у тихому лісі"]
 
     def text() -> str:
-        return " ".join(f"{' '.join(draw.choice(words) for words in (when, who, what, where))}." for _ in range(18))
+        return " ".join(" ".join(draw.choice(words.split("|")) for words in UKRAINIAN) + "." for _ in range(18))
 
     write_texts(folder / "uk", {f"{number:03}": text() for number in range(120)})
     write_texts(folder / "uk_held_out", {f"{number:03}": text() for number in range(30)})
@@ -141,13 +200,12 @@ def sft_and_dpo(folder: Path) -> None:
         question = [{"role": "user", "content": f"What is {name}?"}]
         words = text.split()
         chats.append({"messages": [*question, {"role": "assistant", "content": " ".join(words[:20])}]})
-        ends = {"chosen": "I hope that this helps.", "rejected": "Read the manual yourself."}
-        answers = {kind: f"{' '.join(words[:8])}. {end}" for kind, end in ends.items()}
-        pairs.append(
-            {"prompt": question} | {kind: [{"role": "assistant", "content": end}] for kind, end in answers.items()}
-        )
+        pair = {"prompt": question}
+        for kind, end in (("chosen", "I hope that this helps."), ("rejected", "Read the manual yourself.")):
+            pair[kind] = [{"role": "assistant", "content": f"{' '.join(words[:8])}. {end}"}]
+        pairs.append(pair)
     for name, rows in (("conversations", chats), ("pairs", pairs)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_texts(folder, {name: "".join(json.dumps(row) + "\n" for row in rows)}, ".jsonl")
     write_base(folder / "base", chat_template=True)
     write_general(folder / "general")
 
@@ -164,13 +222,5 @@ def qwen3_8b(folder: Path) -> None:
     (base / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-PREPARED: dict[str, Callable[[Path], None]] = {
-    "start": start,
-    "own_documents": own_documents,
-    "mixing": mixing,
-    "evaluate_and_compare": evaluate_and_compare,
-    "code_base": code_base,
-    "new_language": new_language,
-    "sft_and_dpo": sft_and_dpo,
-    "8b_on_a_4090": qwen3_8b,
-}
+TUTORIALS = (start, own_documents, mixing, evaluate_and_compare, code_base, new_language, sft_and_dpo)
+PREPARED: dict[str, Callable[[Path], None]] = {"8b_on_a_4090": qwen3_8b, **{one.__name__: one for one in TUTORIALS}}

@@ -1,4 +1,4 @@
-"""A stage of a user's, whose steps go wrong as the variable CPT_TEST_FAULTS says: the pre-training stage otherwise.
+"""A user's own stage: pre-training whose steps go wrong as the variable CPT_TEST_FAULTS says.
 
 Each fault is a dict: `kind` (nan, spike, gradient, memory, memory_backward, error) and when: `steps` (from 1 on),
 `rows` (global numbers), `above` (rows in a micro-batch), `rank`.
@@ -24,7 +24,7 @@ def build_trainer(recipe, model, tokenizer, data, arguments, length):
 
 
 class FaultyTrainer(CPTTrainer):
-    """Whose faults lie where a user's own code would have them: around the loss."""
+    """Its faults are where a user's own code would have them: around the loss."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -36,15 +36,17 @@ class FaultyTrainer(CPTTrainer):
         if "error" in kinds:
             raise ValueError("something of the user's own (injected)")
         if "memory" in kinds:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB (injected)")
+            out_of_memory()
         loss = super().compute_loss(model, inputs, *arguments, **options)
         if "nan" in kinds:
             loss = loss * float("nan")
         if "spike" in kinds:
             loss = loss * 1e4
         if "gradient" in kinds:
-            loss = SteepLoss.apply(loss)
-        return MemoryEndsInBackward.apply(loss) if "memory_backward" in kinds else loss
+            loss.register_hook(lambda gradient: gradient * 1e5)
+        if "memory_backward" in kinds:
+            loss.register_hook(out_of_memory)
+        return loss
 
     def is_due(self, fault, inputs):
         step = self.state.global_step + 1
@@ -59,25 +61,5 @@ class FaultyTrainer(CPTTrainer):
         return True
 
 
-class SteepLoss(torch.autograd.Function):
-    """The loss itself, with a gradient that is not its own."""
-
-    @staticmethod
-    def forward(context, loss):
-        return loss.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        return gradient * 1e5
-
-
-class MemoryEndsInBackward(torch.autograd.Function):
-    """The loss itself; its gradient does not come."""
-
-    @staticmethod
-    def forward(context, loss):
-        return loss.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB (injected)")
+def out_of_memory(gradient=None):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB (injected)")

@@ -11,10 +11,9 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-WAYS = ("cpt", "python", "torchrun", "accelerate", "deepspeed")
 
 
-def command(way: str, *, processes: int, folder: Path, deepspeed: str | None = None) -> list[str]:
+def command(way: str, *, processes: int, folder: Path) -> list[str]:
     """The words before the recipe."""
     program = "cpt/train.py"
     match way:
@@ -25,17 +24,9 @@ def command(way: str, *, processes: int, folder: Path, deepspeed: str | None = N
         case "torchrun":
             return [str(BIN / "torchrun"), "--standalone", f"--nproc_per_node={processes}", program]
         case "accelerate":
-            config = {
-                "compute_environment": "LOCAL_MACHINE",
-                "num_processes": processes,
-                "main_process_port": free_port(),
-                "use_cpu": False,
-            }
-            config |= (
-                {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": deepspeed}}
-                if deepspeed
-                else {"distributed_type": "MULTI_GPU" if processes > 1 else "NO", "use_cpu": processes == 1}
-            )
+            kind = {"distributed_type": "MULTI_GPU" if processes > 1 else "NO", "use_cpu": processes == 1}
+            machine = {"compute_environment": "LOCAL_MACHINE", "main_process_port": free_port()}
+            config = {**machine, **kind, "num_processes": processes}
             (folder / "accelerate.yaml").write_text(yaml.safe_dump(config))
             return [str(BIN / "accelerate"), "launch", "--config_file", str(folder / "accelerate.yaml"), program]
         case "deepspeed":
@@ -62,12 +53,26 @@ def launch(
     *,
     way: str = "python",
     processes: int = 1,
-    deepspeed: str | None = None,
     arguments: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess:
     """Run the recipe to its end."""
-    words = [*command(way, processes=processes, folder=recipe.parent, deepspeed=deepspeed), str(recipe), *arguments]
+    words = [*command(way, processes=processes, folder=recipe.parent), str(recipe), *arguments]
     return subprocess.run(words, cwd=ROOT, env=environment_of_a_run(), capture_output=True, text=True, timeout=540)
+
+
+def launch_to_its_end(recipe: Path, *, processes: int = 1, arguments: tuple[str, ...] = ()) -> None:
+    """Run the recipe with torchrun where there are several processes; it must succeed."""
+    ended = launch(recipe, way="torchrun" if processes > 1 else "python", processes=processes, arguments=arguments)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def run_program(program: Path, *arguments: object, processes: int = 2) -> None:
+    """Run a test's own program with torchrun; it must succeed."""
+    start = [BIN / "torchrun", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else [sys.executable]
+    environment = {**environment_of_a_run(), "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    words = [str(word) for word in (*start, program, *arguments)]
+    ended = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
 
 
 def losses(run: Path) -> list[float]:

@@ -1,5 +1,4 @@
-"""Interrupt a run after the fact, let it go on, and hold it against the run that was never interrupted, number by
-number."""
+"""Interrupt a run after the fact, resume it, and compare it with the run that was never interrupted."""
 
 import json
 import shutil
@@ -8,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from launching import launch, losses, zero_profile
+from launching import launch_to_its_end, losses, zero_profile
 from tiny import TINY_LLAMA, write_recipe
 
 from cpt.checkpoints.model_folder import load_data
 
-# They hold times and paths, and sets in an order of their own (peft); their numbers stand elsewhere too.
+# They hold times and paths, and sets in an order of their own (peft); their numbers are in other files too.
 SAID_OTHERWISE = ("manifest.json", "training_args.bin", "trainer_state.json", "adapter_config.json")
 
 
@@ -31,13 +30,6 @@ def recipe_of(sections, tmp_path, *, stage=0, offload=False, dropout=0.1, every=
     )
 
 
-def run_to_its_end(recipe, *, processes=1, arguments=()):
-    """Launch it; it must end well."""
-    ended = launch(recipe, way="torchrun" if processes > 1 else "python", processes=processes, arguments=arguments)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended
-
-
 def forget_after(run, step):
     """Take away what came after this step, as if the run had been killed there."""
     for folder in [run / "final", *run.glob("checkpoint-*")]:
@@ -51,12 +43,12 @@ def interrupted_equals_straight(sections, tmp_path, *, at, stage=0, offload=Fals
     processes = processes or (2 if stage else 1)
     recipe = recipe_of(sections, tmp_path, stage=stage, offload=offload)
     run = tmp_path / "runs" / "tiny"
-    run_to_its_end(recipe, processes=processes)
+    launch_to_its_end(recipe, processes=processes)
     straight = losses(run)
     last = shutil.copytree(run / "checkpoint-8", tmp_path / "straight")
     for step in at:
         forget_after(run, step)
-        run_to_its_end(recipe, processes=processes)
+        launch_to_its_end(recipe, processes=processes)
         assert losses(run) == straight, f"resumed at {step}"
         assert differences(last, run / "checkpoint-8") == [], f"resumed at {step}"
         said = json.loads((run / "checkpoint-8" / "manifest.json").read_text())["exactness"]
@@ -64,20 +56,20 @@ def interrupted_equals_straight(sections, tmp_path, *, at, stage=0, offload=Fals
         assert said.startswith("bit-exact" if repeats else "rounding")
 
 
-def differences(one: Path, other: Path) -> list[str]:
+def differences(one: Path, other: Path, *, ignored: tuple[str, ...] = SAID_OTHERWISE) -> list[str]:
     """Every tensor, number and file in which two checkpoints differ: weights, moments, schedule, random numbers, place
     in the data."""
     if (one / "latest").exists():
         import_module("deepspeed")  # whose classes are in its files
     names, others = (
-        {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {*ignored}
         for folder in (one, other)
     )
     found = [f"{name}: in one only" for name in names ^ others]
     for name in sorted(names & others):
         if name.endswith((".pt", ".pth")):
             found += [f"{name}{place}" for place in differing(load_data(one / name), load_data(other / name))]
-        elif name not in SAID_OTHERWISE and (one / name).read_bytes() != (other / name).read_bytes():
+        elif (one / name).read_bytes() != (other / name).read_bytes():
             found.append(name)
     return found
 

@@ -1,13 +1,13 @@
-"""Train two steps, save them as the Trainer would, as we do, and as we do in the background, and tell what differs:
-`... RECIPE OUTPUT`."""
+"""Train two steps, save them as the Trainer does, as we do, and as we do in the background, and write down what
+differs: `... RECIPE OUTPUT`."""
 
 import json
 import sys
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import torch
+from resuming import differences
 from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -20,7 +20,7 @@ from cpt.tokenizer.load import load_tokenizer
 from cpt.training import saving
 from cpt.training.arguments import training_arguments, weights_dtype
 
-OURS_ALONE = {"manifest.json", "data_position.json", "safety.json"}
+OURS_ALONE = ("manifest.json", "data_position.json", "safety.json", "training_args.bin")  # the last holds the folder
 
 
 def trained(path):
@@ -39,7 +39,7 @@ def trained(path):
     )
     trainer = build_trainer(recipe, model, tokenizer, data, arguments)
     trainer.train()
-    return trainer, recipe
+    return trainer
 
 
 def save(trainer, folder, way):
@@ -94,51 +94,25 @@ def files_of(folder):
 
 def differing(one, other):
     """The files of two checkpoints that are not the same."""
-    found = sorted((files_of(one) ^ files_of(other)) - OURS_ALONE)
-    for name in sorted(files_of(one) & files_of(other)):
-        if name.endswith((".pt", ".pth")):
-            same = equal(*(torch.load(folder / name, weights_only=False) for folder in (one, other)))
-        elif name == "training_args.bin":  # it holds the output folder
-            same = True
-        else:
-            same = (one / name).read_bytes() == (other / name).read_bytes()
-        if not same:
-            found.append(name)
-    return found
-
-
-def equal(one, other):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other) and one.dtype == other.dtype
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(equal, one, other))
-    if isinstance(one, np.ndarray):
-        return np.array_equal(one, other)
-    if type(one).__module__.startswith("deepspeed.runtime.fp16"):  # its loss scaler
-        return type(one) is type(other) and vars(one) == vars(other)
-    return one == other
+    return differences(one, other, ignored=OURS_ALONE)
 
 
 def main():
-    trainer, recipe = trained(sys.argv[1])
+    trainer = trained(sys.argv[1])
     output = Path(sys.argv[2])
     theirs = save(trainer, output / "theirs", lambda: Trainer._save_checkpoint(trainer, trainer.model, None))
-    ours = save(trainer, output / "ours", lambda: trainer.checkpointer.save_once("full"))
-    blocked = save(trainer, output / "blocked", lambda: without_memory(trainer))
-    behind = save(trainer, output / "behind", lambda: in_background(trainer))
+    ways = {
+        "ours": lambda: trainer.checkpointer.save_once("full"),
+        "blocked": lambda: without_memory(trainer),
+        "behind": lambda: in_background(trainer),
+    }
+    folders = {name: save(trainer, output / name, way) for name, way in ways.items()}
     if is_main_process():
-        sizes = [
-            sum((folder / name).stat().st_size for name in files_of(folder) - OURS_ALONE)
-            for folder in (theirs, ours, blocked, behind)
-        ]
-        differences = {
-            name: differing(theirs, folder)
-            for name, folder in (("ours", ours), ("blocked", blocked), ("behind", behind))
-        }
-        differences |= {"sizes": sizes, "files": len(files_of(theirs))}
-        (output / "differences.json").write_text(json.dumps(differences))
+        found = {name: differing(theirs, folder) for name, folder in folders.items()}
+        names = {folder: files_of(folder) - {*OURS_ALONE} for folder in (theirs, *folders.values())}
+        sizes = [sum((folder / name).stat().st_size for name in names[folder]) for folder in names]
+        found |= {"sizes": sizes, "files": len(files_of(theirs))}
+        (output / "differences.json").write_text(json.dumps(found))
     leave_processes()
 
 

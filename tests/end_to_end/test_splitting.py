@@ -1,35 +1,27 @@
-"""One recipe, split over processes in every way: the same losses, and resumes on fewer processes."""
+"""One recipe on one process and on two, split in every way: the same losses, and resumes on fewer processes."""
 
 import json
-import subprocess
+from pathlib import Path
 
 import pytest
-from launching import BIN, ROOT, environment_of_a_run, losses, zero_profile
+from launching import losses, run_program, zero_profile
 from resuming import differences
 from tiny import TINY_LLAMA, write_recipe
 from tiny_tasks import TINY
+from tiny_teachers import save_teacher, texts_of
 
 from cpt.checkpoints.manifest import defects, read_manifest
 from cpt.recipe.load import load_recipe
 from cpt.runs.events import read_events
 
-GPT2 = {
-    "model_type": "cpt-gpt2",
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 64,
-    "vocab_size": 384,
-    "unpadded_vocab_size": 320,
-}
-MODELS = {"llama": {**TINY_LLAMA, "tie_word_embeddings": True}, "gpt2": GPT2}
+pytestmark = pytest.mark.timeout(1800)
+PROGRAM = Path(__file__).with_name("several_runs.py")
+LLAMA = {"from_scratch": True, "config": {**TINY_LLAMA, "tie_word_embeddings": True}}
+GPT2 = {"model_type": "cpt-gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT2 |= {"vocab_size": 384, "unpadded_vocab_size": 320}
 WAYS = ("plain", "fsdp", "zero2", "zero3")
 TOKENS_OF_STEP = {"sft": 1024, "dpo": 512, "reward": 512, "cpo": 512, "orpo": 512}
 STEPS = 8
-TOLERANCE = 1e-6
-"""Relative, of fp32 losses: processes add gradients up in another order."""
-OF_STAGES = 2e-5
-"""The same where steps are larger and losses steeper."""
 
 
 class Runs:
@@ -37,29 +29,26 @@ class Runs:
 
     def __init__(self, folder, corpus, tokenizer):
         self.folder, self.corpus, self.tokenizer = folder, corpus, tokenizer
-        self.ways = {
-            "plain": {},
-            "fsdp": {"fsdp": True},
-            "zero2": {"deepspeed": zero_profile(folder, 2)},
-            "zero3": {"deepspeed": zero_profile(folder, 3)},
-        }
+        self.ways = {"plain": {}, "fsdp": {"fsdp": True}}
+        self.ways |= {f"zero{stage}": {"deepspeed": zero_profile(folder, stage)} for stage in (2, 3)}
 
-    def planned(self, name, way, *, model="llama", begins_as=None, step=4, every=2, **training):
-        """What `several_runs.py` is told of one run."""
+    def planned(self, name, way="plain", *, model=LLAMA, stage="pretrain", begins_as=None, every=STEPS, **training):
+        """What `several_runs.py` expects for one run."""
+        sources = [{"path": str(self.corpus / f"{source}.jsonl"), "weight": 1} for source in ("domain", "general")]
         sections = {
             "name": name,
-            "stage": "pretrain",
+            "stage": stage,
             "output_dir": str(self.folder / "runs"),
-            "model": {"from_scratch": True, "config": MODELS[model]},
+            "model": model,
             "tokenizer": {"path": str(self.tokenizer)},
-            "data": {"sequence_length": 64, "sources": [{"path": str(self.corpus / "domain.jsonl")}]},
+            "data": {"sequence_length": 64, "sources": sources},
             "budget": {"tokens": STEPS * 256, "global_batch_tokens": 256},
             "optimizer": {"learning_rate": 3e-3},
             "checkpoints": {"every_steps": every, "keep": None},
             "training": {"per_device_train_batch_size": 2, "logging_steps": 1, **self.ways[way], **training},
         }
         recipe = write_recipe(sections, self.folder / f"{name}.yaml")
-        return {"recipe": str(recipe), "begins_as": begins_as and str(self.of(begins_as)), "step": step}
+        return {"recipe": str(recipe), "begins_as": begins_as and str(self.of(begins_as)), "step": 4}
 
     def planned_stage(self, name, stage, way, *, processes):
         """The stage's tiny recipe for a few steps, with the same rows in each however many processes there are."""
@@ -79,87 +68,97 @@ class Runs:
         """All of them, in one launch."""
         plan = self.folder / f"plan-of-{processes}.json"
         plan.write_text(json.dumps(planned))
-        words = [
-            str(BIN / "torchrun"),
-            "--standalone",
-            f"--nproc_per_node={processes}",
-            "tests/end_to_end/several_runs.py",
-            str(plan),
-        ]
-        environment = {**environment_of_a_run(), "PYTHONPATH": str(ROOT)}
-        ended = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500)
-        assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
+        run_program(PROGRAM, plan, processes=processes)
 
     def of(self, name):
         """The run's folder."""
         return self.folder / "runs" / name
 
+    def losses(self, name, figure="loss"):
+        """That figure of each step."""
+        lines = [json.loads(line) for line in (self.of(name) / "metrics.jsonl").read_text().splitlines()]
+        return [line[figure] for line in lines if figure in line and "loss" in line]
+
 
 @pytest.fixture(scope="module")
 def runs(corpus, tokenizer_folder, tmp_path_factory):
-    """All that the tests look at: two launches."""
+    """All that the slow tests read: two launches."""
     made = Runs(tmp_path_factory.mktemp("splitting"), corpus, tokenizer_folder)
     plan = made.planned
+    teacher = save_teacher(made.folder / "teacher", tokenizer_folder, texts_of(corpus))
+    distilled = {"stage": "distill_text", "teacher_model_name_or_path": str(teacher)}
+    fused = {"model": {**LLAMA, "fused_loss": True}, "gradient_checkpointing": True}
     made.train(
         2,
-        *(plan(f"llama-{way}", way, every=2 if way == "fsdp" else STEPS) for way in WAYS),
-        plan("again", "fsdp", begins_as="llama-fsdp"),
+        *(plan(way, way, every=2 if way == "fsdp" else STEPS) for way in WAYS),
+        plan("again", "fsdp", begins_as="fsdp"),
+        plan("fused", **fused),
+        plan("fused-zero3", "zero3", **fused),
+        plan("varlen-zero3", "zero3", model={**LLAMA, "attention": "varlen"}),
+        plan("distilled-zero3", "zero3", **distilled),
     )
     made.train(
         1,
-        plan("llama-alone", "plain", every=STEPS),
-        plan("fewer", "fsdp", begins_as="llama-fsdp"),
+        plan("alone"),
+        plan("alone-at-once", per_device_train_batch_size=4),
+        plan("fewer", "fsdp", begins_as="fsdp"),
+        plan("distilled-alone", **distilled),
     )
     return made
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_one_recipe_has_the_same_losses_however_it_is_split(runs):
-    same_however_it_is_split(runs, "llama")
-
-
-def same_however_it_is_split(runs, model):
-    """On one process and in all ways."""
-    alone = losses(runs.of(f"{model}-alone"))
+@pytest.mark.parametrize("way", [*WAYS, "fused", "fused-zero3", "varlen-zero3"])
+def test_one_recipe_has_the_same_losses_however_it_is_split(runs, way):
+    alone = runs.losses("alone")
     assert len(alone) == STEPS and alone[-1] < alone[0]
-    for way in WAYS:
-        assert losses(runs.of(f"{model}-{way}")) == pytest.approx(alone, rel=TOLERANCE), way
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_one_of_our_families_has_the_same_losses_however_it_is_split(corpus, tokenizer_folder, tmp_path):
-    made = Runs(tmp_path, corpus, tokenizer_folder)
-    made.train(2, *(made.planned(f"gpt2-{way}", way, model="gpt2", every=STEPS) for way in WAYS))
-    made.train(1, made.planned("gpt2-alone", "plain", model="gpt2", every=STEPS))
-    same_however_it_is_split(made, "gpt2")
+    assert runs.losses(way) == pytest.approx(alone, rel=1e-6 if way in WAYS else 1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+def test_the_loss_of_each_source_is_that_of_all_processes_together(runs):
+    """With one micro-batch a step: of several, one is looked at."""
+    for figure in ("loss_domain", "loss_general", "tokens_domain"):
+        alone = runs.losses("alone-at-once", figure)
+        assert len(alone) >= 2 and alone != runs.losses("alone-at-once", "loss")
+        for way in ("plain", "zero2", "zero3"):
+            assert runs.losses(way, figure) == pytest.approx(alone, rel=1e-4), (way, figure)
+
+
+@pytest.mark.slow
+def test_distillation_has_the_same_losses_with_a_divided_teacher(runs):
+    assert runs.losses("distilled-zero3") == pytest.approx(runs.losses("distilled-alone"), rel=1e-4)
+
+
+@pytest.mark.slow
 def test_fsdp_resumes_bit_for_bit(runs):
-    assert losses(runs.of("again")) == losses(runs.of("llama-fsdp"))
+    assert losses(runs.of("again")) == losses(runs.of("fsdp"))
     last = runs.of("again") / f"checkpoint-{STEPS}"
-    assert differences(runs.of("llama-fsdp") / last.name, last) == [] and defects(last) == []
+    assert differences(runs.of("fsdp") / last.name, last) == [] and defects(last) == []
     assert read_manifest(last).exactness.startswith(("bit-exact", "rounding: GPU"))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_fsdp_resumes_on_one_process(runs):
-    assert losses(runs.of("fewer")) == pytest.approx(losses(runs.of("llama-fsdp")), rel=TOLERANCE)
+    assert losses(runs.of("fewer")) == pytest.approx(losses(runs.of("fsdp")), rel=1e-6)
     assert [event["kind"] for event in read_events(runs.of("fewer"))] == ["elastic"]
 
 
 @pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
+def test_one_of_our_families_has_the_same_losses_however_it_is_split(corpus, tokenizer_folder, tmp_path):
+    made, model = Runs(tmp_path, corpus, tokenizer_folder), {"from_scratch": True, "config": GPT2}
+    made.train(2, *(made.planned(way, way, model=model) for way in WAYS))
+    made.train(1, made.planned("alone", model=model))
+    for way in WAYS:
+        assert made.losses(way) == pytest.approx(made.losses("alone"), rel=1e-6), way
+
+
+@pytest.mark.long
 def test_stages_with_losses_of_their_own_have_the_same_under_fsdp(corpus, tokenizer_folder, tmp_path):
     made = Runs(tmp_path, corpus, tokenizer_folder)
     made.train(1, *(made.planned_stage(f"{stage}-alone", stage, "plain", processes=1) for stage in TOKENS_OF_STEP))
     made.train(2, *(made.planned_stage(f"{stage}-fsdp", stage, "fsdp", processes=2) for stage in TOKENS_OF_STEP))
     for stage in TOKENS_OF_STEP:
-        alone = losses(made.of(f"{stage}-alone"))
-        assert len(alone) >= 4 and losses(made.of(f"{stage}-fsdp")) == pytest.approx(alone, rel=OF_STAGES), stage
+        alone = made.losses(f"{stage}-alone")
+        # Steps are larger and losses steeper than in pre-training.
+        assert len(alone) >= 4 and made.losses(f"{stage}-fsdp") == pytest.approx(alone, rel=2e-5), stage

@@ -1,30 +1,30 @@
-"""Every stage learns what its tiny recipe asks for, through `accelerate launch`: plain, and under ZeRO-2 on two
-processes."""
+"""Every stage learns its tiny task through `accelerate launch` and under ZeRO, and resumes exactly."""
+
+import json
+import os
+import shutil
+import signal
 
 import pytest
-from launching import launch, zero_profile
+from launching import launch, launch_to_its_end, losses, zero_profile
 from learned import LEARNED
+from resuming import differences, forget_after
+from signalling import pids_of, start, stops_and_resumes, wait_for_step
 from tiny import write_recipe
 from tiny_tasks import TINY
 
 from cpt.recipe.load import load_recipe
 
-
-def run_tiny(stage, tmp_path, changes=None, *, way="accelerate", processes=1):
-    """The stage's tiny recipe with changes; the run's folder."""
-    sections = {"base": str(TINY / f"{stage}.yaml"), "name": stage, "output_dir": str(tmp_path), **(changes or {})}
-    ended = launch(write_recipe(sections, tmp_path / "recipe.yaml"), way=way, processes=processes)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return tmp_path / stage
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "stage",
-    [pytest.param(stage, marks=[] if stage == "grpo" else pytest.mark.long) for stage in LEARNED],
-)
-def test_a_stage_learns(stage, tmp_path):
-    LEARNED[stage](run_tiny(stage, tmp_path))
+TOKENS_OF_STEP = {"sft": 1024, "dpo": 512, "kto": 256, "reward": 512, "grpo": 16 * 64}
+# Four answers a prompt; thirty-two a generation serve four steps, so that most checkpoints are in the middle of one.
+GRPO = {
+    "per_device_train_batch_size": 16,
+    "gradient_accumulation_steps": 1,
+    "num_generations": 4,
+    "num_iterations": 2,
+    "steps_per_generation": 2,
+    "beta": 0.1,
+}
 
 
 def stages(*slow):
@@ -32,9 +32,78 @@ def stages(*slow):
     return [pytest.param(stage, marks=pytest.mark.slow if stage in slow else pytest.mark.long) for stage in LEARNED]
 
 
+@pytest.mark.parametrize("stage", stages("grpo"))
+def test_a_stage_learns(stage, tmp_path):
+    sections = {"base": str(TINY / f"{stage}.yaml"), "name": stage, "output_dir": str(tmp_path)}
+    ended = launch(write_recipe(sections, tmp_path / "recipe.yaml"), way="accelerate")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    LEARNED[stage](tmp_path / stage)
+
+
 @pytest.mark.parametrize("stage", stages("dpo"))
 def test_a_stage_learns_under_zero_2(stage, tmp_path):
     given = load_recipe(TINY / f"{stage}.yaml").training
     halved = {key: value // 2 for key, value in given.items() if key == "gradient_accumulation_steps"}
     training = {"deepspeed": zero_profile(tmp_path, 2), **halved}
-    LEARNED[stage](run_tiny(stage, tmp_path, {"training": training}, way="torchrun", processes=2))
+    sections = {"base": str(TINY / f"{stage}.yaml"), "name": stage, "output_dir": str(tmp_path), "training": training}
+    launch_to_its_end(write_recipe(sections, tmp_path / "recipe.yaml"), processes=2)
+    LEARNED[stage](tmp_path / stage)
+
+
+def short_recipe(stage, folder, *, steps=8, every=2, **training):
+    """The stage's tiny recipe for a few steps."""
+    folder.mkdir(exist_ok=True)
+    sections = {
+        "base": str(TINY / f"{stage}.yaml"),
+        "name": "tiny",
+        "output_dir": str(folder / "runs"),
+        "budget": {"tokens": steps * TOKENS_OF_STEP[stage], "epochs": None},
+        "checkpoints": {"every_steps": every, "keep": None},
+        "training": {**(GRPO if stage == "grpo" else {}), "logging_steps": 1, **training},
+    }
+    return write_recipe(sections, folder / "recipe.yaml")
+
+
+def logged(run):
+    """All that was logged of each step, except times."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    times = ("second", "time", "wait")
+    return {
+        line["step"]: {name: value for name, value in line.items() if not any(word in name for word in times)}
+        for line in lines
+        if "loss" in line
+    }
+
+
+@pytest.mark.parametrize(
+    ("stage", "zero"),
+    [
+        pytest.param("dpo", None, marks=pytest.mark.slow),
+        pytest.param("reward", None, marks=pytest.mark.long),
+        pytest.param("kto", None, marks=pytest.mark.long),
+        pytest.param("dpo", 3, marks=pytest.mark.long),
+    ],
+)
+def test_a_stage_resumes_bit_for_bit(stage, zero, tmp_path):
+    training = {"deepspeed": zero_profile(tmp_path, zero), "gradient_accumulation_steps": 1} if zero else {}
+    recipe, run = short_recipe(stage, tmp_path, **training), tmp_path / "runs" / "tiny"
+    launch_to_its_end(recipe, processes=2 if zero else 1)
+    straight, last = logged(run), shutil.copytree(run / "checkpoint-8", tmp_path / "straight")
+    forget_after(run, 4)
+    launch_to_its_end(recipe, processes=2 if zero else 1)
+    assert len(straight) == 8 and logged(run) == straight
+    assert differences(last, run / "checkpoint-8") == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", ["grpo", "sft", "dpo"])
+def test_a_stage_that_is_killed_and_then_stopped_resumes_exactly(stage, tmp_path):
+    launch_to_its_end(short_recipe(stage, tmp_path / "straight", steps=40, every=6))
+    straight = tmp_path / "straight" / "runs" / "tiny"
+    recipe, run = short_recipe(stage, tmp_path / "stopped", steps=40, every=6), tmp_path / "stopped" / "runs" / "tiny"
+    process = start(recipe)
+    wait_for_step(run, 9, process)
+    os.kill(pids_of(run)[0], signal.SIGKILL)
+    process.wait(60)
+    assert (run / "checkpoint-6").is_dir() and len(losses(straight)) == 40
+    stops_and_resumes(recipe, straight, at=21)

@@ -4,7 +4,6 @@ import threading
 
 import pytest
 import torch
-from launching import launch, losses, zero_profile
 from tiny import write_recipe
 
 from cpt.data.rows.build import build_data
@@ -31,13 +30,8 @@ def figures(trainer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "training",
-    [{}, {"gradient_checkpointing": True, "dataloader_num_workers": 1}],
-    ids=["plain", "checkpointing, workers"],
-)
-def test_losses_and_evaluations_are_those_of_masks(tiny_recipe, corpus, tmp_path, training, monkeypatch):
-    tiny_recipe["training"] |= training
+def test_losses_and_evaluations_are_those_of_masks(tiny_recipe, corpus, tmp_path, monkeypatch):
+    tiny_recipe["training"] |= {"gradient_checkpointing": True, "dataloader_num_workers": 1}
     tiny_recipe["evaluation"] = {"every_tokens": 1024, "perplexity": [{"path": str(corpus / "held_out.jsonl")}]}
     expected = figures(trainer_of(tiny_recipe, tmp_path, "sdpa"))
     calls, in_training = [], []
@@ -52,9 +46,7 @@ def test_losses_and_evaluations_are_those_of_masks(tiny_recipe, corpus, tmp_path
     monkeypatch.setattr(attention, "document_bounds", watched)
     assert figures(trainer_of(tiny_recipe, tmp_path, "varlen")) == pytest.approx(expected, rel=1e-5)
     assert len(expected) > 8 and len(calls) >= 8 * 2 * 2, "steps, micro-batches, layers"
-    assert in_training and not any(in_training), (
-        "the loader finds the bounds of training, the model those of evaluations"
-    )
+    assert in_training and not any(in_training), "the loader finds the bounds of training, the model the others"
 
 
 def test_other_runs_get_the_batches_that_they_had(tiny_recipe, tmp_path):
@@ -63,17 +55,3 @@ def test_other_runs_get_the_batches_that_they_had(tiny_recipe, tmp_path):
         for name in ("sdpa", "varlen")
     )
     assert plain == {"input_ids", "labels", "position_ids"} and packed - plain == {BOUNDS, LONGEST}
-
-
-@pytest.mark.long
-def test_two_processes_learn_what_one_does_also_with_partitioned_weights(tiny_recipe, tmp_path):
-    tiny_recipe["model"]["attention"] = "varlen"
-    results = {}
-    for name, processes, stage in (("one", 1, None), ("two", 2, None), ("partitioned", 2, 3)):
-        path = write_recipe({**tiny_recipe, "name": name}, tmp_path / f"{name}.yaml")
-        arguments = () if stage is None else (f"training.deepspeed={zero_profile(tmp_path, stage)}",)
-        result = launch(path, way="torchrun", processes=processes, arguments=arguments)
-        assert result.returncode == 0, result.stdout + result.stderr
-        results[name] = losses(tmp_path / "runs" / name)
-    for name in ("two", "partitioned"):
-        assert results[name] == pytest.approx(results["one"], rel=1e-5)

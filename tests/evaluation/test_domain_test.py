@@ -1,10 +1,16 @@
 import random
 
 import pytest
+import torch
+import torch.nn.functional as F
+from tiny import TINY_LLAMA
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from cpt.errors import DataError
-from cpt.evaluation.domain_test import CHOICES, domain_test, form
+from cpt.evaluation.domain_test import CHOICES, Question, answer_questions, candidate, domain_test, form
 from cpt.evaluation.sets import HeldOutText
+from cpt.recipe.schema import Model, Tokenizer
+from cpt.tokenizer.load import load_tokenizer
 
 METALS = ["nickel", "cobalt", "copper", "silver", "osmium", "yttrium", "gallium", "thorium", "cerium", "barium"]
 PLACES = ["reactor", "furnace", "column", "vessel", "beaker", "crucible", "condenser", "autoclave"]
@@ -12,71 +18,109 @@ PLACES = ["reactor", "furnace", "column", "vessel", "beaker", "crucible", "conde
 
 def document(number):
     draw = random.Random(number)
-    sentences = [
-        (
-            f"In step {draw.randint(1, 99)} the {draw.choice(PLACES)} was heated slowly until it held about"
-            f" {draw.randint(100, 900)} degrees"
-        ),
-        (
-            f"Afterwards the mixture was cooled in the {draw.choice(PLACES)} and was left alone for"
-            f" {draw.randint(2, 90)} long hours"
-        ),
-        f"What remained on the filter was mostly {METALS[number % len(METALS)]}{number // len(METALS)}",
-    ]
-    return HeldOutText(". ".join(sentences) + ".", f"a.jsonl:{number + 1}")
+    text = (
+        f"In step {draw.randint(1, 99)} the {draw.choice(PLACES)} was heated slowly until it held about"
+        f" {draw.randint(100, 900)} degrees. Afterwards the mixture was cooled in the {draw.choice(PLACES)} and was"
+        f" left alone for {draw.randint(2, 90)} long hours. What remained on the filter was mostly"
+        f" {METALS[number % len(METALS)]}{number // len(METALS)}."
+    )
+    return HeldOutText(text, f"a.jsonl:{number + 1}")
 
 
 DOCUMENTS = [document(number) for number in range(48)]
 
 
-def test_the_right_answer_is_what_stands_in_the_document():
+@pytest.fixture(scope="module")
+def questions():
+    return domain_test(DOCUMENTS)
+
+
+def test_only_the_right_answer_is_in_the_document(questions):
     texts = {one.where: one.text for one in DOCUMENTS}
-    questions = domain_test(DOCUMENTS)
     for question in questions:
-        assert question.context + question.choices[question.answer] in texts[question.where]
         assert len(set(question.choices)) == CHOICES
-        wrong = [choice for place, choice in enumerate(question.choices) if place != question.answer]
-        assert not any(question.context + choice in texts[question.where] for choice in wrong)
+        found = [question.context + choice in texts[question.where] for choice in question.choices]
+        assert found == [place == question.answer for place in range(CHOICES)]
 
 
-def test_the_same_documents_give_the_same_questions():
-    assert domain_test(DOCUMENTS) == domain_test(DOCUMENTS)
+def test_the_same_documents_give_the_same_questions(questions):
+    assert domain_test(DOCUMENTS) == questions
 
 
-def test_a_document_gives_one_question_of_each_kind_at_most():
-    questions = domain_test(DOCUMENTS)
+def test_a_document_gives_one_question_of_each_kind_at_most(questions):
     for kind in ("cloze", "continuation"):
         places = [question.where for question in questions if question.kind == kind]
         assert len(places) == len(set(places)) >= 30
 
 
-def test_terms_are_told_from_others_of_their_form_that_the_context_does_not_have():
-    for question in domain_test(DOCUMENTS):
+def test_neither_form_length_nor_place_gives_the_answer_away(questions):
+    for question in questions:
         if question.kind == "cloze":
             assert len({form(choice) for choice in question.choices}) == 1
             assert not any(choice.lower() in question.context.lower() for choice in question.choices)
-
-
-def test_wrong_sentences_are_of_other_documents_and_as_long():
-    for question in domain_test(DOCUMENTS):
-        if question.kind == "continuation":
+        else:
             lengths = [len(choice) for choice in question.choices]
             assert max(lengths) - min(lengths) < 120
-
-
-def test_the_place_of_the_answer_tells_nothing():
-    answers = [question.answer for question in domain_test(DOCUMENTS)]
+    answers = [question.answer for question in questions]
     assert all(answers.count(place) > len(answers) / CHOICES / 3 for place in range(CHOICES))
 
 
-def test_too_few_documents_are_told_with_the_number_needed():
-    with pytest.raises(
-        DataError,
-        match=r"needs 30 cloze questions, but 16 held-out document\(s\) give \d+.*Hold out about \d+ documents",
-    ):
+def test_too_few_documents_are_refused_with_the_number_needed():
+    with pytest.raises(DataError, match=r"30 .* 16 .*\d+ documents"):
         domain_test(DOCUMENTS[:16])
 
 
 def test_questions_are_not_made_of_conversations():
-    with pytest.raises(DataError, match="made of plain texts, and the 2 documents are conversations or pairs"):
+    with pytest.raises(DataError, match="plain texts"):
         domain_test([HeldOutText("\x1euser\nWhy?", "a:1"), HeldOutText("\x1dprompt\nWhy?", "a:2")])
+
+
+# Answering
+
+QUESTIONS = [
+    Question("cloze", "a:1", "the model reads a document and ", ("learns", "domain", "which", "other"), 2),
+    Question("continuation", "a:2", "the text of its domain", (" the other word", " a document", " in", " model"), 0),
+    Question("cloze", "a:3", "a word in ", ("the", "text", "its", "number"), 1),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tokenizer_folder):
+    return load_tokenizer(Tokenizer(path=str(tokenizer_folder)), Model(path="unused"))
+
+
+def likeliest_by_hand(model, tokenizer, question):
+    scores = []
+    for choice in question.choices:
+        one = candidate(tokenizer, question.context, choice, 999)
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([one.ids]), use_cache=False).logits[0]
+        wanted = torch.tensor(one.ids[one.first :])
+        scores.append(F.cross_entropy(logits[one.first - 1 : -1], wanted, reduction="sum").item() / one.num_bytes)
+    return scores.index(min(scores))
+
+
+def test_the_answer_is_the_likeliest_choice_by_byte_at_any_batch_size(tokenizer):
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**TINY_LLAMA, initializer_range=0.3)).eval()
+    expected = [likeliest_by_hand(model, tokenizer, question) == question.answer for question in QUESTIONS]
+    for batch_size in (1, 5, 100):
+        found = answer_questions(model, tokenizer, QUESTIONS, batch_size=batch_size, longest=128)
+        assert found.tolist() == expected
+
+
+def test_space_before_a_choice_belongs_to_the_choice(tokenizer):
+    one = candidate(tokenizer, "the model ", "learns", 99)
+    assert tokenizer.decode(one.ids[: one.first], skip_special_tokens=True) == "the model"
+    assert tokenizer.decode(one.ids[one.first :]) == " learns" and one.num_bytes == len(" learns")
+
+
+def test_of_a_long_context_the_end_is_read(tokenizer):
+    one = candidate(tokenizer, "word " * 50, "learns", 12)
+    assert len(one.ids) == 12 and tokenizer.decode(one.ids).endswith("learns")
+
+
+@pytest.mark.parametrize("context", ["the mode", "the model", "the model "])
+def test_a_choice_always_costs_something(tokenizer, context):
+    one = candidate(tokenizer, context, "l", 99)
+    assert one.first < len(one.ids)

@@ -1,27 +1,37 @@
 import json
+import logging
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from tiny import TINY_LLAMA
+from tiny import TINY_LLAMA, write_recipe
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from cpt.cli import main
 from cpt.data.rows.held_out import HeldOutSet
 from cpt.errors import CheckpointError, DataError, RecipeError
-from cpt.evaluation.evaluate import EvaluationRequest, measure, model_at, of_texts
-from cpt.evaluation.paired import bits_per_byte_difference
-from cpt.evaluation.sets import EvaluationSet, data_of_texts
+from cpt.evaluation.evaluate import EvaluationRequest, EvaluationResult, build_report, measure, model_at, of_texts
+from cpt.evaluation.paired import DocumentLosses, ScoreReport, bits_per_byte_difference
+from cpt.evaluation.sets import EvaluationSet, data_of_recipe, data_of_texts, open_evaluation_sets
+from cpt.evaluation.tasks import TaskScore
+from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
 from cpt.tokenizer.train_bpe import train_bpe
 
 
 @pytest.fixture(scope="module")
-def models(corpus, tokenizer_folder, tmp_path_factory):
+def tokenizer(tokenizer_folder):
+    return load_tokenizer(Tokenizer(path=str(tokenizer_folder)), Model(path="unused"))
+
+
+@pytest.fixture(scope="module")
+def models(corpus, tokenizer, tmp_path_factory):
     """Two models, the second with a tokenizer of its own."""
     folder = tmp_path_factory.mktemp("models")
     texts = [json.loads(line)["text"] for line in (corpus / "general.jsonl").read_text().splitlines()]
-    load_tokenizer(Tokenizer(path=str(tokenizer_folder)), Model(path="unused")).save_pretrained(folder / "one")
+    tokenizer.save_pretrained(folder / "one")
     train_bpe(texts, 290, folder / "two")
     for seed, name in enumerate(("one", "two")):
         torch.manual_seed(seed)
@@ -30,78 +40,147 @@ def models(corpus, tokenizer_folder, tmp_path_factory):
 
 
 @pytest.fixture
-def asked(corpus):
-    return EvaluationRequest(data_of_texts([f"held={corpus / 'held_out.jsonl'}"], 64))
+def held_out(corpus):
+    return data_of_texts([f"held={corpus / 'held_out.jsonl'}"], 64)
 
 
-def test_models_of_different_tokenizers_are_compared_by_document(models, asked):
-    one, two = (measure(Model(path=str(models / name)), asked).losses["held"] for name in ("one", "two"))
+# Held-out sets
+
+
+def test_texts_are_the_documents_of_the_rows_in_order(corpus, held_out, tokenizer):
+    opened = open_evaluation_sets(held_out, tokenizer)["held"]
+    texts = list(opened.texts())
+    lines = (corpus / "held_out.jsonl").read_text().splitlines()
+    assert [one.text for one in texts] == [json.loads(line)["text"] for line in lines]
+    assert texts[2].where == f"{corpus / 'held_out.jsonl'}:3" and opened.rows.num_documents == 12
+
+
+def test_a_recipes_sets_are_its_files_and_the_shares_of_its_sources(corpus, tiny_recipe, tokenizer, tmp_path):
+    further = {"path": str(corpus / "held_out.jsonl"), "name": "further"}
+    tiny_recipe["evaluation"] = {"held_out_share": 0.2, "perplexity": [further]}
+    recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))
+    opened = open_evaluation_sets(data_of_recipe(recipe), tokenizer)
+    assert set(opened) == {"domain", "general", "further"}
+    for of_set in opened.values():
+        assert len(list(of_set.texts())) == of_set.rows.num_documents > 5
+
+
+@pytest.mark.parametrize("text", ["corpus.jsonl", "=x", "domain="])
+def test_a_set_without_name_or_path_is_refused(text):
+    with pytest.raises(DataError, match="name=path"):
+        data_of_texts([text])
+
+
+def test_two_sets_of_one_name_are_refused(corpus, tokenizer):
+    texts = [f"a={corpus / 'held_out.jsonl'}", f"a={corpus / 'domain.jsonl'}"]
+    with pytest.raises(DataError, match="`a`"):
+        open_evaluation_sets(data_of_texts(texts, 64), tokenizer)
+
+
+# Models
+
+
+@pytest.mark.heavy
+def test_models_of_different_tokenizers_are_compared_by_document(models, held_out):
+    request = EvaluationRequest(held_out)
+    one, two = (measure(Model(path=str(models / name)), request).losses["held"] for name in ("one", "two"))
     assert one.num_tokens.tolist() != two.num_tokens.tolist() and one.hashes.tolist() == two.hashes.tolist()
     found = bits_per_byte_difference([one], [two])
-    assert found.items == 12 and found.difference == pytest.approx(
-        two.figures()["bits_per_byte"] - one.figures()["bits_per_byte"]
-    )
+    both = [side.figures()["bits_per_byte"] for side in (one, two)]
+    assert found.items == 12 and found.difference == pytest.approx(both[1] - both[0])
 
 
-def test_a_runs_folder_stands_for_its_model(models, tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "final").symlink_to(models / "one")
-    assert model_at(str(run)).path == str(run / "final")
-    (run / "final").unlink()
-    (run / "recipe.yaml").write_text("")
-    with pytest.raises(CheckpointError, match="has no finished model"):
-        model_at(str(run))
+def test_the_folder_of_a_run_means_its_model(models, tmp_path):
+    (tmp_path / "final").symlink_to(models / "one")
+    (tmp_path / "recipe.yaml").touch()
+    assert model_at(str(tmp_path)).path == str(tmp_path / "final")
 
 
-def test_an_adapter_alone_is_refused(tmp_path):
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="is an adapter without its base"):
+@pytest.mark.parametrize("file", ["recipe.yaml", "adapter_config.json"])
+def test_an_unfinished_run_and_an_adapter_without_base_are_refused(tmp_path, file):
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
         model_at(str(tmp_path))
 
 
 @pytest.mark.parametrize("path", ["./nothing", "/no/such/model", "nothing"])
-def test_a_model_that_is_not_there_is_told(path):
-    with pytest.raises(CheckpointError, match="there is no model"):
+def test_a_model_that_is_not_there_is_refused(path):
+    with pytest.raises(CheckpointError, match=path):
         model_at(path)
 
 
 def test_rows_longer_than_the_model_knows_are_refused(models, corpus):
-    with pytest.raises(RecipeError, match="longer than the 128 positions.*--sequence-length 128"):
-        measure(
-            Model(path=str(models / "one")),
-            EvaluationRequest(data_of_texts([f"held={corpus / 'held_out.jsonl'}"], 256)),
-        )
+    request = EvaluationRequest(data_of_texts([f"held={corpus / 'held_out.jsonl'}"], 256))
+    with pytest.raises(RecipeError, match="--sequence-length 128"):
+        measure(Model(path=str(models / "one")), request)
 
 
-def test_a_domain_test_of_a_set_that_is_not_there_is_refused(models, asked):
-    with pytest.raises(DataError, match="domain.*held"):
-        measure(Model(path=str(models / "one")), EvaluationRequest(asked.held_out, domain_test=["domain"]))
-
-
-def test_a_domain_test_needs_enough_documents(models, asked):
-    with pytest.raises(DataError, match=r"the domain test needs 30 \w+ questions, but 12 held-out document\(s\) give"):
-        measure(Model(path=str(models / "one")), EvaluationRequest(asked.held_out, domain_test=["held"]))
-
-
-def test_one_document_is_refused_before_two_models_are_loaded(models, corpus, tmp_path):
-    (tmp_path / "one.jsonl").write_text((corpus / "held_out.jsonl").read_text().splitlines()[0])
-    judges = data_of_texts([f"held={tmp_path / 'one.jsonl'}"], 64)
-    with pytest.raises(
-        DataError, match="`held` has one document.*2 are needed at least, 20 for an interval to mean much"
-    ):
-        measure(Model(path=str(models / "one")), EvaluationRequest(judges, is_compared=True))
-    assert (
-        measure(Model(path=str(models / "one")), EvaluationRequest(judges)).losses["held"].figures()["bits_per_byte"]
-        > 0
-    )
+def test_a_domain_test_needs_a_set_that_is_there(models, held_out):
+    with pytest.raises(DataError, match="--domain-test domain.*held"):
+        measure(Model(path=str(models / "one")), EvaluationRequest(held_out, domain_test=["domain"]))
 
 
 def test_pairs_are_left_to_the_run_that_measured_them(caplog):
-    held = HeldOutSet("a", [], 3)
-    sets = {"texts": EvaluationSet(held, None), "pairs": EvaluationSet(replace(held, form="preference"), None)}
-    with caplog.at_level("INFO", "cpt"):
-        assert list(of_texts(sets, EvaluationRequest())) == ["texts"]
-    assert "held-out pairs and prompts (pairs) are measured by the run" in caplog.text
-    with pytest.raises(DataError, match="--text domain=held_out.jsonl"):
-        of_texts({"pairs": sets["pairs"]}, EvaluationRequest())
+    texts = EvaluationSet(HeldOutSet("a", [], 3), None)
+    pairs = EvaluationSet(replace(texts.rows, form="preference"), None)
+    with caplog.at_level(logging.INFO, "cpt"):
+        assert list(of_texts({"texts": texts, "pairs": pairs}, EvaluationRequest())) == ["texts"]
+    assert "(pairs)" in caplog.text
+    with pytest.raises(DataError, match="pairs.*--text"):
+        of_texts({"pairs": pairs}, EvaluationRequest())
+
+
+def result(name, bits_per_byte, right, value):
+    """Of a model: 40 documents, 40 questions of each kind, and a task of 20 questions."""
+    number, sizes = np.arange(40), np.full(40, 1000)
+    nats = (bits_per_byte + 0.1 * np.sin(number)) * 1000 * np.log(2)
+    losses = DocumentLosses(number.astype(np.uint64), sizes, nats, sizes // 4, sizes // 10)
+    answers = {("domain", kind): number % 10 < right for kind in ("cloze", "continuation")}
+    by_question = np.arange(20) % 2 < 2 * value
+    report = ScoreReport("quiz", "acc,none", value, (value - 0.196, value + 0.196), 20)
+    score = TaskScore(report, by_question.astype(float), tuple(map(str, range(20))))
+    return EvaluationResult(name, {"domain": losses}, answers, [score])
+
+
+def test_a_report_compares_each_set_test_and_task_with_the_base():
+    alone = build_report(result("m", 2.0, 5, 0.5))
+    assert alone.base is None and alone.sets[0].against is None and alone.sets[0].accuracy == pytest.approx(0.4)
+    found = build_report(result("m", 1.8, 7, 1.0), result("b", 2.0, 5, 0.5))
+    assert found.sets[0].against.difference == pytest.approx(-0.2)
+    assert [one.name for one in found.domain_test] == ["domain cloze", "domain continuation"]
+    for one, difference in zip([*found.domain_test, *found.tasks], (0.2, 0.2, 0.5), strict=True):
+        assert one.against.difference == pytest.approx(difference) and one.against.low > 0
+    assert [line.split(": ")[1] for line in found.verdicts()] == ["better"] * 4
+
+
+# cpt evaluate
+
+
+def run(*words):
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", *map(str, words)])
+    return ended.value.code
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("is_run", [True, False])
+def test_the_sets_of_a_recipe_are_taken(models, corpus, tiny_recipe, tmp_path, capsys, is_run):
+    tiny_recipe["evaluation"] = {"perplexity": [{"path": str(corpus / "held_out.jsonl"), "name": "mine"}]}
+    recipe = write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
+    (tmp_path / "final").symlink_to(models / "one")
+    assert run(*([tmp_path] if is_run else [models / "one", "--recipe", recipe])) == 0
+    assert "mine: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "nothing to evaluate"),
+        (["--text", "x=/no/such/file.txt"], "`--text`"),  # not evaluation.perplexity, as in a recipe
+        (["--sequence-length", 64], "--sequence-length"),
+        (["--recipe", "no.yaml"], "no.yaml"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(models, options, said, capsys):
+    assert run(models / "one", *options) == 2
+    assert said in capsys.readouterr().err

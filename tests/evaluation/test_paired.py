@@ -1,3 +1,6 @@
+from collections import Counter
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -14,11 +17,9 @@ from cpt.evaluation.paired import (
 
 
 def losses(nats, sizes, first=0):
-    count = len(nats)
     sizes = np.asarray(sizes, np.int64)
-    return DocumentLosses(
-        np.arange(first, first + count, dtype=np.uint64), sizes, np.asarray(nats, float), sizes, sizes // 2
-    )
+    hashes = np.arange(first, first + len(nats), dtype=np.uint64)
+    return DocumentLosses(hashes, sizes, np.asarray(nats, float), sizes, sizes // 2)
 
 
 def documents(draw, count, spread, shape):
@@ -44,23 +45,10 @@ def coverage(strata, shape, repeats=400):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["normal", "skewed", "sized", "skewed and sized"])
-@pytest.mark.parametrize(
-    "strata",
-    [[(10, 0.5)], [(10, 1.5)], [(20, 1.0)], [(30, 1.5)], [(60, 0.8)], [(200, 1.0)], [(10, 1.0), (30, 0.6)]],
-    ids=str,
-)
+@pytest.mark.parametrize("strata", [[(10, 1.5)], [(30, 1.5)], [(200, 1.0)], [(10, 1.0), (30, 0.6)]], ids=str)
 def test_intervals_cover_the_truth_at_the_stated_rate(strata, shape):
     """400 repeats: the rate is known to about 1 point. Few large documents make intervals wider than they need be."""
     assert 0.91 <= coverage(strata, shape) <= 0.99
-
-
-def test_skewed_differences_of_few_documents_widen_the_interval_on_the_side_of_the_tail():
-    skewed = np.array([-1.0] * 9 + [9.0])
-    low, high = ratio_interval([(skewed, np.ones(10))])
-    assert high - skewed.mean() > 1.5 * (skewed.mean() - low)
-    even = np.array([-1.0] * 5 + [1.0] * 5)
-    low, high = ratio_interval([(even, np.ones(10))])
-    assert high - even.mean() == pytest.approx(even.mean() - low)
 
 
 @pytest.mark.parametrize("count", [20, 100, 400])
@@ -73,48 +61,44 @@ def test_intervals_of_accuracies_cover_the_truth_at_the_stated_rate(count):
     assert 0.93 <= hits / 1000 <= (0.985 if count >= 100 else 1), "of few questions it is wide"
 
 
-def test_bits_per_byte_differ_by_what_the_documents_differ():
-    before, after = losses([80, 10, 10], [100, 10, 10]), losses([40, 9, 11], [100, 10, 10])
-    found = bits_per_byte_difference([before], [after])
-    assert (
-        found.difference == pytest.approx((-40 - 1 + 1) / 120 / np.log(2)) == pytest.approx(found.after - found.before)
-    )
-    assert found.low < found.difference < found.high and found.items == 3 and found.is_on_few
-
-
-def test_pairs_tell_what_two_separate_intervals_would_not():
-    draw = np.random.default_rng(0)
-    hard = draw.uniform(100, 1000, 50)  # nats: documents differ much more than models
-    found = bits_per_byte_difference([losses(hard, [500] * 50)], [losses(hard - draw.uniform(2, 6, 50), [500] * 50)])
-    assert found.is_clear and found.high - found.low < 0.01 < np.std(hard) / 500 / np.sqrt(50)
-
-
-def test_sets_together_are_strata():
-    easy, hard = losses([10] * 30, [100] * 30), losses([200] * 30, [100] * 30, first=30)
-    together = bits_per_byte_difference(
-        [easy, hard], [losses([9] * 30, [100] * 30), losses([180] * 30, [100] * 30, first=30)]
-    )
-    assert together.difference == pytest.approx(-21 / 200 / np.log(2))
-    assert together.high - together.low == pytest.approx(0, abs=1e-9), "inside each set all documents changed alike"
-
-
-def test_other_documents_are_refused():
-    with pytest.raises(DataError):
-        bits_per_byte_difference([losses([1, 2], [10, 10])], [losses([1, 2], [10, 10], first=5)])
-
-
-def test_one_document_has_no_interval():
-    with pytest.raises(DataError, match="needs 2 documents at least, 20 to mean much"):
-        bits_per_byte_difference([losses([1], [10])], [losses([2], [10])])
-    with pytest.raises(DataError, match="needs 2 questions at least"):
-        accuracy_difference(np.array([True]), np.array([False]))
-
-
 @pytest.mark.parametrize(
     ("degrees", "expected"), [(1, 12.7062), (3, 3.18245), (10, 2.22814), (100, 1.98397), (1e5, 1.95999)]
 )
 def test_t_quantiles_are_those_of_the_tables(degrees, expected):
     assert t_quantile(0.95, degrees) == pytest.approx(expected, rel=1e-5)
+
+
+def test_skewed_differences_of_few_documents_widen_the_interval_on_the_side_of_the_tail():
+    skewed = np.array([-1.0] * 9 + [9.0])
+    low, high = ratio_interval([(skewed, np.ones(10))])
+    assert high - skewed.mean() > 1.5 * (skewed.mean() - low)
+    even = np.array([-1.0] * 5 + [1.0] * 5)
+    low, high = ratio_interval([(even, np.ones(10))])
+    assert high - even.mean() == pytest.approx(even.mean() - low)
+
+
+def test_bits_per_byte_differ_by_what_the_documents_differ():
+    before, after = losses([80, 10, 10], [100, 10, 10]), losses([40, 9, 11], [100, 10, 10])
+    found = bits_per_byte_difference([before], [after])
+    assert found.difference == pytest.approx((-40 - 1 + 1) / 120 / np.log(2)) == found.after - found.before
+    assert found.low < found.difference < found.high and found.items == 3 and found.is_on_few
+
+
+def test_sets_together_are_strata():
+    before = [losses([10] * 30, [100] * 30), losses([200] * 30, [100] * 30, first=30)]
+    after = [losses([9] * 30, [100] * 30), losses([180] * 30, [100] * 30, first=30)]
+    together = bits_per_byte_difference(before, after)
+    assert together.difference == pytest.approx(-21 / 200 / np.log(2))
+    assert together.high - together.low == pytest.approx(0, abs=1e-9), "inside each set all documents changed alike"
+
+
+def test_other_documents_and_single_items_are_refused():
+    with pytest.raises(DataError):
+        bits_per_byte_difference([losses([1, 2], [10, 10])], [losses([1, 2], [10, 10], first=5)])
+    with pytest.raises(DataError, match="2 documents"):
+        bits_per_byte_difference([losses([1], [10])], [losses([2], [10])])
+    with pytest.raises(DataError, match="2 questions"):
+        accuracy_difference(np.array([True]), np.array([False]))
 
 
 def test_scores_that_are_no_accuracies_get_a_mean():
@@ -123,14 +107,54 @@ def test_scores_that_are_no_accuracies_get_a_mean():
     assert mean_difference(np.array([0.0, 1.0]), np.array([1.0, 1.0])).before == 0.5
 
 
+# What an interval shows
+
+
 @pytest.mark.parametrize(
-    ("low", "high", "is_clear"), [(-0.3, -0.1, True), (0.1, 0.3, True), (-0.1, 0.3, False), (0.0, 0.2, False)]
+    ("low", "high", "items", "outcome"),
+    [
+        (-0.3, -0.1, 50, "better"),
+        (0.1, 0.3, 50, "worse"),
+        (-0.3, -0.1, 6, "unknown"),
+        (-2e-4, -5e-5, 50, "about the same"),  # certain, and too small to notice
+        (-1.1e-2, -9e-3, 50, "better"),
+        (-0.2, 0.01, 50, "not worse"),
+        (-0.01, 0.2, 50, "not better"),
+        (-0.1, 0.3, 50, "unknown"),
+    ],
 )
-def test_a_difference_is_clear_where_its_interval_leaves_zero_out(low, high, is_clear):
-    assert Difference(1.0, 1.1, 0.1, low, high, items=50).is_clear is is_clear
+def test_an_outcome_is_what_the_interval_excludes(low, high, items, outcome):
+    assert Difference(1.0, 1 + low, low, low, high, items, negligible=0.02).outcome() == outcome
 
 
-def test_a_change_too_small_to_notice_is_no_success_however_certain_it_is():
-    certain = Difference(1.0, 0.9999, -1e-4, -2e-4, -5e-5, items=50, negligible=0.02)
-    assert certain.outcome() == "about the same"
-    assert Difference(1.0, 0.99, -1e-2, -1.1e-2, -9e-3, items=50, negligible=0.02).outcome() == "better"
+def outcomes(truth, documents, *, corpora=20, runs=50, seed=0):
+    """The shares of the outcomes in simulated runs whose bits per byte truly rise by `truth`.
+
+    Documents have log-normal sizes. Their own changes differ by 5 % of their bits, and most have a smaller one than
+    the mean.
+    """
+    draw, counts = np.random.default_rng(seed), Counter()
+    for _ in range(corpora):
+        count = int(draw.integers(documents[0], documents[1], endpoint=True))
+        sizes = np.exp(draw.normal(8, 1, count)).astype(np.int64)
+        before = losses(0.7 * sizes * draw.normal(1, 0.1, count), sizes)
+        for _ in range(runs):
+            changes = truth + 0.05 * (draw.exponential(1, count) - 1)
+            after = replace(before, nats=before.nats * (1 + changes))
+            counts[bits_per_byte_difference([before], [after]).outcome()] += 1
+    return {outcome: count / (corpora * runs) for outcome, count in counts.items()}
+
+
+@pytest.mark.parametrize(
+    ("truth", "documents", "wrong"),
+    [
+        (0.05, (20, 200), ("better", "about the same", "not worse")),
+        (0.05, (5, 20), ("better", "about the same", "not worse")),
+        (0.0, (20, 200), ("better",)),
+        (0.0, (2, 6), ("better",)),
+        (-0.05, (20, 200), ("worse", "about the same", "not better")),
+    ],
+)
+def test_forgetting_and_gains_of_5_percent_are_hardly_ever_called_the_opposite(truth, documents, wrong):
+    found = outcomes(truth, documents)
+    assert sum(found.get(outcome, 0) for outcome in wrong) < 0.05

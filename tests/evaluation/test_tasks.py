@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 from tiny import TINY_LLAMA, WORDS
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from cpt.errors import RecipeError
 from cpt.evaluation.tasks import TaskChoice, check_tasks, run_tasks, task_difference, task_texts
@@ -17,22 +17,19 @@ from cpt.recipe.schema import Component, Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
 
 pytest.importorskip("lm_eval")
+LOCAL = {"dataset_path": "json", "test_split": "test", "doc_to_text": "{{question}}"}
 CHOICE = {
+    **LOCAL,
     "task": "mine",
-    "dataset_path": "json",
-    "test_split": "test",
     "output_type": "multiple_choice",
-    "doc_to_text": "{{question}}",
     "doc_to_choice": "{{choices}}",
     "doc_to_target": "answer",
     "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
 }
 WRITING = {
+    **LOCAL,
     "task": "writes",
-    "dataset_path": "json",
-    "test_split": "test",
     "output_type": "generate_until",
-    "doc_to_text": "{{question}}",
     "doc_to_target": "{{choices[0]}}",
     "generation_kwargs": {"max_gen_toks": 4, "until": ["\n"]},
     "metric_list": [{"metric": "exact_match"}],
@@ -63,75 +60,54 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def model_folder(tokenizer, tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**TINY_LLAMA, initializer_range=0.3)).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
+def tiny_model(seed):
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(**TINY_LLAMA, initializer_range=0.3)).eval()
 
 
-@pytest.fixture(scope="module")
-def model(model_folder):
-    return AutoModelForCausalLM.from_pretrained(model_folder).eval()
-
-
-def test_a_score_is_the_mean_of_its_questions(model, tokenizer, folder):
-    score, normed = run_tasks(model, tokenizer, TaskChoice(("mine",), folder=folder))
-    accuracy, (low, high) = score.report, score.report.interval
-    assert (accuracy.name, accuracy.metric, accuracy.questions) == ("mine", "acc,none", 24)
-    assert accuracy.higher_is_better and low < accuracy.value < high < low + 0.8
-    assert accuracy.value == score.by_question.mean() and len(set(score.hashes)) == 24
+@pytest.mark.heavy
+def test_two_models_are_compared_question_by_question(tokenizer, folder):
+    choice = TaskChoice(("mine",), folder=folder)
+    (before, _), (after, normed) = (run_tasks(tiny_model(seed), tokenizer, choice) for seed in (0, 1))
+    report, (low, high) = after.report, after.report.interval
+    assert (report.name, report.metric, report.questions) == ("mine", "acc,none", 24)
+    assert report.higher_is_better and low < report.value < high < low + 0.8
+    assert report.value == after.by_question.mean() and len(set(after.hashes)) == 24
     assert normed.report.metric == "acc_norm,none"
-
-
-def test_two_models_are_compared_question_by_question(model, tokenizer, folder):
-    torch.manual_seed(1)
-    other = LlamaForCausalLM(LlamaConfig(**TINY_LLAMA, initializer_range=0.3)).eval()
-    before, after = (run_tasks(one, tokenizer, TaskChoice(("mine",), folder=folder)) for one in (model, other))
-    found = task_difference(before[0], after[0])
-    assert (found.before, found.after, found.items) == (before[0].report.value, after[0].report.value, 24)
+    found = task_difference(before, after)
+    assert (found.before, found.after, found.items) == (before.report.value, report.value, 24)
     assert found.low < found.difference < found.high
 
 
-def test_code_is_only_executed_when_allowed(model, tokenizer, folder):
-    with pytest.raises(RecipeError, match="unsafe executes the code that the model writes.*--allow-code"):
-        run_tasks(model, tokenizer, TaskChoice(("unsafe",), folder=folder))
-    score, *_ = run_tasks(model, tokenizer, TaskChoice(("unsafe",), folder=folder, allow_code=True, limit=2))
-    assert score.report.questions == 2
+def test_code_is_only_executed_when_allowed(tokenizer, folder):
+    with pytest.raises(RecipeError, match="--allow-code"):
+        run_tasks(tiny_model(0), tokenizer, TaskChoice(("unsafe",), folder=folder))
+    choice = TaskChoice(("unsafe",), folder=folder, allow_code=True, limit=2)
+    assert run_tasks(tiny_model(0), tokenizer, choice)[0].report.questions == 2
 
 
 def test_the_texts_of_a_task_are_its_questions_with_their_choices(folder):
     first = json.loads((folder / "questions.jsonl").read_text().splitlines()[0])
-    name, where, text = next(iter(task_texts(["mine"], folder)))
-    assert (name, where, text) == ("mine", "mine: question 1", " ".join([first["question"], *first["choices"]]))
+    text = " ".join([first["question"], *first["choices"]])
+    assert next(iter(task_texts(["mine"], folder))) == ("mine", "mine: question 1", text)
 
 
 def test_entries_of_a_recipe_are_checked_before_the_run(folder):
     entries = [{"name": "mine"}, {"name": "unsafe"}, {"name": "unsafe", "allow_code_execution": True}]
-    entries = [Component.model_validate({**entry, "folder": str(folder)}) for entry in entries]
-    (problem,) = check_tasks(entries)
-    assert "`evaluation.tasks[1]`: unsafe executes the code" in str(problem) and "`allow_code_execution: true`" in str(
-        problem
-    )
+    (problem,) = check_tasks([Component.model_validate({**entry, "folder": str(folder)}) for entry in entries])
+    assert "`evaluation.tasks[1]`" in str(problem) and "allow_code_execution" in str(problem)
 
 
 @pytest.mark.long
-def test_scores_are_those_of_lm_evals_own_command(model, model_folder, tokenizer, folder, tmp_path):
-    program = Path(sys.executable).with_name("lm-eval")
-    options = [
-        "--model_args",
-        f"pretrained={model_folder},dtype=float32",
-        "--include_path",
-        str(folder),
-        "--output_path",
-        str(tmp_path),
-    ]
-    command = [program, "--model", "hf", "--device", "cpu", "--tasks", "mine,writes", "--batch_size", "4", *options]
-    answer = subprocess.run(
-        command, capture_output=True, text=True, timeout=400, env={**os.environ, "HF_HUB_OFFLINE": "1"}
-    )
+def test_scores_are_those_of_lm_evals_own_command(tokenizer, folder, tmp_path):
+    model = tiny_model(0)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    command = [Path(sys.executable).with_name("lm-eval"), "--model", "hf", "--device", "cpu", "--batch_size", "4"]
+    command += ["--model_args", f"pretrained={tmp_path / 'model'},dtype=float32", "--tasks", "mine,writes"]
+    command += ["--include_path", folder, "--output_path", tmp_path]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
     assert answer.returncode == 0, answer.stderr[-3000:]
     theirs = json.loads(next(tmp_path.rglob("results*.json")).read_text())["results"]
     ours = run_tasks(model, tokenizer, TaskChoice(("mine", "writes"), folder=folder), batch_size=4)

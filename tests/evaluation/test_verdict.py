@@ -1,101 +1,132 @@
+"""The verdict of a finished run. Its sentences and its page are in approved_verdict.txt."""
+
 import json
-from collections import Counter
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from approved import check_approved
+from full_disk import disk_of_its_own, fill
 from tiny import write_recipe
 
-from cpt.evaluation.paired import Difference, DocumentLosses, bits_per_byte_difference, save_losses
-from cpt.evaluation.verdict import NotRun, general_sentence, outcome_of_set, verdict_of_run, verdict_page
+from cpt.data.rows.contamination import Contamination, Hit
+from cpt.evaluation.paired import (
+    Difference,
+    DocumentLosses,
+    EvaluationReport,
+    ScoreReport,
+    bits_per_byte_difference,
+    save_losses,
+)
+from cpt.evaluation.verdict import (
+    NotRun,
+    general_sentence,
+    outcome_of_set,
+    read_example_sets,
+    verdict_of_run,
+    verdict_page,
+    write_verdict,
+)
 from cpt.recipe.load import dump_recipe, load_recipe
 
+APPROVED = Path(__file__).with_name("approved_verdict.txt")
 
-def losses(bits_per_byte, count=40, seed=0, spread=0.02):
+
+def losses(bits_per_byte, count, seed, spread):
     sizes = np.full(count, 1000)
     noise = np.random.default_rng(seed).normal(0, spread, count)
-    nats = (bits_per_byte * (1 + noise)) * 1000 * np.log(2)
+    nats = bits_per_byte * (1 + noise) * 1000 * np.log(2)
     return DocumentLosses(np.arange(count, dtype=np.uint64), sizes, nats, sizes // 4, sizes // 10)
 
 
-def write_run(folder, recipe, *, domain=(2.0, 1.6), general=(1.5, 1.53), documents=40, kept=True, noisy=()):
-    """A finished run's folder, as far as the verdict reads it."""
-    folder.mkdir(exist_ok=True)
-    (folder / "recipe.yaml").write_text(dump_recipe(load_recipe(recipe)))
-    both = [{"domain": domain[end], "general": general[end]} for end in (0, 1)]
-    lines = [
-        {
-            "step": step,
-            "tokens": step * 100,
-            **{f"eval_{name}_bits_per_byte": value for name, value in both[min(step, 1)].items()},
-        }
-        for step in (0, 50)
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for step, sets in zip((0, 50), both, strict=True):
-        if kept:
+def write_lines(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def pairs(accuracy, *, chosen=0.0, count=40, name="rewards/accuracies"):
+    """Figures of one evaluation of held-out pairs. The log-probability is -200: a reward of 0 is the reference's."""
+    figures = {"examples": count, "loss": 0.7, name: accuracy, "rewards/chosen": chosen, "logps/chosen": -200.0}
+    return {f"eval_pairs_{key}": value for key, value in figures.items()}
+
+
+DOMAIN, GENERAL = (2.0, 1.6), (1.5, 1.53)  # bits per byte before and after
+
+
+def write_evaluations(folder, texts, examples, *, documents=40, kept=True, noisy=()):
+    """The figures before the first step and after it, of as many evaluations as `examples` has."""
+    lines, last = [], len(examples) - 1
+    for number, figures in enumerate(examples):
+        now = {of_set: ends[min(number, 1)] for of_set, ends in texts.items()}
+        bits = {f"eval_{of_set}_bits_per_byte": value for of_set, value in now.items()}
+        lines.append({"step": 50 * number, "tokens": 5000 * number, **bits, **figures})
+        if kept and number in (0, last):
             found = {
-                name: losses(value, documents, step, 0.2 if name in noisy else 0.02) for name, value in sets.items()
+                of_set: losses(value, documents, number, 0.2 if of_set in noisy else 0.02)
+                for of_set, value in now.items()
             }
-            save_losses(folder / "held_out" / f"step-{step}.npz", found)
-    dropped = {"contaminated: domain": 2, "contaminated: quiz": 1, "length": 9}
-    sources = {
-        name: {"documents": 100, "share": 0.5, "licence": licence, "dropped": dropped}
-        for name, licence in (("code", "MIT"), ("prose", None))
-    }
-    (folder / "inputs.json").write_text(json.dumps({"data": {"sources": sources}}))
-    (folder / "status.json").write_text(json.dumps({"state": "finished"}))
-    samples = [
-        {"step": step, "prompt": "def f", "continuation": text}
-        for step, text in ((0, " is a"), (50, "(x):\n    return x"))
-    ]
-    (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in samples))
-    return folder
+            save_losses(folder / "held_out" / f"step-{50 * number}.npz", found)
+    write_lines(folder / "metrics.jsonl", lines)
 
 
 @pytest.fixture
-def recipe(tiny_recipe, corpus, tmp_path):
-    sets = [{"path": str(corpus / "held_out.jsonl"), "name": name} for name in ("domain", "general")]
-    tiny_recipe |= {
-        "stage": "cpt",
-        "model": {"path": "my/base"},
-        "evaluation": {"perplexity": sets, "retain": {"general": None}},
-    }
-    return write_recipe(tiny_recipe, tmp_path / "r.yaml")
+def run(tiny_recipe, corpus, tmp_path):
+    """Write a finished run's folder, as far as the verdict reads it."""
+
+    def write(name="run", *, examples=({}, {}), retain=True, skipped=0, domain=DOMAIN, general=GENERAL, **how):
+        sets = [{"path": str(corpus / "held_out.jsonl"), "name": name} for name in ("domain", "general")]
+        evaluation = {"perplexity": sets, "retain": {"general": None} if retain else {}}
+        sections = {**tiny_recipe, "stage": "cpt", "model": {"path": "my/base"}, "evaluation": evaluation}
+        recipe = load_recipe(write_recipe(sections, tmp_path / "r.yaml"))
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "recipe.yaml").write_text(dump_recipe(recipe))
+        texts = {name: ends for name, ends in {"domain": domain, "general": general}.items() if ends}
+        write_evaluations(folder, texts, examples, **how)
+        write_lines(folder / "status.json", [{"state": "finished", "step": 50}])
+        write_lines(folder / "events.jsonl", [{"kind": "spike_skipped", "step": step} for step in range(skipped)])
+        return folder
+
+    return write
 
 
-def test_a_run_that_learnt_at_a_price_is_told_so(recipe, tmp_path):
-    verdict = verdict_of_run(write_run(tmp_path / "run", recipe))
-    assert verdict.worked and verdict.headline().startswith("It worked: on held-out domain text the model needs ")
-    assert "fewer bits per byte than its base. It cost " in verdict.headline()
-    assert [(one.name, one.is_general, one.documents) for one in verdict.sets] == [
-        ("domain", False, 40),
-        ("general", True, 40),
-    ]
-    assert verdict.domain.difference == pytest.approx(verdict.sets[0].difference.difference)
-    assert (verdict.base, verdict.tokens) == ("my/base", 5000)
-    assert [(one.name, one.licence, one.decontaminated) for one in verdict.sources] == [
-        ("code", "MIT", 3),
-        ("prose", None, 3),
-    ]
-    assert verdict.samples[0]["before"] == " is a" and verdict.samples[0]["after"].startswith("(x)")
+WITH_REFERENCE = [pairs(0.0), pairs(0.9)]
+NO_TEXTS = {"domain": None, "general": None}
+RUNS = {  # what happened -> the run, and whether it worked
+    "the domain was learned at a price": ({}, True),
+    "the domain became worse": ({"domain": (2.0, 2.2)}, False),
+    "no change": ({"domain": (2.0, 2.001)}, False),
+    "no change is visible": ({"domain": (2.0, 2.001), "noisy": ["domain"]}, None),
+    "general text was kept": ({"general": (1.5, 1.5005)}, True),
+    "general text may be worse": ({"general": (1.5, 1.5005), "noisy": ["general"]}, True),
+    "general text became better": ({"general": (1.5, 1.2)}, True),
+    "the losses of documents were not kept": ({"kept": False}, None),
+    "no general text was followed": ({"retain": False, "general": None}, True),
+    "nothing was held out": (NO_TEXTS, None),
+    "3 documents all became better": ({"domain": (2.0, 1.0), "general": (1.5, 1.0), "documents": 3}, None),
+    "6 documents all became better": ({"domain": (2.0, 1.0), "general": (1.5, 1.0), "documents": 6}, None),
+    "pairs were learned and text lost": ({"domain": (1.6, 1.7), "examples": WITH_REFERENCE}, True),
+    "pairs were unlearned, without texts": ({**NO_TEXTS, "examples": [pairs(0.0), pairs(0.2)]}, False),
+    "pairs are at chance": ({**NO_TEXTS, "examples": [pairs(0.0), pairs(0.55)]}, None),
+    "5 pairs": ({**NO_TEXTS, "examples": [pairs(0.0, count=5), pairs(1.0, count=5)]}, None),
+    "pairs without a reference": ({**NO_TEXTS, "examples": [pairs(0.25, chosen=-9.0), pairs(0.5, chosen=-8.0)]}, None),
+    "a reward model": ({"examples": [pairs(0.8, name="accuracy"), pairs(0.9, name="accuracy")]}, True),
+    "prompts": (
+        {**NO_TEXTS, "examples": [{"eval_p_examples": 8, "eval_p_reward": value} for value in (0.2, 0.7)]},
+        None,
+    ),
+    "a tenth of the steps was skipped": ({"skipped": 5}, True),
+}
 
 
-@pytest.mark.parametrize(
-    ("figures", "worked", "said"),
-    [
-        ({"domain": (2.0, 2.2)}, False, "It did harm: on held-out domain text the model needs "),
-        ({"domain": (2.0, 2.001)}, False, "It did not work: "),
-        ({"domain": (2.0, 2.001), "noisy": ["domain"]}, None, "Whether it worked is unknown: "),
-        ({"general": (1.5, 1.5005)}, True, "General text is as good as before: a loss of more than "),
-        ({"general": (1.5, 1.5005), "noisy": ["general"]}, True, "Whether general text became worse is unknown: "),
-        ({"general": (1.5, 1.2)}, True, "General text became better, by "),
-        ({"kept": False}, None, "Whether it worked is not known"),
-    ],
-)
-def test_other_runs_are_told_as_they_are(figures, worked, said, recipe, tmp_path):
-    verdict = verdict_of_run(write_run(tmp_path / "run", recipe, **figures))
-    assert verdict.worked is worked and said in verdict.headline()
+def measured_afterwards():
+    against = Difference(0.34, 0.4, 0.06, 0.02, 0.1, 181)
+    score = ScoreReport("domain cloze", "accuracy", 0.4, (0.3, 0.5), 181, against=against)
+    hit = Hit("code", "a.jsonl:17", "domain", "h.jsonl:3", "x y", 0.6)
+    contamination = Contamination({"code": 1631}, {"code": {"domain": 1}}, [hit], 3, 181, 2)
+    return {"evaluation": EvaluationReport("m", "b", [], [score], []), "contamination": contamination}
 
 
 def reported_case():
@@ -108,144 +139,95 @@ def reported_case():
     return bits_per_byte_difference([before], [replace(before, nats=(1 + changes) * sizes)])
 
 
-def test_a_wide_interval_under_one_large_document_is_unknown_and_not_as_good_as_before():
+def whole_page(run):
+    """Of a run of which everything was measured."""
+    folder = run(examples=[pairs(0.0), *[pairs(0.9)] * 29], noisy=["general"], skipped=1)
+    dropped = {"contaminated: domain": 2, "contaminated: quiz": 1, "length": 9}
+    sources = {
+        name: {"documents": 1100, "share": share, "licence": licence, "dropped": dropped}
+        for name, share, licence in (("code", 0.7, "MIT"), ("prose", 0.3, None))
+    }
+    (folder / "inputs.json").write_text(json.dumps({"data": {"sources": sources}}))
+    texts = {0: " is a|b", 1450: "(x):\n    return x"}
+    samples = [{"step": step, "prompt": "def f", "continuation": text} for step, text in texts.items()]
+    write_lines(folder / "samples.jsonl", samples)
+    write_lines(folder / "status.json", [{"state": "finished", "step": 50, "stopped": "stopped at step 50"}])
+    not_run = [NotRun("serving", "no GPU")]
+    verdict = verdict_of_run(folder, **measured_afterwards(), not_run=not_run, serve="cpt serve x")
+    return verdict_page(verdict)
+
+
+def test_a_run_worked_only_where_its_figures_show_it_and_says_it_in_the_approved_words(run, tmp_path):
+    parts = []
+    for name, (changes, worked) in RUNS.items():
+        verdict = verdict_of_run(run(name, **changes), serve="cpt serve x")
+        assert verdict.worked is worked, name
+        missing = ", ".join(one.what for one in verdict.not_run)
+        parts.append(f"{name}:\n{verdict.headline()}\nNot run: {missing}. Serve: {verdict.serve}.\n")
+    parts += [f"one large document:\n{general_sentence(reported_case())}\n", whole_page(run)]
+    found = "\n".join(parts).replace(str(tmp_path), "RUNS")
+    check_approved(found, APPROVED)
+
+
+def test_a_wide_interval_under_one_large_document_is_unknown_and_not_as_good_as_before(run):
     found = reported_case()
     assert found.outcome() == "unknown" and found.low < -0.2 * found.before and found.high > 0.4 * found.before
     assert (found.num_worse, found.is_dominated) == (19, True) and found.largest_share == pytest.approx(0.44, abs=0.01)
-    sentence = general_sentence(found)
-    assert (
-        "unknown" in sentence
-        and "as good as" not in sentence
-        and "19 of them worse" in sentence
-        and "44 % of the bytes" in sentence
-    )
-
-
-def outcomes(truth, documents, *, corpora=20, runs=50, seed=0):
-    """What is said of general text in simulated runs whose bits per byte truly rise by `truth`.
-
-    Documents have log-normal sizes. Their own changes differ by 5 % of their bits, and most have a smaller one than
-    the mean.
-    """
-    draw, said = np.random.default_rng(seed), Counter()
-    for _ in range(corpora):
-        count = int(draw.integers(documents[0], documents[1], endpoint=True))
-        sizes = np.exp(draw.normal(8, 1, count)).astype(np.int64)
-        before = DocumentLosses(
-            np.arange(count, dtype=np.uint64), sizes, 0.7 * sizes * draw.normal(1, 0.1, count), sizes // 4, sizes // 10
-        )
-        for _ in range(runs):
-            changes = truth + 0.05 * (draw.exponential(1, count) - 1)
-            after = replace(before, nats=before.nats * (1 + changes))
-            said[bits_per_byte_difference([before], [after]).outcome()] += 1
-    return {outcome: count / (corpora * runs) for outcome, count in said.items()}
-
-
-AS_GOOD = ("better", "about the same", "not worse")
-NO_GAIN = ("worse", "about the same", "not better")
-
-
-def test_forgetting_of_5_percent_is_hardly_ever_called_as_good_as_before():
-    said = outcomes(0.05, (20, 200))
-    assert sum(said.get(outcome, 0) for outcome in AS_GOOD) < 0.05
-    said = outcomes(0.05, (5, 20), seed=1)
-    assert sum(said.get(outcome, 0) for outcome in AS_GOOD) < 0.05, "nor with few documents"
-
-
-def test_no_change_is_hardly_ever_called_a_success_and_a_gain_of_5_percent_no_failure():
-    assert outcomes(0.0, (20, 200)).get("better", 0) < 0.05
-    assert outcomes(0.0, (2, 6)).get("better", 0) < 0.05, "nor with very few documents"
-    said = outcomes(-0.05, (20, 200))
-    assert sum(said.get(outcome, 0) for outcome in NO_GAIN) < 0.05
-
-
-def test_what_was_not_run_is_told_with_its_command(recipe, tmp_path):
-    verdict = verdict_of_run(write_run(tmp_path / "run", recipe), not_run=[NotRun("serving", "no GPU")])
-    told = {one.what: one.why for one in verdict.not_run}
-    assert list(told) == ["domain test", "benchmarks", "contamination", "serving"]
-    assert told["domain test"] == f"not asked for: cpt evaluate {tmp_path / 'run'} --against my/base --domain-test SET"
-
-
-def test_a_run_without_a_general_set_is_told_which_one_to_take(recipe, tmp_path):
-    recipe.write_text(recipe.read_text().replace("retain:\n    general: null", "retain: {}"))
-    verdict = verdict_of_run(write_run(tmp_path / "run", recipe))
-    told = {one.what: one.why for one in verdict.not_run}
-    assert "HuggingFaceFW/fineweb-edu" in told["forgetting"] and verdict.headline().endswith(
-        "no general set was followed."
-    )
-
-
-def add_pairs(run, accuracy, *, name="rewards/accuracies"):
-    """Figures of held-out pairs, in the evaluations that a run has."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for line, value in zip(lines, (0.0, accuracy), strict=True):
-        rewards = {f"eval_pairs_{name}": value, "eval_pairs_rewards/chosen": value, "eval_pairs_logps/chosen": -9.0}
-        line |= {"eval_pairs_examples": 40, "eval_pairs_loss": 0.7, **rewards}
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return run
-
-
-def test_a_run_on_pairs_is_judged_by_them_and_tells_what_text_cost(recipe, tmp_path):
-    verdict = verdict_of_run(add_pairs(write_run(tmp_path / "run", recipe, domain=(1.6, 1.7)), 0.9))
-    assert verdict.worked and verdict.headline().startswith("It worked: in 90 % of 40 held-out pairs")
-    assert (
-        "bits per byte on held-out domain text." in verdict.headline()
-        and "bits per byte on held-out general text." in verdict.headline()
-    )
-    assert json.loads(json.dumps(verdict.to_json()))["examples"][0]["accuracy"] == [0.0, 0.9]
-
-
-def test_a_run_on_pairs_without_texts_is_told_what_it_lacks(recipe, tmp_path):
-    run = add_pairs(write_run(tmp_path / "run", recipe, kept=False), 0.2)
-    lines = [
-        {key: value for key, value in json.loads(line).items() if "bits" not in key}
-        for line in (run / "metrics.jsonl").open()
-    ]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    verdict = verdict_of_run(run)
-    assert verdict.worked is False and verdict.tokens == 5000
-    assert verdict.headline().endswith("What it forgot is not known: no held-out text was followed.")
-    assert [one.what for one in verdict.not_run] == ["held-out text", "benchmarks", "contamination"]
-
-
-def test_of_a_model_that_gives_scores_no_text_is_asked(recipe, tmp_path):
-    verdict = verdict_of_run(add_pairs(write_run(tmp_path / "run", recipe), 0.9, name="accuracy"), serve="cpt serve x")
-    assert verdict.serve is None
-    assert verdict.headline().endswith("half would be chance.")
-    assert [one.what for one in verdict.not_run] == ["contamination"]
-
-
-@pytest.mark.parametrize("documents", [3, 6])
-def test_a_few_documents_that_all_became_better_prove_nothing(documents, recipe, tmp_path):
-    verdict = verdict_of_run(
-        write_run(tmp_path / "run", recipe, domain=(2.0, 1.0), general=(1.5, 1.0), documents=documents)
-    )
-    assert verdict.worked is None and verdict.domain.high < 0 and not verdict.domain.is_clear
-    assert outcome_of_set(verdict.general, is_general=True) == "unknown" and "at least 7" in verdict.headline()
-
-
-def test_a_few_pairs_prove_nothing(recipe, tmp_path):
-    run = add_pairs(write_run(tmp_path / "run", recipe), 1.0)
-    (run / "metrics.jsonl").write_text(
-        (run / "metrics.jsonl").read_text().replace('"eval_pairs_examples": 40', '"eval_pairs_examples": 5')
-    )
-    assert verdict_of_run(run).worked is None
-
-
-def test_a_run_whose_steps_were_nearly_all_skipped_says_so(recipe, tmp_path):
-    run = write_run(tmp_path / "run", recipe)
-    (run / "status.json").write_text(json.dumps({"state": "finished", "step": 50}))
-    events = [{"kind": "spike_skipped", "step": step} for step in range(1, 49)]
-    back = {"kind": "rolled_back", "step": 48, "to_step": 10}  # steps 11 to 48 are trained again
-    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in [*events, back, *events[20:]]))
-    verdict = verdict_of_run(run)
-    assert verdict.skipped_steps == (38, 50) and "38 of 50 steps were skipped" in verdict.headline()
-    (run / "events.jsonl").write_text(json.dumps(events[0]) + "\n")
-    seldom = verdict_of_run(run)
-    assert "skipped" not in seldom.headline() and "1 of 50 steps were skipped" in verdict_page(seldom)
+    assert "unknown" in general_sentence(found)
+    verdict = verdict_of_run(run())
+    dominated = replace(verdict, sets=[replace(one, difference=found) for one in verdict.sets])
+    assert "44 % of the bytes" in verdict_page(dominated) and "of the bytes" not in verdict_page(verdict)
 
 
 def test_general_text_of_which_only_a_gain_is_excluded_is_unknown():
     difference = Difference(1.0, 1.01, 0.01, -0.005, 0.05, items=40, negligible=0.02)
-    assert outcome_of_set(difference, is_general=True) == "unknown"
+    assert outcome_of_set(difference, is_general=True) == "unknown" and "unknown" in general_sentence(difference)
     assert outcome_of_set(difference, is_general=False) == "not better"
+
+
+def test_steps_that_were_trained_again_after_they_were_skipped_do_not_count(run):
+    folder = run()
+    events = [{"kind": "spike_skipped", "step": step} for step in range(1, 49)]
+    back = {"kind": "rolled_back", "step": 48, "to_step": 10}  # steps 11 to 48 are trained again
+    write_lines(folder / "events.jsonl", [*events, back, *events[20:]])
+    assert verdict_of_run(folder).skipped_steps == (38, 50)
+
+
+@pytest.mark.parametrize(
+    ("held", "has_reference", "is_new_head"),
+    [
+        ([pairs(0.4, chosen=0.004), pairs(0.9, chosen=0.3)], True, False),
+        ([pairs(0.4, chosen=-5.0), pairs(0.9, chosen=-4.0)], False, False),
+        ([pairs(0.8, chosen=-5.0, name="accuracy"), pairs(0.9, name="accuracy")], False, True),
+    ],
+)
+def test_an_accuracy_is_compared_with_chance_where_the_model_before_could_not_choose(
+    tmp_path, held, has_reference, is_new_head
+):
+    logs = [{"step": step, "tokens": step, **figures} for step, figures in zip((0, 9), held, strict=True)]
+    loss = {"step": 5, "tokens": 5, "loss": 0.5}
+    (found,) = read_example_sets(write_lines(tmp_path / "metrics.jsonl", [logs[0], loss, logs[1]]))
+    assert (found.has_reference, found.is_new_head) == (has_reference, is_new_head)
+    assert found.examples == 40 and found.accuracy[1] == 0.9
+    assert found.worked is (True if has_reference or is_new_head else None)
+    assert read_example_sets(write_lines(tmp_path / "metrics.jsonl", [loss, logs[1]])) == []  # nothing before it began
+
+
+def test_page_and_json_are_written_into_the_runs_folder(run):
+    folder = run(examples=WITH_REFERENCE)
+    verdict = verdict_of_run(folder)
+    write_verdict(folder, verdict)
+    assert (folder / "verdict.md").read_text() == verdict_page(verdict)
+    content = json.loads((folder / "verdict.json").read_text())
+    assert content["worked"] is True and content["headline"] == verdict.headline()
+    assert content["sets"][0]["name"] == "domain" and content["examples"][0]["accuracy"] == [0.0, 0.9]
+
+
+def test_on_a_full_disk_the_run_continues_without_a_page(run, tmp_path, caplog):
+    folder = run()
+    with disk_of_its_own(tmp_path / "disk", "256k") as disk:
+        for name in ("recipe.yaml", "metrics.jsonl"):
+            shutil.copy(folder / name, disk / name)
+        fill(disk)
+        write_verdict(disk, verdict_of_run(disk))
+        assert "cpt verdict" in caplog.text and not (disk / "verdict.json").exists()

@@ -52,49 +52,37 @@ def course(section, *, releases=False, count=4):
     return losses, model, optimizer, peak
 
 
+def states_after_updates(device, weights, *, eight_bit, rounding, skips):
+    """Weights and states after three updates, of which the second may be skipped."""
+    size, moments = len(weights), ("exp_avg", "exp_avg_sq")
+    tensors = {name: torch.zeros(size, dtype=torch.uint8 if eight_bit else torch.float32) for name in moments}
+    tensors |= {f"{name}_scale": torch.zeros(-(-size // BLOCK)) if eight_bit else None for name in moments}
+    tensors["beside"] = {"master": weights.float(), "kahan": torch.zeros_like(weights)}.get(rounding)
+    tensors["weights"] = weights
+    tensors = {name: None if of is None else of.to(device, copy=True) for name, of in tensors.items()}
+    options = {"learning_rate": 1e-3, "decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "before": 512, "seed": 3}
+    for step in range(1, 4):
+        numbers = {"step": float(step), "grad_scale": 4.0, "found_inf": float(skips and step == 2)}
+        each = {name: torch.tensor(value, device=device) for name, value in numbers.items()}
+        gradients = torch.randn(size, generator=torch.Generator().manual_seed(step)).bfloat16().to(device)
+        adamw_update(**tensors, gradients=gradients, rounding=rounding, **each, **options)
+    return {name: of.cpu() for name, of in tensors.items() if of is not None}
+
+
 @pytest.mark.parametrize("skips", [False, True])
 @pytest.mark.parametrize("rounding", ["master", "kahan", "stochastic"])
 @pytest.mark.parametrize("eight_bit", [False, True])
 def test_the_kernel_has_the_numbers_of_a_cpu(eight_bit, rounding, skips):
-    size = 100 * BLOCK + 7
-    weights = torch.randn(size, generator=torch.Generator().manual_seed(0)).bfloat16()
-    states = {
-        name: torch.zeros(size, dtype=torch.uint8 if eight_bit else torch.float32)
-        for name in ("exp_avg", "exp_avg_sq")
-    }
-    states |= {f"{name}_scale": torch.zeros(101) if eight_bit else None for name in list(states)}
-    states["beside"] = {"master": weights.float(), "kahan": torch.zeros_like(weights)}.get(rounding)
-    options = {
-        "rounding": rounding,
-        "before": 512,
-        "seed": 3,
-        "learning_rate": 1e-3,
-        "decay": 0.1,
-        "beta1": 0.9,
-        "beta2": 0.95,
-        "eps": 1e-8,
-    }
-    found = []
-    for device in ("cpu", "cuda"):
-        tensors = {
-            name: None if tensor is None else tensor.to(device, copy=True)
-            for name, tensor in {"weights": weights, **states}.items()
-        }
-        for step in range(1, 4):
-            numbers = {"step": float(step), "grad_scale": 4.0, "found_inf": float(skips and step == 2)}
-            gradients = torch.randn(size, generator=torch.Generator().manual_seed(step)).bfloat16().to(device)
-            adamw_update(
-                **tensors,
-                gradients=gradients,
-                **{name: torch.tensor(value, device=device) for name, value in numbers.items()},
-                **options,
-            )
-        found.append({name: tensor.cpu() for name, tensor in tensors.items() if tensor is not None})
-    for name, tensor in found[0].items():
+    weights = torch.randn(100 * BLOCK + 7, generator=torch.Generator().manual_seed(0)).bfloat16()
+    expected, found = (
+        states_after_updates(device, weights, eight_bit=eight_bit, rounding=rounding, skips=skips)
+        for device in ("cpu", "cuda")
+    )
+    for name, tensor in expected.items():
         if tensor.dtype == torch.float32:
-            torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-7)
+            torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-7)
         else:
-            assert (found[1][name] != tensor).float().mean() < 0.01
+            assert (found[name] != tensor).float().mean() < 0.01
 
 
 @pytest.mark.parametrize("rounding", ["kahan", "stochastic"])

@@ -3,11 +3,9 @@
 import json
 
 import pytest
-import torch
 from launching import ROOT, launch, losses
 from resuming import interrupted_equals_straight
 from tiny import TINY_LLAMA, write_recipe
-from transformers import AutoConfig, AutoModelForCausalLM
 
 pytestmark = pytest.mark.gpu
 PROFILES = ("ds_config_prototype", "ds_config_production", "ds_config_zero1", "ds_config_8b_24gb")
@@ -57,15 +55,3 @@ def test_a_run_on_the_gpu_resumes_bit_for_bit(tiny_recipe, tmp_path, stage):
         "full_determinism": True,
     }  # else attention's backward pass adds up in any order
     interrupted_equals_straight(tiny_recipe, tmp_path, at=(3,), stage=stage, processes=1)
-
-
-def test_packed_documents_stay_apart_on_the_gpu():
-    model = (
-        AutoModelForCausalLM.from_config(AutoConfig.for_model(**TINY_LLAMA), attn_implementation="sdpa").cuda().eval()
-    )
-    first, second = torch.arange(5, 25, device="cuda"), torch.arange(40, 73, device="cuda")
-    positions = torch.cat([torch.arange(len(first)), torch.arange(len(second))]).cuda()
-    with torch.no_grad():
-        packed = model(torch.cat([first, second])[None], position_ids=positions[None], use_cache=False).logits[0]
-        alone = model(second[None], use_cache=False).logits[0]
-    assert torch.allclose(packed[len(first) :], alone, atol=1e-4)

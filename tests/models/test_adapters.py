@@ -1,38 +1,65 @@
+"""Adapters: our defaults and the preset, and every method of peft that a run can train: it learns, and what it learned
+is the merged model's."""
+
+import json
+import shutil
+
 import pytest
 import torch
-from tiny_models import make_tokenizer, tiny_config
+from tiny_models import tiny_config, tiny_model
 
-from cpt.errors import RecipeError
-from cpt.models.adapters import check_lora, count_lora_parameters, merge_lora
-from cpt.models.build import build_model
+from cpt.errors import CheckpointError, RecipeError
+from cpt.export.export import load_adapter
+from cpt.export.proof import ProofText
+from cpt.export.write import merge_proven
+from cpt.models.adapters import check_lora, check_lora_options, count_lora_parameters, merge_lora
 from cpt.models.config import config_from
 from cpt.models.inventory import build_on_meta
-from cpt.recipe.schema import Model
+from cpt.recipe.huggingface_keys import PEFT_METHODS
 
 IDS = torch.arange(3, 63).view(2, 30)
+LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
 def build(family="llama", *, tied=False, **section):
-    config = {**tiny_config(family), "tie_word_embeddings": tied}
-    return build_model(Model(from_scratch=True, config=config, **section), make_tokenizer(), seed=3)
+    return tiny_model(tiny_config(family, tie_word_embeddings=tied), **section)
 
 
 def trained(model):
-    """The model after two steps that move all that is trained."""
-    optimizer = torch.optim.AdamW([p for p in model.train().parameters() if p.requires_grad], lr=1e-2)
-    for _ in range(2):
-        model(IDS, labels=IDS, use_cache=False).loss.backward()
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def layers_of(names):
+    return {name.split(".")[-4] for name in names}
+
+
+def loss_of(model, *, half=False):
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):  # its copies of the weights are as old as itself
+        return model(IDS, labels=IDS, use_cache=False).loss
+
+
+def train(model, *, steps, half=False):
+    """The loss before and after: of the model as it is used, for a method that draws its weights in training is not
+    its draw."""
+    torch.manual_seed(3)
+    before = loss_of(model.eval(), half=half).item()
+    optimizer = torch.optim.AdamW(trained(model.train()).values(), lr=1e-2)
+    for _ in range(steps):
+        loss_of(model, half=half).backward()
+        assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
         optimizer.step()
         optimizer.zero_grad()
-    return model.eval()
+    return before, loss_of(model.eval(), half=half).item()
+
+
+# --- our defaults, and the preset ------------------------------------------------------------------------------------
 
 
 def test_an_empty_section_takes_our_defaults():
     model = build(lora={})
     config = model.peft_config["default"]
     assert (config.r, config.lora_alpha, config.lora_dropout) == (16, 32, 0.0)
-    adapted = {name.split(".")[-4] for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert layers_of(trained(model)) == LINEAR
 
 
 def test_adapters_start_from_the_seed_and_change_nothing():
@@ -42,67 +69,153 @@ def test_adapters_start_from_the_seed_and_change_nothing():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_adapters_learn_under_gradient_checkpointing(reentrant: bool):
+def test_adapters_learn_under_gradient_checkpointing(reentrant):
     model = build(lora={}).train()
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    model(IDS, labels=IDS, use_cache=False).loss.backward()
+    loss_of(model).backward()
     gradients = [p.grad for name, p in model.named_parameters() if "lora_B" in name]
     assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)
 
 
 def test_the_preset_adapts_all_layers_and_trains_embeddings_and_head_in_fp32():
     model = build(lora="cpt", dtype="bfloat16")
-    config = model.peft_config["default"]
+    config, parameters = model.peft_config["default"], trained(model)
     assert (config.r, config.lora_alpha, config.use_rslora) == (128, 32, True)
-    adapted = {
-        name.split(".")[-4]
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and "lora_" in name
-    }
-    assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    whole = [
-        name.split(".")[-4]
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and "lora_" not in name
-    ]
-    assert whole == ["embed_tokens", "lm_head"] and {p.dtype for p in model.parameters() if p.requires_grad} == {
-        torch.float32
-    }
+    assert layers_of(name for name in parameters if "lora_" in name) == LINEAR
+    assert layers_of(name for name in parameters if "lora_" not in name) == {"embed_tokens", "lm_head"}
+    assert {p.dtype for p in parameters.values()} == {torch.float32}
+    assert count_lora_parameters(build(), {"preset": "cpt"}) == sum(p.numel() for p in parameters.values())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("tied", "dtype"), [(False, "bfloat16"), (True, "float32")])
 def test_the_preset_learns_and_merges_into_what_it_was(tied, dtype):
-    model = trained(build(tied=tied, lora="cpt", dtype=dtype))
+    model = build(tied=tied, lora="cpt", dtype=dtype)
+    train(model, steps=2)
     logits = model(IDS).logits.float()
     merged = merge_lora(model)
+    embedding, head = merged.get_input_embeddings().weight, merged.get_output_embeddings().weight
     assert torch.allclose(merged(IDS).logits.float(), logits, atol=1e-5 if dtype == "float32" else 0.05)
-    assert torch.equal(merged.get_input_embeddings().weight, merged.get_output_embeddings().weight) == tied
-    assert not torch.equal(merged.get_input_embeddings().weight, build(tied=tied).get_input_embeddings().weight)
+    assert torch.equal(embedding, head) == tied
+    assert not torch.equal(embedding, build(tied=tied).get_input_embeddings().weight)
 
 
 def test_a_tied_head_that_peft_cannot_follow_is_refused():
-    with pytest.raises(RecipeError, match="the head of gpt2 is its embedding `wte`.*lora: {r: 128"):
+    with pytest.raises(RecipeError, match=r"`model\.lora`.*`wte`"):
         build("gpt2", tied=True, lora="cpt")
     assert len(build("gpt2", lora="cpt").peft_config["default"].modules_to_save) == 2
 
 
+# --- every method ----------------------------------------------------------------------------------------------------
+
+FITTING = {"fourierft": {"n_frequency": 50}, "road": {"group_size": 16}}  # for layers of 16 to 48 numbers
+METHODS = {name: {"method": name, **FITTING.get(name, {})} for name in PEFT_METHODS} | {
+    "dora": {"use_dora": True},
+    "rslora": {"use_rslora": True, "r": 8},
+    "pissa": {"init_lora_weights": "pissa", "r": 4},
+    "olora": {"init_lora_weights": "olora", "r": 4},
+    "orthogonal": {"init_lora_weights": "orthogonal", "r": 4},
+    "bias": {"bias": "all"},
+}
+IN_DEFAULT_RUN = ("loha", "ia3", "ln_tuning", "dora")
+
+
+def some_now(names):
+    """Each sixth now, the others in `make test-long`."""
+    return [pytest.param(name, marks=[] if number % 6 == 0 else pytest.mark.long) for number, name in enumerate(names)]
+
+
+def learns_resumes_and_merges(name, folder):
+    family, options = "qwen2" if name == "bias" else "llama", METHODS[name]
+    model, base = build(family, lora=options), build(family)
+    parameters = trained(model)
+    assert 0 < len(parameters) < len(list(model.named_parameters()))
+    assert count_lora_parameters(base, options) == sum(p.numel() for p in parameters.values())
+    before, after = train(model, steps=6)
+    assert after < before
+    logits = model(IDS, use_cache=False).logits
+    model.save_pretrained(folder)
+    resumed = build(family, lora=options).eval()
+    resumed.load_adapter(str(folder), "default", is_trainable=True)  # as the Trainer does when it resumes
+    assert torch.equal(resumed(IDS, use_cache=False).logits, logits)
+    text = ProofText("", IDS[0].tolist())
+    merged, proof = merge_proven(base.eval(), lambda plain: load_adapter(plain, folder), text, torch.float32)
+    assert proof.effect.largest > 1e-4 > proof.merged.largest and proof.changed > 0
+    assert (merged(IDS, use_cache=False).logits - logits).abs().max() < 1e-4
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", IN_DEFAULT_RUN)
+def test_a_method_learns_resumes_and_merges(name, tmp_path):
+    learns_resumes_and_merges(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", some_now([name for name in METHODS if name not in IN_DEFAULT_RUN]))
+def test_every_other_method_learns_resumes_and_merges(name, tmp_path):
+    learns_resumes_and_merges(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", some_now(sorted(METHODS.keys() - {"bias"})))
+def test_every_method_learns_in_mixed_precision_with_fp32_adapters(name):
+    model = build(lora=METHODS[name], dtype="bfloat16")
+    assert {p.dtype for p in trained(model).values()} == {torch.float32}
+    before, after = train(model, steps=20, half=True)
+    assert after < before
+    assert model(IDS, use_cache=False).logits.isfinite().all()
+
+
+def test_an_adapter_with_missing_tensors_is_refused(tmp_path):
+    build(lora={"method": "loha"}).save_pretrained(tmp_path / "one")
+    other = shutil.copytree(tmp_path / "one", tmp_path / "other")
+    config = json.loads((other / "adapter_config.json").read_text())
+    (other / "adapter_config.json").write_text(json.dumps(config | {"target_modules": ["q_proj"]}))
+    with pytest.raises(CheckpointError):
+        load_adapter(build(), other)
+    load_adapter(build(), tmp_path / "one")
+
+
+# --- what is refused before weights are read -------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "key"),
     [
-        {"target_modules": ["q_prj"]},
-        {"target_modules": ".*attention"},
-        {"modules_to_save": ["wte"]},
+        ({"init_lora_weights": "eva"}, "init_lora_weights"),
+        ({"init_lora_weights": "pissa_niter_4", "quantize": "nf4"}, "init_lora_weights"),
+        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
+        ({"double_quantize": True}, "double_quantize"),
     ],
 )
-def test_names_that_the_model_does_not_have_are_refused_before_its_weights_are_read(options):
-    (key,) = options
-    with pytest.raises(RecipeError, match=f"`model.lora.{key}`"):
+def test_options_that_no_run_can_train_are_refused_by_their_key(options, key):
+    with pytest.raises(RecipeError, match=rf"`model\.lora\.{key}"):
+        check_lora_options(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"target_modules": ["q_prj"]}, r"`model\.lora\.target_modules`"),
+        ({"target_modules": ".*attention"}, r"`model\.lora\.target_modules`"),
+        ({"modules_to_save": ["wte"]}, r"`model\.lora\.modules_to_save`"),
+        ({"method": "boft", "boft_block_size": 3, "boft_block_num": 2}, r"model\.lora"),
+        ({"lora_bias": True}, r"`model\.lora\.lora_bias`"),
+    ],
+)
+def test_options_that_the_model_has_no_place_for_are_found_without_weights(options, key):
+    with pytest.raises(RecipeError, match=key):
         check_lora(build_on_meta(config_from(tiny_config("llama"))), options)
 
 
-@pytest.mark.parametrize(("family", "options"), [("llama", {"preset": "cpt", "r": 8}), ("gpt2", {})])
-def test_the_count_is_what_peft_trains(family, options):
-    model = build(family, lora=options)
-    assert count_lora_parameters(build(family), options) == sum(
-        p.numel() for p in model.parameters() if p.requires_grad
-    )
+def test_weights_of_a_half_precision_base_are_not_trained():
+    with pytest.raises(RecipeError, match=r"`model\.lora`"):
+        build("qwen2", lora={"bias": "all"}, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("options", [{"method": "loha"}, {"init_lora_weights": "pissa"}])
+def test_zero3_takes_only_adapters_that_leave_its_weights_alone(options):
+    check_lora_options(options, zero3=False)
+    check_lora_options({"use_rslora": True}, zero3=True)
+    with pytest.raises(RecipeError, match=r"`model\.lora"):
+        check_lora_options(options, zero3=True)

@@ -1,26 +1,27 @@
+"""Which attention a model runs with, and the documents' bounds that `varlen` gets."""
+
 import pytest
 import torch
-from tiny_models import make_tokenizer, tiny_config
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, LlamaForCausalLM, Mamba2ForCausalLM
+from tiny_models import SHAPE, tiny_model
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.models.attention import choose_attention
-from cpt.models.build import build_model
-from cpt.recipe.schema import Model
+from cpt.models.attention import (
+    BOUNDS,
+    FEWEST_BOUNDS,
+    LONGEST,
+    add_document_bounds,
+    choose_attention,
+    document_bounds,
+    hand_over_documents,
+    wants_bounds,
+)
 
-LLAMA = AutoConfig.for_model("llama")
-calls: list[int] = []
-
-
-def counting_attention(module, query, key, value, attention_mask, **kwargs):
-    calls.append(module.layer_idx)
-    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-
-
-def test_auto_takes_the_best_that_is_here():
-    assert choose_attention("auto", LlamaForCausalLM) == "sdpa"
-    assert choose_attention("auto", Mamba2ForCausalLM) == "eager"
+LLAMA, OPT, MAMBA = (AutoConfig.for_model(name) for name in ("llama", "opt", "mamba2"))
+WINDOW_IN_MASK = AutoConfig.for_model("qwen2_moe", **SHAPE, sliding_window=4, use_sliding_window=True)
+FLASH_2, FLASH_3 = "is_flash_attn_2_available", "is_flash_attn_3_available"
 
 
 @pytest.fixture
@@ -31,43 +32,41 @@ def on_gpu(monkeypatch):
         monkeypatch.setattr("torch.cuda.is_available", lambda: True)
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
         monkeypatch.setattr("torch.cuda.get_device_name", lambda: "GPU")
-        for version in (2, 3):
-            monkeypatch.setattr(
-                f"cpt.models.attention.is_flash_attn_{version}_available",
-                lambda v=version: f"flash-attn {v}" in packages,
-            )
+        for name in (FLASH_2, FLASH_3):
+            monkeypatch.setattr(f"cpt.models.attention.{name}", lambda name=name: name in packages)
 
     return pretend
 
 
 def chosen(wanted="auto", *, config=LLAMA, **options):
-    return choose_attention(
-        wanted, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config=config, **{"packed": True, **options}
-    )
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return choose_attention(wanted, model_class, config=config, **{"packed": True, **options})
 
 
 @pytest.mark.parametrize(
     ("capability", "packages", "options", "expected"),
     [
+        (None, (), {}, "sdpa"),
         ((8, 9), (), {}, "varlen"),
-        ((9, 0), ("flash-attn 2",), {}, "varlen"),  # torch's own are the same kernels
-        ((9, 0), ("flash-attn 3",), {}, "varlen_fa3"),
-        ((8, 0), ("flash-attn 3",), {}, "varlen"),  # for Hopper alone
+        ((9, 0), (FLASH_2,), {}, "varlen"),  # torch's own are the same kernels
+        ((9, 0), (FLASH_3,), {}, "varlen_fa3"),
+        ((8, 0), (FLASH_3,), {}, "varlen"),  # for Hopper alone
         ((7, 5), (), {}, "sdpa"),
         ((8, 9), (), {"half_precision": False}, "sdpa"),
-        ((8, 9), ("flash-attn 2",), {"packed": False}, "sdpa"),
-        ((8, 9), (), {"config": AutoConfig.for_model("opt")}, "sdpa"),
+        ((8, 9), (FLASH_2,), {"packed": False}, "sdpa"),
+        ((8, 9), (), {"config": OPT}, "sdpa"),
         ((8, 9), (), {"config": AutoConfig.for_model("llama", attention_dropout=0.1)}, "sdpa"),
-        ((8, 9), (), {"config": AutoConfig.for_model("mamba2")}, "eager"),
+        ((8, 9), (), {"config": MAMBA}, "eager"),
     ],
 )
 def test_auto_takes_the_fastest_that_is_right(on_gpu, capability, packages, options, expected):
-    on_gpu(capability, *packages)
+    if capability is not None:
+        on_gpu(capability, *packages)
     assert chosen(**options) == expected
 
 
 def test_flash_attn_keeps_the_documents_of_several_rows_apart_by_their_bounds(on_gpu):
-    on_gpu((8, 9), "flash-attn 2")
+    on_gpu((8, 9), FLASH_2)
     assert chosen("flash_attention_2") == "varlen_fa2"
     assert chosen("flash_attention_2", packed=False) == "flash_attention_2"
     with pytest.raises(RecipeError, match="flash_attention_4"):
@@ -79,31 +78,99 @@ def test_flash_attn_keeps_the_documents_of_several_rows_apart_by_their_bounds(on
     [
         ((7, 5), "varlen", {}, ResourceError),
         ((8, 9), "varlen", {"half_precision": False}, RecipeError),
-        ((8, 9), "varlen", {"config": AutoConfig.for_model("opt")}, RecipeError),
+        ((8, 9), "varlen", {"config": OPT}, RecipeError),
+        ((8, 9), "varlen", {"config": WINDOW_IN_MASK}, RecipeError),
         ((8, 9), "flash_attention_2", {}, ResourceError),
         ((9, 0), "flash_attention_3", {}, ResourceError),
         ((8, 9), "spda", {}, RecipeError),
-        ((8, 9), "sdpa", {"config": AutoConfig.for_model("mamba2")}, RecipeError),
+        ((8, 9), "sdpa", {"config": MAMBA}, RecipeError),
     ],
 )
-def test_what_cannot_run_is_refused(on_gpu, capability, wanted, options, error):
+def test_an_attention_that_cannot_run_is_refused(on_gpu, capability, wanted, options, error):
     on_gpu(capability)
-    with pytest.raises(error, match="model.attention"):
+    with pytest.raises(error, match=r"model\.attention"):
         chosen(wanted, **options)
 
 
+calls: list[int] = []
+
+
+def counting_attention(module, query, key, value, attention_mask, **kwargs):
+    calls.append(module.layer_idx)
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+
+
 def test_the_users_function_runs_in_every_layer_with_equal_logits_of_packed_rows(monkeypatch, tmp_path):
-    (tmp_path / "my_attention.py").write_text("from test_attention_calls import counting_attention as sliding\n")
-    (tmp_path / "test_attention_calls.py").write_text(
-        f"import sys\ncounting_attention = sys.modules[{__name__!r}].counting_attention\n"
-    )
+    (tmp_path / "my_attention.py").write_text(f"import sys\nsliding = sys.modules[{__name__!r}].counting_attention\n")
     monkeypatch.syspath_prepend(tmp_path)
-    sections = [
-        Model(from_scratch=True, config=tiny_config("llama"), attention=a) for a in ("sdpa", "my_attention:sliding")
-    ]
-    models = [build_model(section, make_tokenizer(), seed=1).eval() for section in sections]
     ids, positions = torch.arange(3, 15)[None], torch.cat([torch.arange(5), torch.arange(7)])[None]
     calls.clear()
-    theirs, ours = (model(input_ids=ids, position_ids=positions).logits for model in models)
+    theirs, ours = (
+        tiny_model("llama", attention=name).eval()(input_ids=ids, position_ids=positions).logits
+        for name in ("sdpa", "my_attention:sliding")
+    )
     assert torch.equal(ours, theirs)
     assert calls == [0, 1]
+
+
+# --- where documents begin and end -----------------------------------------------------------------------------------
+
+
+def positions_of(*rows):
+    return torch.stack([torch.cat([torch.arange(length) for length in lengths]) for lengths in rows])
+
+
+def handed_over(**given):
+    return hand_over_documents(torch.nn.Identity(), (), given)[1]
+
+
+def test_bounds_are_of_the_documents_of_all_rows():
+    bounds = document_bounds(positions_of((5, 3, 3), (11,)))
+    assert bounds.dtype == torch.int32 and len(bounds) == FEWEST_BOUNDS
+    assert bounds[:6].tolist() == [0, 5, 8, 11, 22, 22] and bounds.max() == bounds[-1] == 22
+
+
+@pytest.mark.parametrize("number", [2, 63, 64])
+def test_bounds_are_what_transformers_takes_from_the_positions_of_a_row(number):
+    positions = positions_of(torch.randint(1, 9, (number,), generator=torch.Generator().manual_seed(number)).tolist())
+    (theirs, _), _ = prepare_fa_kwargs_from_position_ids(positions)
+    bounds = document_bounds(positions)
+    assert torch.equal(bounds[: len(theirs)], theirs) and (bounds[len(theirs) :] == positions.numel()).all()
+    assert len(bounds).bit_count() == 1, "few different shapes"
+
+
+def test_a_row_that_begins_inside_a_document_ends_the_one_of_the_row_before():
+    assert document_bounds(torch.tensor([[0, 1, 2], [3, 4, 0]]))[:4].tolist() == [0, 3, 5, 6]
+
+
+def test_the_hook_takes_bounds_from_the_batch_or_makes_them():
+    positions, ids = positions_of((3, 1)), torch.ones(1, 4)
+    given = torch.tensor([0, 1, 4], dtype=torch.int32)
+    taken = handed_over(input_ids=ids, position_ids=positions, **{BOUNDS: given})
+    assert taken["attention_mask"].tolist() == [[[[0, 1, 4]] * 4]]
+    made = handed_over(input_ids=ids, position_ids=positions)
+    assert made["attention_mask"].flatten()[:3].tolist() == [0, 3, 4]
+    several = handed_over(inputs_embeds=torch.ones(2, 4, 8), position_ids=positions)  # one row of positions for all
+    assert several["attention_mask"].flatten()[:5].tolist() == [0, 3, 4, 7, 8]
+
+
+@pytest.mark.parametrize(("longest", "rounded"), [(1, 128), (128, 128), (129, 256)])
+def test_the_longest_document_is_rounded_up_and_a_dimension_of_the_mask(longest, rounded):
+    batch = add_document_bounds({"input_ids": torch.ones(1, 600), "position_ids": torch.arange(600)[None] % longest})
+    mask = handed_over(**batch)["attention_mask"]
+    assert mask.shape[2] == rounded and mask.untyped_storage().nbytes() <= 4 * 1024
+
+
+@pytest.mark.parametrize(
+    "other", [{"attention_mask": torch.ones(1, 4)}, {"past_key_values": object()}, {"position_ids": None}]
+)
+def test_masks_and_caches_are_left_as_they_are(other):
+    positions = positions_of((3, 1))
+    given = {"input_ids": torch.ones(1, 4), "position_ids": positions, **other}
+    assert handed_over(**given, **{BOUNDS: document_bounds(positions), LONGEST: 128}) == given
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 2}])
+def test_batches_bring_bounds_only_where_the_model_hands_them_on(lora):
+    assert wants_bounds(tiny_model("llama", attention="varlen", lora=lora))
+    assert not wants_bounds(tiny_model("llama", attention="sdpa", lora=lora))

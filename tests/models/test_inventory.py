@@ -2,7 +2,7 @@ import pytest
 import torch
 from tiny_models import SHAPE, TINY, tiny_config
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, Mamba2Config
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from cpt.models.config import config_from
 from cpt.models.inventory import (
@@ -21,108 +21,70 @@ def test_active_parameters_leave_out_the_experts_that_are_not_chosen():
     assert count.total - count.active == 2 * 2 * expert  # 2 layers, 2 of 4 routed experts idle
 
 
-@pytest.mark.parametrize("model_type", sorted(set(TINY) - {"nemotron_h"}))
-def test_attention_models_keep_packed_documents_apart(model_type: str):
-    assert isolates_documents(config_from(tiny_config(model_type)))
-
-
-def test_mamba_and_its_hybrids_do_not():
-    assert not isolates_documents(config_from(tiny_config("nemotron_h")))
-    assert not isolates_documents(
-        Mamba2Config(vocab_size=96, hidden_size=32, num_heads=8, head_dim=8, num_hidden_layers=1, n_groups=1)
-    )
-
-
 RECURRENT_KINDS = """
-    bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear mamba mamba2 minimax olmo_hybrid qwen3_5_text qwen3_next
-    recurrent_gemma rwkv zamba zamba2 zaya
-"""  # noqa: E501
+    bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear mamba minimax olmo_hybrid
+    qwen3_5_text qwen3_next recurrent_gemma rwkv zamba zamba2 zaya
+"""
+MASK_WITHOUT_POSITIONS = ("falcon", "opt", "gpt_oss", "roberta")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model_type", RECURRENT_KINDS.split())
-def test_every_recurrent_kind_of_transformers_is_known(model_type: str):
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "mamba2",
+        *MASK_WITHOUT_POSITIONS,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in RECURRENT_KINDS.split()),
+    ],
+)
+def test_recurrent_layers_and_masks_that_do_not_look_at_positions_keep_no_documents_apart(model_type):
     if model_type not in CONFIG_MAPPING:
         pytest.skip("this version of transformers does not have it")
     assert not isolates_documents(AutoConfig.for_model(model_type))
 
 
-@pytest.mark.parametrize("model_type", ["falcon", "opt", "gpt_oss", "roberta"])
-def test_masks_that_do_not_look_at_positions_keep_nothing_apart(model_type: str):
-    assert not isolates_documents(AutoConfig.for_model(model_type))
+def test_a_hybrid_keeps_no_documents_apart():
+    assert not isolates_documents(config_from(tiny_config("nemotron_h")))
 
 
-LLAMA_8B = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
-LLAMA_8B |= {"num_key_value_heads": 8}
 GEMMA3_1B = {"vocab_size": 262144, "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26}
 GEMMA3_1B |= {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512}
-NEMOTRON_H_8B = {"vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 21504, "mamba_num_heads": 128}
-NEMOTRON_H_8B |= {"mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "num_attention_heads": 32}
-NEMOTRON_H_8B |= {"num_key_value_heads": 8, "head_dim": 128}
-NEMOTRON_H_8B |= {"hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"}
-
-# Model type, published sizes, weights of the matrices that one token meets, (heads x (key + value width), positions)
-# of the layers.
-T = 8192
-HALF = T / 2
-BY_HAND = [
-    (
-        "llama",
-        LLAMA_8B,
-        32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 128256 * 4096,
-        [(32 * 32 * 256, HALF)],
-    ),
-    (
-        "gemma3_text",
-        GEMMA3_1B,
-        26 * (2 * 1152 * 1024 + 2 * 1152 * 256 + 3 * 1152 * 6912) + 262144 * 1152,
-        [(4 * 4 * 512, HALF), (22 * 4 * 512, (512 * 256 + 7680 * 512) / T)],
-    ),
-    (
-        "nemotron_h",
-        NEMOTRON_H_8B,
-        24 * (4096 * (2 * 8192 + 2 * 8 * 128 + 128) + 4 * (8192 + 2 * 8 * 128) + 8192 * 4096)
-        + 24 * 2 * 4096 * 21504
-        + 4 * (2 * 4096**2 + 2 * 4096 * 1024)
-        + 131072 * 4096,
-        [(4 * 32 * 256, HALF), (24 * 8192 * 128, 3.5)],  # 7 for each number of a state
-    ),
-]
 
 
-@pytest.mark.parametrize(("model_type", "sizes", "matrices", "layers"), BY_HAND, ids=[case[0] for case in BY_HAND])
-def test_operations_are_the_sum_of_what_the_layers_compute(model_type, sizes, matrices, layers):
-    model = build_on_meta(config_from({"model_type": model_type, **sizes}))
-    others = sum(2 * size * positions for size, positions in layers)
-    assert flops_per_token(model, T) == pytest.approx(6 * matrices + 3 * others, rel=1e-9)
-    assert flops_per_token(model, T, trains_weights=False) == pytest.approx(4 * matrices + 3 * others, rel=1e-9)
+def test_operations_of_layers_with_and_without_a_window_are_those_counted_by_hand():
+    """4 of 26 layers see the whole row. Each score takes 2 operations in heads x (key + value width)."""
+    tokens, per_position = 8192, 2 * 4 * 512
+    matrices = 26 * (2 * 1152 * 1024 + 2 * 1152 * 256 + 3 * 1152 * 6912) + 262144 * 1152
+    in_window = (512 * 256 + 7680 * 512) / tokens  # positions that a token sees in the mean
+    attention = per_position * (4 * tokens / 2 + 22 * in_window)
+    model = build_on_meta(config_from({"model_type": "gemma3_text", **GEMMA3_1B}))
+    assert flops_per_token(model, tokens) == pytest.approx(6 * matrices + 3 * attention, rel=1e-9)
+    without_weights = flops_per_token(model, tokens, trains_weights=False)
+    assert without_weights == pytest.approx(4 * matrices + 3 * attention, rel=1e-9)
 
 
-TINY_ONLY_HERE = {
+ONLY_HERE = {
     "gemma3_text": {**SHAPE, "intermediate_size": 48, "head_dim": 8},
     "deepseek_v2": {**TINY["deepseek_v3"], "q_lora_rank": None, "qk_nope_head_dim": 16, "v_head_dim": 4},
     "mamba": {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
 }
+COUNTED = [name for name in TINY if name not in ("minimind2", "minimind3", "qwen2", "qwen3")]  # as llama, qwen3_moe
 
 
-@pytest.mark.parametrize("model_type", [*TINY, *TINY_ONLY_HERE])
+@pytest.mark.parametrize("model_type", [*COUNTED, *ONLY_HERE])
 def test_operations_are_those_that_torch_counts(model_type):
     """Forward and backward of one row. Torch counts scores of tokens to come too, and no products that are written
     element by element."""
-    config = config_from(
-        {"model_type": model_type, **{**TINY, **TINY_ONLY_HERE}[model_type], "tie_word_embeddings": False}
-    )
+    shape = {"model_type": model_type, **{**TINY, **ONLY_HERE}[model_type], "tie_word_embeddings": False}
+    config, tokens = config_from(shape), 32
     config._attn_implementation = "eager"
     model = AutoModelForCausalLM.from_config(config, experts_implementation="eager")
-    tokens = 32
-    ids = torch.arange(tokens).unsqueeze(0) + 3
+    states = state_space_flops(model)
     with FlopCounterMode(display=False) as counter:
-        logits = model(input_ids=ids, use_cache=False).logits
-        if not (states := state_space_flops(model)):
+        logits = model(input_ids=torch.arange(tokens).unsqueeze(0) + 3, use_cache=False).logits
+        if not states:
             logits.sum().backward()
-    counted = counter.get_total_flops() * (
-        3 if states else 1
-    )  # of a depthwise convolution, torch counts the backward pass too high
+    # Of a depthwise convolution, torch counts the backward pass too high.
+    counted = counter.get_total_flops() * (3 if states else 1)
     expected = tokens * (flops_per_token(model, tokens) + 3 * attention_flops(config, tokens))
     # Without its kernels, transformers writes a part of a state space layer as matrix products, more or less than we
     # count.

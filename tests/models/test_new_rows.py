@@ -5,20 +5,19 @@ from transformers import AutoModelForCausalLM
 
 from cpt.errors import RecipeError
 from cpt.models.config import config_from
-from cpt.models.new_rows import EXTENSION, add_rows, carry_extension, distill_rows, new_ids, tables, train_only_rows
+from cpt.models.new_rows import EXTENSION, add_rows, distill_rows, new_ids, tables, train_only_rows
 from cpt.optim.build import parameter_groups
 
 PIECES = {90: (3, 4), 91: (3, 4, 5), 96: (7, 8), 97: (9, 9, 10)}
-FAMILIES = ("gpt2", "llama")
+TAUGHT = {90: (3, 4), 91: (5, 6, 7)}
 
 
 def build(model_type="llama", *, tied=False):
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config_from({**tiny_config(model_type), "tie_word_embeddings": tied}))
+    return AutoModelForCausalLM.from_config(config_from(tiny_config(model_type, tie_word_embeddings=tied)))
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize(("model_type", "tied"), [("llama", False), ("llama", True), ("gpt2", True)])
 def test_a_new_row_is_the_mean_of_its_pieces_rows_and_old_rows_stay(model_type, tied):
     model = build(model_type, tied=tied)
     before = [table.weight.detach().clone() for table in tables(model)]
@@ -33,17 +32,10 @@ def test_a_new_row_is_the_mean_of_its_pieces_rows_and_old_rows_stay(model_type, 
     assert (tables(model)[0].weight is tables(model)[1].weight) is tied
 
 
-def test_a_model_whose_embedding_cannot_be_found_is_refused(monkeypatch):
-    model = build()
-    monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
-    with pytest.raises(RecipeError, match="must give its embedding and head"):
-        add_rows(model, PIECES, known=90, multiple=8)
-
-
 def test_a_model_with_a_further_table_is_refused_by_the_tables_name():
     model = build()
     model.embed_again = torch.nn.Embedding(96, 4)
-    with pytest.raises(RecipeError, match=r"another table of the vocabulary, `embed_again\.weight`"):
+    with pytest.raises(RecipeError, match=r"`embed_again\.weight`"):
         add_rows(model, PIECES, known=90, multiple=8)
 
 
@@ -58,7 +50,7 @@ def test_only_the_new_rows_get_a_gradient_and_none_of_them_decays(tied):
     assert [group.get("weight_decay") for group in parameter_groups(model)] == [0.0]
 
 
-@pytest.mark.parametrize("content", [None, "{", '{"tokens": [3]}'])
+@pytest.mark.parametrize("content", [None, '{"tokens": [3]}'])
 def test_a_folder_that_names_no_new_tokens_says_how_to_make_one(tmp_path, content):
     if content is not None:
         (tmp_path / EXTENSION).write_text(content)
@@ -66,18 +58,7 @@ def test_a_folder_that_names_no_new_tokens_says_how_to_make_one(tmp_path, conten
         new_ids(tmp_path)
 
 
-def test_the_list_of_new_tokens_goes_with_what_was_made_from_the_model_where_there_is_one(tmp_path):
-    (tmp_path / "from").mkdir()
-    (tmp_path / "to").mkdir()
-    for path in (None, "an/id-on-the-hub", str(tmp_path / "from")):
-        carry_extension(path, tmp_path / "to")
-        assert not list((tmp_path / "to").iterdir())
-    (tmp_path / "from" / EXTENSION).write_text('{"tokens": [{"id": 7}]}')
-    carry_extension(str(tmp_path / "from"), tmp_path / "to")
-    assert new_ids(tmp_path / "to") == [7]
-
-
-TAUGHT = {90: (3, 4), 91: (5, 6, 7)}
+# --- Token Distillation ----------------------------------------------------------------------------------------------
 
 
 def with_new_rows(model_type="llama", *, tied=False):
@@ -91,22 +72,18 @@ def sequences(number):
     return [torch.randint(8, 40, (12,), generator=draw).tolist() + [90 + i % 2] + [9, 10, 11] for i in range(number)]
 
 
-@pytest.mark.parametrize(
-    "model_type",
-    ["llama", pytest.param("qwen3", marks=pytest.mark.slow), pytest.param("gpt2", marks=pytest.mark.slow)],
-)
+@pytest.mark.heavy
+@pytest.mark.parametrize("model_type", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_the_states_come_nearer_and_only_the_new_input_rows_change(model_type):
     model = with_new_rows(model_type)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     found = distill_rows(model, TAUGHT, sequences(160))
     assert found.after < 0.95 * found.before and found.steps == 20
-    changed = {
-        name: (tensor != before[name]).reshape(len(tensor), -1).any(1).nonzero().flatten().tolist()
-        for name, tensor in model.state_dict().items()
-    }
-    assert {name: rows for name, rows in changed.items() if rows} == {
-        next(name for name in before if name.endswith(("embed_tokens.weight", "wte.weight"))): [90, 91]
-    }
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    (table,) = changed
+    assert table.endswith(("embed_tokens.weight", "wte.weight"))
+    rows = (model.state_dict()[table] != before[table]).any(1).nonzero().flatten().tolist()
+    assert rows == [90, 91]
 
 
 def test_a_head_that_shares_the_rows_is_refused():

@@ -5,19 +5,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny import write_recipe
-from tiny_models import make_tokenizer, tiny_config
+from tiny_models import gradients, make_tokenizer, tiny_config, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.export.export import load_adapter
 from cpt.export.trained import find_trained
-from cpt.models.adapters import (
-    BYTES_OF_4_BIT,
-    Quantization,
-    check_quantization,
-    numbers_in,
-    quantization_of,
-)
+from cpt.models.adapters import BYTES_OF_4_BIT, Quantization, check_quantization, numbers_in, quantization_of
 from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model
@@ -25,15 +19,14 @@ from cpt.train import train
 
 pytest.importorskip("bitsandbytes")
 QLORA = {"r": 4, "quantize": "nf4", "double_quantize": True}
-WIDE = {**tiny_config("llama"), "hidden_size": 128, "intermediate_size": 256}
+WIDE = tiny_config("llama", hidden_size=128, intermediate_size=256)
+IDS = torch.randint(4, 96, (2, 16), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("base")
-    tokenizer = make_tokenizer()
-    build_model(Model(from_scratch=True, config=WIDE), tokenizer).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    tiny_model(WIDE).save_pretrained(folder)
     return folder
 
 
@@ -52,19 +45,17 @@ def test_linear_layers_are_in_4_bit_and_embedding_head_norms_and_adapters_are_no
 
 
 def test_an_evaluation_changes_no_gradient_of_the_steps_after_it(base):
-    model, ids = built(base), torch.arange(3, 35).reshape(2, 16)
+    model = built(base)
 
-    def gradients():
+    def step():
         model.train().zero_grad()
-        model(input_ids=ids, labels=ids).loss.backward()
-        return {
-            name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
-        }
+        model(input_ids=IDS, labels=IDS).loss.backward()
+        return {name: gradient.clone() for name, gradient in gradients(model).items()}
 
-    before = gradients()
+    before = step()
     with torch.no_grad():
-        model.eval()(input_ids=ids)
-    after = gradients()
+        model.eval()(input_ids=IDS)
+    after = step()
     assert before.keys() == after.keys() and all(before[name].equal(after[name]) for name in before)
 
 
@@ -76,15 +67,12 @@ def test_a_weight_takes_the_bytes_that_are_planned(base, double):
 
 
 def test_gradients_reach_adapters_and_the_loss_is_near_that_of_the_whole_model(base):
-    ids = torch.randint(4, 96, (2, 16), generator=torch.Generator().manual_seed(0))
     model, whole = built(base), build_model(Model(path=str(base), dtype="bfloat16"), make_tokenizer())
-    loss = model(input_ids=ids, labels=ids).loss
+    loss = model(input_ids=IDS, labels=IDS).loss
     loss.backward()
-    assert loss.item() == pytest.approx(whole(input_ids=ids, labels=ids).loss.item(), rel=0.02)
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    assert all(parameter.grad is not None for parameter in learning) and any(
-        parameter.grad.abs().max() > 0 for parameter in learning
-    )
+    assert loss.item() == pytest.approx(whole(input_ids=IDS, labels=IDS).loss.item(), rel=0.02)
+    learning = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert list(gradients(model)) == learning and any(g.abs().max() > 0 for g in gradients(model).values())
 
 
 def recipe_of(sections, folder, base, name="qlora", **changes):
@@ -98,7 +86,7 @@ def test_a_run_goes_on_bit_for_bit_and_merges_into_the_whole_base(tiny_recipe, t
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     base = tmp_path / "base"
     wide = {**WIDE, "vocab_size": len(tokenizer)}
-    build_model(Model(from_scratch=True, config=wide), tokenizer).save_pretrained(base)
+    tiny_model(wide).save_pretrained(base)
     tokenizer.save_pretrained(base)
     every = {"checkpoints": {"every_steps": 4, "keep": 9}}
     final = train(recipe_of(tiny_recipe, tmp_path, base, **every))
@@ -116,7 +104,7 @@ def test_a_run_goes_on_bit_for_bit_and_merges_into_the_whole_base(tiny_recipe, t
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_what_is_meant(monkeypatch):
+def test_quantization_is_read_from_the_section_and_refused_where_it_cannot_run(monkeypatch):
     assert quantization_of(None) is None and quantization_of({"r": 4}) is None
     assert quantization_of({"quantize": "fp4"}) == Quantization("fp4", True)
     with pytest.raises(RecipeError, match="ZeRO-3"):

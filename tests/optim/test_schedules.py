@@ -1,10 +1,11 @@
+import inspect
 import math
 import re
 from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpt.errors import RecipeError
@@ -35,35 +36,24 @@ def rates(section: Schedule, *, steps: int, tokens_per_step: int) -> list[float]
     return seen
 
 
-def test_cosine_rises_to_the_peak_and_ends_at_the_floor():
-    assert cosine(50, 1000, warmup_tokens=100) == pytest.approx(0.5)
-    assert cosine(100, 1000, warmup_tokens=100) == pytest.approx(1.0)
-    assert cosine(550, 1000, warmup_tokens=100, floor=0.2) == pytest.approx(0.6)
-    assert cosine(1000, 1000, warmup_tokens=100, floor=0.2) == pytest.approx(0.2)
+WARM = {"warmup_tokens": 100}
+INFINITE = {"cooldown_tokens": 400, "anneal_tokens": 200, "constant": 0.4, "floor": 0.1}
 
 
-def test_rewarming_starts_where_the_base_ended():
-    section = {"warmup_tokens": 100, "start": 0.2, "floor": 0.1}
-    assert [rewarm_cosine(tokens, 1100, **section) for tokens in (0, 50, 100, 600, 1100)] == pytest.approx(
-        [0.2, 0.6, 1.0, 0.55, 0.1]
-    )
-
-
-def test_wsd_stays_until_the_decay_and_then_falls_by_a_square_root():
-    section = {"warmup_tokens": 100, "decay_tokens": 200}
-    assert [wsd(tokens, 1000, **section) for tokens in (50, 100, 500, 800)] == [0.5, 1.0, 1.0, 1.0]
-    assert [wsd(tokens, 1000, **section) for tokens in (850, 900, 1000)] == pytest.approx(
-        [0.5, 1 - math.sqrt(0.5), 0.0]
-    )
-    assert wsd(1000, 1000, **section, floor=0.1) == pytest.approx(0.1)
-
-
-def test_infinite_cools_down_to_a_constant_rate_and_anneals_exponentially():
-    section = {"warmup_tokens": 100, "cooldown_tokens": 400, "anneal_tokens": 200, "constant": 0.4, "floor": 0.1}
-    assert [infinite(tokens, 1000, **section) for tokens in (50, 100, 300, 500, 650, 800)] == pytest.approx(
-        [0.5, 1, 0.7, 0.4, 0.4, 0.4]
-    )
-    assert [infinite(tokens, 1000, **section) for tokens in (900, 1000)] == pytest.approx([0.2, 0.1])
+@pytest.mark.parametrize(
+    ("schedule", "options", "expected"),
+    [
+        (cosine, {"floor": 0.2}, {50: 0.5, 100: 1.0, 550: 0.6, 1000: 0.2}),
+        (linear, {"floor": 0.2}, {50: 0.5, 100: 1.0, 550: 0.6, 1000: 0.2}),
+        (rewarm_cosine, {"start": 0.2, "floor": 0.1}, {0: 0.2, 50: 0.6, 100: 1.0, 550: 0.55, 1000: 0.1}),
+        (wsd, {"decay_tokens": 200}, {50: 0.5, 100: 1, 800: 1, 850: 0.5, 900: 1 - math.sqrt(0.5), 1000: 0}),
+        (wsd, {"decay_tokens": 200, "floor": 0.1}, {1000: 0.1}),
+        (infinite, INFINITE, {50: 0.5, 100: 1, 300: 0.7, 500: 0.4, 650: 0.4, 800: 0.4, 900: 0.2, 1000: 0.1}),
+    ],
+)
+def test_a_schedule_has_the_factors_that_are_calculated_by_hand(schedule, options, expected):
+    found = {tokens: schedule(tokens, 1000, **WARM, **options) for tokens in expected}
+    assert found == pytest.approx(expected)
 
 
 SECTIONS = [
@@ -82,37 +72,31 @@ def test_two_runs_of_which_one_continues_the_other_have_the_rates_of_one_long_ru
 
 
 TOTAL = 1000
-LENGTHS = st.integers(0, 1100)
 FACTORS = st.sampled_from([0, 0.0, 0.1, 0.4, 1, 1.0])
-WARMUP = st.fixed_dictionaries(
-    {}, optional={"warmup_tokens": LENGTHS, "warmup_share": st.just(0) | st.floats(0.001, 1)}
-)
-OPTIONS = {
-    "constant": WARMUP,
-    "linear": st.builds(dict.__or__, WARMUP, st.fixed_dictionaries({}, optional={"floor": FACTORS})),
-    "cosine": st.builds(dict.__or__, WARMUP, st.fixed_dictionaries({}, optional={"floor": FACTORS})),
-    "rewarm_cosine": st.fixed_dictionaries({"warmup_tokens": LENGTHS}, optional={"start": FACTORS, "floor": FACTORS}),
-    "wsd": st.builds(
-        dict.__or__, WARMUP, st.fixed_dictionaries({"decay_tokens": LENGTHS}, optional={"floor": FACTORS})
-    ),
-    "infinite": st.fixed_dictionaries(
-        {"warmup_tokens": LENGTHS, "cooldown_tokens": LENGTHS, "anneal_tokens": LENGTHS},
-        optional={"constant": FACTORS, "floor": FACTORS},
-    ),
-}
-OPTIONS["continued"] = st.one_of(
-    st.fixed_dictionaries(
-        {"schedule": options.map(lambda options, name=name: {"name": name, **options}), "trained_tokens": LENGTHS},
-        optional={"planned_tokens": LENGTHS},
-    )
-    for name, options in [*OPTIONS.items()]
-)
+
+
+@st.composite
+def some_options(draw, name):
+    """Any that the schedule takes, and all that it needs."""
+    if name == "continued":
+        inner = draw(st.sampled_from([other for other in SCHEDULES if other != name]))
+        options = {"schedule": {"name": inner, **draw(some_options(inner))}}
+    else:
+        options = {}
+    for option, parameter in list(inspect.signature(SCHEDULES[name]).parameters.items())[2:]:
+        is_needed = parameter.default is parameter.empty
+        if option in options or not (is_needed or draw(st.booleans())):
+            continue
+        share = st.just(0) | st.floats(0.001, 1) if option == "warmup_share" else FACTORS
+        options[option] = draw(st.integers(0, 1100) if option.endswith("_tokens") else share)
+    return options
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_schedule_is_refused_by_its_key_or_never_jumps(name, data):
-    options = data.draw(OPTIONS[name])
+    options = data.draw(some_options(name))
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     try:
         build_schedule(Schedule(name=name, **options), optimizer, tokens_per_step=1, total_tokens=TOTAL)
@@ -121,12 +105,8 @@ def test_a_schedule_is_refused_by_its_key_or_never_jumps(name, data):
         return
     inner = options.get("schedule", options)
     planned = options.get("planned_tokens") or options.get("trained_tokens", 0) + TOTAL
-    bends = [
-        0.0,
-        *(inner.get(part, 0) for part in ("warmup_tokens", "cooldown_tokens")),
-        inner.get("warmup_share", 0) * planned,
-    ]
-    bends += [inner.get("warmup_tokens", 0) + inner.get("cooldown_tokens", 0)]
+    warmup, cooldown = inner.get("warmup_tokens", 0), inner.get("cooldown_tokens", 0)
+    bends = [0.0, warmup, cooldown, warmup + cooldown, inner.get("warmup_share", 0) * planned]
     bends += [planned - inner.get(part, 0) for part in ("decay_tokens", "anneal_tokens")]
     for bend in bends:
         at = bend - options.get("trained_tokens", 0)
@@ -137,9 +117,12 @@ def test_a_schedule_is_refused_by_its_key_or_never_jumps(name, data):
 
 
 def test_the_curve_over_tokens_does_not_depend_on_the_batch():
-    fine = rates(Schedule(name="cosine", warmup_tokens=200), steps=100, tokens_per_step=10)
-    coarse = rates(Schedule(name="cosine", warmup_tokens=200), steps=50, tokens_per_step=20)
+    section = Schedule(name="cosine", warmup_tokens=200)
+    fine, coarse = (rates(section, steps=steps, tokens_per_step=1000 // steps) for steps in (100, 50))
     assert coarse == pytest.approx(fine[1::2])
+
+
+WSD = {"name": "wsd", "decay_tokens": 30}
 
 
 @pytest.mark.parametrize(
@@ -151,16 +134,22 @@ def test_the_curve_over_tokens_does_not_depend_on_the_batch():
         (Schedule(name="cosine", warmup_share=0.1, warmup_tokens=5), "`schedule.warmup_share`"),
         (Schedule(name="wsd", warmup_share=0.9, decay_tokens=10), "`schedule.decay_tokens`"),
         (Schedule(name="wsd"), "`decay_tokens`"),
-        (
-            Schedule(name="continued", schedule={"name": "wsd", "decay_tokens": 30}, trained_tokens=5),
-            "`schedule.schedule.decay_tokens`",
-        ),
-        (Schedule(name="continued", schedule={"name": "wsd"}, trained_tokens=5), "`schedule.schedule`"),
+        (Schedule(name="continued", schedule=WSD, trained_tokens=5), r"`schedule\.schedule\.decay_tokens`"),
+        (Schedule(name="continued", schedule={"name": "wsd"}, trained_tokens=5), r"`schedule\.schedule`"),
     ],
 )
 def test_a_wrong_schedule_is_a_recipe_error(section, key):
     with pytest.raises(RecipeError, match=key):
         rates(section, steps=2, tokens_per_step=10)
+
+
+@pytest.mark.parametrize("schedule", [constant, linear, cosine, partial(wsd, decay_tokens=200)])
+def test_a_share_of_the_run_warms_up_as_its_tokens_do(schedule):
+    for tokens in (1, 50, 99, 100, 101, 500, 1000):
+        assert schedule(tokens, 1000, warmup_share=0.1) == schedule(tokens, 1000, warmup_tokens=100)
+
+
+# --- phases that end at a learning rate ------------------------------------------------------------------------------
 
 
 def run_with(*phases: Phase, tokens: int = 100_000, **schedule) -> Recipe:
@@ -180,41 +169,28 @@ def ends(*phases: Phase, **options) -> list[int | None]:
 CODE, LAST = {"code": 1.0}, Phase(weights={"prose": 1.0})
 
 
-@pytest.mark.parametrize("warmup_tokens", [0, 30_000])
-def test_a_phase_ends_where_the_learning_rate_has_fallen_to_the_share(warmup_tokens):
-    found, last = ends(Phase(until_learning_rate=0.2, weights=CODE), LAST, name="linear", warmup_tokens=warmup_tokens)
-    assert (found, last) == (100_000 - (100_000 - warmup_tokens) // 5, None)
-
-
 @pytest.mark.parametrize(
     "section",
     [
+        {"name": "linear", "warmup_tokens": 30_000},
         {"name": "cosine", "warmup_tokens": 1000},
         {"name": "rewarm_cosine", "warmup_tokens": 1000, "start": 0.9, "floor": 0.05},
         {"name": "wsd", "decay_tokens": 20_000},
         {"name": "infinite", "warmup_tokens": 1000, "cooldown_tokens": 40_000, "anneal_tokens": 10_000},
-        {
-            "name": "continued",
-            "schedule": {"name": "infinite", "warmup_tokens": 0, "cooldown_tokens": 9, "anneal_tokens": 9000},
-            "trained_tokens": 50,
-        },
+        {"name": "continued", "schedule": {"name": "wsd", "decay_tokens": 9000}, "trained_tokens": 50},
     ],
 )
-def test_the_token_before_the_end_is_above_the_share_and_none_after_it(section):
-    section, share = Schedule(**section), 0.3
-    (found, _) = ends(Phase(until_learning_rate=share, weights=CODE), LAST, **section.model_dump())
-    factors = [SCHEDULES[section.name](tokens, 100_000, **section.options) for tokens in range(found - 1, 100_001)]
-    assert factors[0] > share >= max(factors[1:])
+def test_a_phase_ends_at_the_first_token_from_which_on_the_rate_is_below_the_share(section):
+    schedule, share = Schedule(**section), 0.3
+    found, last = ends(Phase(until_learning_rate=share, weights=CODE), LAST, **section)
+    factors = [SCHEDULES[schedule.name](tokens, 100_000, **schedule.options) for tokens in range(found - 1, 100_001)]
+    assert factors[0] > share >= max(factors[1:]) and last is None
 
 
 def test_phases_may_end_at_tokens_and_at_learning_rates_in_turn():
-    phases = [
-        Phase(until=1000, weights=CODE),
-        Phase(until_learning_rate=0.5, weights=CODE),
-        Phase(until=60_000, weights=CODE),
-        LAST,
-    ]
-    assert ends(*phases, name="linear") == [1000, 50_000, 60_000, None]
+    first, last = Phase(until=1000, weights=CODE), Phase(until=60_000, weights=CODE)
+    middle = Phase(until_learning_rate=0.5, weights=CODE)
+    assert ends(first, middle, last, LAST, name="linear") == [1000, 50_000, 60_000, None]
 
 
 @pytest.mark.parametrize(
@@ -232,17 +208,8 @@ def test_a_learning_rate_that_the_decay_does_not_come_to_is_refused(share, secti
 
 @pytest.mark.parametrize(
     "phases",
-    [
-        [Phase(until=70_000, weights=CODE), Phase(until_learning_rate=0.5, weights=CODE)],
-        [Phase(until_learning_rate=0.5, weights=CODE), Phase(until=40_000, weights=CODE)],
-    ],
+    [[{"until": 70_000}, {"until_learning_rate": 0.5}], [{"until_learning_rate": 0.5}, {"until": 40_000}]],
 )
 def test_a_phase_that_ends_before_it_starts_is_refused(phases):
     with pytest.raises(RecipeError, match=r"`data\.phases\[1\]\.until(_learning_rate)?`"):
-        ends(*phases, LAST, name="linear")
-
-
-@pytest.mark.parametrize("schedule", [constant, linear, cosine, partial(wsd, decay_tokens=200)])
-def test_a_share_of_the_run_warms_up_as_its_tokens_do(schedule):
-    for tokens in (1, 50, 99, 100, 101, 500, 1000):
-        assert schedule(tokens, 1000, warmup_share=0.1) == schedule(tokens, 1000, warmup_tokens=100)
+        ends(*(Phase(**ending, weights=CODE) for ending in phases), LAST, name="linear")

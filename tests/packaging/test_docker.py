@@ -1,32 +1,33 @@
-"""The Dockerfiles and their requirements follow cpt/commands/doctor.py, and what they copy is enough."""
+"""Docker images and the builds that `cpt doctor` names follow cpt/commands/doctor.py and pyproject.toml."""
 
 import re
-import shutil
 import subprocess
-import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from cpt.commands.doctor import BUILDS
 from docker import write
 
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 HADOLINT = Path(sysconfig.get_path("scripts")) / "hadolint"
+EXTRAS = ("bitsandbytes", "liger", "flash", "mamba")
 
 
 def test_what_is_in_the_folder_is_what_would_be_written():
     written = write.files()
-    there = {path for path in (ROOT / "docker").iterdir() if path.suffix in (".Dockerfile", ".txt")}
-    assert there == set(written)
-    assert [path.name for path, text in written.items() if path.read_text() != text] == [], (
-        "run: python -m docker.write"
-    )
+    assert {path for path in (ROOT / "docker").iterdir() if path.suffix in (".Dockerfile", ".txt")} == set(written)
+    changed = [path.name for path, text in written.items() if path.read_text() != text]
+    assert changed == [], "run: python -m docker.write"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
 def test_a_linter_finds_nothing_in_a_dockerfile(path):
     linted = subprocess.run([HADOLINT, path], capture_output=True, text=True)
@@ -40,7 +41,25 @@ def test_every_dependency_of_cpt_is_in_an_images_requirements(line):
     assert str(given[0]) == f"torch=={line.torch}+{'cu' + line.cuda.replace('.', '') if line.cuda else 'cpu'}"
 
 
-def copied(dockerfile: Path) -> list[str]:
+def test_every_version_of_a_build_is_one_that_pyproject_allows():
+    extras = [one for name in EXTRAS for one in PROJECT["optional-dependencies"][name]]
+    allowed = {one.name: one.specifier for one in map(Requirement, PROJECT["dependencies"] + extras)}
+    for line in BUILDS:
+        versions = {**write.STACK, **write.OF_GPUS, "torch": line.torch}
+        versions |= {wheel.package: wheel.version for wheel in line.wheels}
+        assert [name for name, version in versions.items() if not allowed[name].contains(version)] == []
+
+
+@pytest.mark.parametrize("line", BUILDS, ids=lambda line: line.name)
+def test_a_wheel_is_built_for_its_lines_torch_and_cuda(line):
+    for wheel in line.wheels:
+        local = Version(wheel.version).local
+        assert ".".join(line.torch.split(".")[:2]) in local
+        assert line.cuda.replace(".", "") in local.replace(".", "")
+        assert wheel.index is None or wheel.index.endswith(f"/cu{line.cuda.replace('.', '')}/")
+
+
+def copied(dockerfile):
     """What an image takes out of the repository."""
     lines = re.findall(r"^COPY (.+) \S+$", dockerfile.read_text(), re.MULTILINE)
     return [name for line in lines for name in line.split()]
@@ -52,27 +71,3 @@ def test_what_an_image_copies_is_there_and_not_ignored(path):
     for name in copied(path):
         assert (ROOT / name).exists()
         assert name in admitted or (name.endswith(".txt") and "docker/*.txt" in admitted)
-
-
-@pytest.mark.slow
-def test_what_an_image_copies_is_enough_to_build_cpt(tmp_path):
-    (tmp_path / "source").mkdir()
-    for name in copied(ROOT / "docker/cpu.Dockerfile"):
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, tmp_path / "source" / name)
-        elif not name.startswith("docker/"):
-            shutil.copy(ROOT / name, tmp_path / "source" / name)
-    words = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        str(tmp_path),
-        "./source",
-    ]
-    subprocess.run(words, cwd=tmp_path, check=True)
-    assert len(list(tmp_path.glob("cpt-*.whl"))) == 1

@@ -1,4 +1,4 @@
-"""What every promise needs: a corpus, a tokenizer, a recipe that trains in seconds, and `cpt` as a user types it.
+"""What promises share: a corpus, a tokenizer, a recipe that trains in seconds, one run of it, and the command `cpt`.
 
 A promise uses the commands and the Python API (`cpt.__all__`, `cpt.train.train`) only, so it outlives any change of
 the code's layout.
@@ -11,9 +11,10 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -23,18 +24,13 @@ from typing import Any
 import pytest
 import yaml
 
+from cpt import build_data, build_model, build_trainer, load_recipe, load_tokenizer
+
 ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
 WORDS = "the model reads a document and learns which word comes after other words in text of its domain"
-TINY_MODEL = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 320,
-    "max_position_embeddings": 128,
-}
+TINY_MODEL = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+TINY_MODEL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320, "max_position_embeddings": 128}
 # Commands are forked from one process that has imported everything: a start takes a tenth of a second instead of
 # several. CPT_PROMISES_START=fork forks them from pytest itself: less work for a single test, less apart for many.
 FORKS = get_context(os.environ.get("CPT_PROMISES_START", "forkserver"))
@@ -71,10 +67,10 @@ class Typed:
                 pytest.fail(f"waited {seconds:.0f} s in vain:\n{self.output}")
             time.sleep(0.01)
 
-    def signal(self, number: int, *, group: bool = True) -> None:
-        """Send a signal to the process or to its whole group, as a terminal does."""
+    def signal(self, number: int) -> None:
+        """Send a signal to its process group, as a terminal does."""
         with suppress(ProcessLookupError):  # it ended by itself
-            (os.killpg if group else os.kill)(self.pid, number)
+            os.killpg(self.pid, number)
 
     @property
     def returncode(self) -> int:
@@ -143,10 +139,14 @@ def together(start):
     first."""
 
     def begin(number: int, *words: object, **options: Any) -> list[Typed]:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
-        group = {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        if number == 1:
+            return [start(*words, **options)]
+        group = {
+            "WORLD_SIZE": number,
+            "LOCAL_WORLD_SIZE": number,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": free_port(),
+        }
         more = options.pop("environment", {})
         ranks = (
             {**more, **{name: str(value) for name, value in {**group, "RANK": n, "LOCAL_RANK": n}.items()}}
@@ -164,14 +164,37 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def shell(*words: object, **options) -> subprocess.Popen:
+    """A command in a process of its own, without what launchers leave behind."""
+    of_launchers = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+    environment = {name: value for name, value in os.environ.items() if name not in of_launchers}
+    environment |= {"PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([str(word) for word in words], cwd=ROOT, env=environment, **{**pipes, **options})
+
+
+def write_texts(path: Path, texts: Iterable[str]) -> Path:
+    """JSONL, a document a line."""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
 def write_documents(path: Path, count: int, seed: int) -> Path:
     """JSONL of documents of 5 to 120 words."""
     draw = random.Random(seed)
-    texts = (
-        " ".join(draw.choices(WORDS.split(), k=draw.randint(5, 120))) + f" number {number}." for number in range(count)
-    )
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return path
+    texts = (" ".join(draw.choices(WORDS.split(), k=draw.randint(5, 120))) for _ in range(count))
+    return write_texts(path, (f"{text} number {number}." for number, text in enumerate(texts)))
+
+
+def texts_in(file: Path) -> list[str]:
+    """The documents of a JSONL file."""
+    return [json.loads(line)["text"] for line in file.read_text().splitlines()]
 
 
 @pytest.fixture(scope="session")
@@ -249,16 +272,49 @@ def write(tmp_path: Path):
     return lambda sections, name="recipe.yaml": written(tmp_path / name, sections)
 
 
+@pytest.fixture(scope="session")
+def whole(cpt, corpus: Path, tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe that was run to its end; its run is `runs/run` in the same folder. Read it, do not change it."""
+    folder = tmp_path_factory.mktemp("whole")
+    file = written(folder / "recipe.yaml", tiny_recipe(corpus, tokenizer_folder, folder))
+    assert (typed := cpt("train", file)).returncode == 0, typed.output
+    return file
+
+
+@pytest.fixture(scope="session")
+def run_of(whole: Path):
+    """A run's folder by its name."""
+    return lambda name="run": whole.parent / "runs" / name
+
+
+def built(file: Path, overrides: Sequence[str] = ()) -> tuple[Any, Any, Any]:
+    """The recipe, its tokenizer and its data, by the Python API."""
+    recipe = load_recipe(file, overrides)
+    tokenizer = load_tokenizer(recipe)
+    return recipe, tokenizer, build_data(recipe, tokenizer)
+
+
+def trainer_of(file: Path, overrides: Sequence[str] = ()) -> tuple[Any, Any, Any]:
+    """The trainer, its recipe and its tokenizer, by the Python API."""
+    recipe, tokenizer, data = built(file, overrides)
+    return build_trainer(recipe, build_model(recipe, tokenizer), tokenizer, data), recipe, tokenizer
+
+
 def written(file: Path, sections: dict[str, Any]) -> Path:
     """A recipe's file."""
     file.write_text(yaml.safe_dump(sections, sort_keys=False))
     return file
 
 
+def metrics(run: Path, *, having: str = "loss") -> list[dict[str, Any]]:
+    """The lines of a run's metrics that have this figure."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [row for row in rows if having in row]
+
+
 def losses(run: Path) -> list[float]:
-    """The training loss of each step, from the run's metrics."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows if "loss" in row]
+    """The training loss of each step."""
+    return [row["loss"] for row in metrics(run)]
 
 
 def weights(run: Path) -> bytes:

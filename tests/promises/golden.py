@@ -20,32 +20,20 @@ from cpt import RunPlan, build_data, build_model, build_trainer, export_model, l
 
 FILE = Path(__file__).with_name("golden.json")
 TINY = Path(__file__).parents[2] / "recipes/tiny"
-SHAPE = {
-    "vocab_size": 260,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-SHAPE |= {"max_position_embeddings": 128}
+SHAPE = {"vocab_size": 260, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE |= {"num_key_value_heads": 2, "max_position_embeddings": 128}
+DENSE = {**SHAPE, "intermediate_size": 48}
 GPT2 = {"vocab_size": 260, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
-LATENT = {
-    "kv_lora_rank": 16,
-    "q_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "first_k_dense_replace": 1,
-}
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
 EXPERTS = {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
 MODELS = {
-    "llama": {**SHAPE, "intermediate_size": 48},
+    "llama": DENSE,
     "gpt2": {**GPT2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
-    "minimind3": {**SHAPE, "intermediate_size": 48},
-    "minimind2_moe": {**SHAPE, "intermediate_size": 48},
-    "qwen2": {**SHAPE, "intermediate_size": 48},
-    "nemotron": {**SHAPE, "intermediate_size": 48},
-    "deepseek_v3": {**SHAPE, "num_key_value_heads": 4, "intermediate_size": 48, **LATENT, **EXPERTS},
+    "minimind3": DENSE,
+    "minimind2_moe": DENSE,
+    "qwen2": DENSE,
+    "nemotron": DENSE,
+    "deepseek_v3": {**DENSE, "num_key_value_heads": 4, **LATENT, **EXPERTS, "first_k_dense_replace": 1},
 }
 TEXTS, ANSWERS = {"path": f"{TINY}/data/texts.jsonl"}, {"path": f"{TINY}/data/answers.jsonl"}
 PREFERENCES, JUDGED, QUESTIONS = (
@@ -63,12 +51,8 @@ def first_words(document: dict[str, Any]) -> dict[str, Any]:
 
 def new(model: str, **data: Any) -> dict[str, Any]:
     """A model from scratch on texts."""
-    config = {"model_type": model, **MODELS[model]}
-    return {
-        "stage": "pretrain",
-        "model": {"from_scratch": True, "config": config},
-        "data": {"sources": [SHORT], **data},
-    }
+    model_section = {"from_scratch": True, "config": {"model_type": model, **MODELS[model]}}
+    return {"stage": "pretrain", "model": model_section, "data": {"sources": [SHORT], **data}}
 
 
 def stage(name: str, source: dict[str, Any], base: str, **more: Any) -> dict[str, Any]:
@@ -81,6 +65,7 @@ def recipes(base: str) -> dict[str, dict[str, Any]]:
     chats = {"path": ANSWERS["path"], "name": "answers", "chat": "messages"}
     one, eight = {"per_device_train_batch_size": 1}, {"per_device_train_batch_size": 8}
     sampling = {**eight, "num_generations": 4, "max_completion_length": 2}
+    reward = [{"name": "format", "pattern": "[a-p].*"}]
     teacher = {"teacher_model_name_or_path": base}
     return {
         **{f"pretrain-{model}": new(model) for model in MODELS},
@@ -95,14 +80,7 @@ def recipes(base: str) -> dict[str, dict[str, Any]]:
         "dpo": stage("dpo", PREFERENCES, base),
         "kto": stage("kto", JUDGED, base),
         "reward": stage("reward", PREFERENCES, base),
-        "grpo": stage(
-            "grpo",
-            QUESTIONS,
-            base,
-            rewards=[{"name": "format", "pattern": "[a-p].*"}],
-            training=sampling,
-            budget={"tokens": 8 * 64 * 6},
-        ),
+        "grpo": stage("grpo", QUESTIONS, base, rewards=reward, training=sampling, budget={"tokens": 8 * 64 * 6}),
         "distill": {**new("llama", sources=[ANSWERS]), "stage": "distill", "training": teacher, "seed": 7},
     }
 
@@ -134,9 +112,8 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
 
 def peak(plan: RunPlan) -> dict[str, float]:
     """The terms of the moment that takes most memory."""
-    return {
-        name: round(size) for name, size in max(plan.gpu_terms.values(), key=lambda terms: sum(terms.values())).items()
-    }
+    terms = max(plan.gpu_terms.values(), key=lambda terms: sum(terms.values()))
+    return {name: round(size) for name, size in terms.items()}
 
 
 def build(sections: dict[str, Any], folder: Path) -> tuple[Any, Any, Any]:
@@ -178,13 +155,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["CPT_CACHE"] = f"{folder}/store"
         golden = {name: measure(name, Path(folder)) for name in NAMES}
-    recipes_of_file = (
-        f"{json.dumps(name)}: {{\n"
-        + ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in known.items())
-        + "\n}"
-        for name, known in golden.items()
-    )
-    FILE.write_text("{\n" + ",\n".join(recipes_of_file) + "\n}\n")
+    texts = []
+    for name, known in golden.items():
+        lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in known.items())
+        texts.append(f"{json.dumps(name)}: {{\n{lines}\n}}")
+    FILE.write_text("{\n" + ",\n".join(texts) + "\n}\n")
 
 
 if __name__ == "__main__":

@@ -4,52 +4,30 @@ import json
 import re
 import shutil
 import signal
-import socket
 from pathlib import Path
 
 import pytest
 import yaml
 from openai import OpenAI
+from promises.conftest import free_port, losses, metrics, texts_in
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt import compare_runs, load_recipe
-from cpt.errors import CheckpointError
 from cpt.train import train
 
+pytestmark = pytest.mark.heavy
 RECIPES = Path(__file__).parents[2] / "recipes"
 PARTS = ("models", "mixtures", "presets", "demo", "pipelines", "search")
 SHIPPED = [path for path in sorted(RECIPES.rglob("*.yaml")) if path.relative_to(RECIPES).parts[0] not in PARTS]
-COMMANDS = [
-    "demo",
-    "doctor",
-    "init",
-    "import",
-    "recipes",
-    "check",
-    "plan",
-    "rehearse",
-    "schema",
-    "mixture",
-    "contamination",
-    "prepare",
-]
-COMMANDS += [
-    "train",
-    "launch",
-    "pipeline",
-    "search",
-    "verdict",
-    "evaluate",
-    "runs",
-    "compare",
-    "report",
-    "reproduce",
-    "verify",
-    "export",
-]
-COMMANDS += ["merge", "serve", "chat"]
-BELOW = ["data check", "data preview", "data ingest", "data rewrite", "store list", "store verify", "store prune"]
-BELOW += ["tokenizer train", "tokenizer extend", "tokenizer report"]
+NAMES = """
+demo doctor init import recipes check plan rehearse schema mixture contamination prepare train launch pipeline search
+verdict evaluate runs compare report reproduce verify export merge serve chat
+"""
+BELOW = """
+data check, data preview, data ingest, data rewrite, store list, store verify, store prune, tokenizer train,
+tokenizer extend, tokenizer report
+"""
+COMMANDS = [*NAMES.split(), *(words.strip() for words in BELOW.split(","))]
 CHAT = (
     "{% for m in messages %}{{ m.role }} {{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt"
     " %}assistant {% endif %}"
@@ -61,75 +39,33 @@ def some_of(cases: list, *, quick: tuple) -> list:
     return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
-def metrics(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture(scope="module")
-def finished(corpus, base_model, tmp_path_factory) -> Path:
-    """A finished run of continued pre-training, with a held-out set."""
-    folder = tmp_path_factory.mktemp("finished")
-    sections = {
-        "name": "first",
-        "stage": "cpt",
-        "output_dir": str(folder / "runs"),
-        "model": {"path": str(base_model)},
-        "data": {"sequence_length": 64, "sources": [{"path": str(corpus / "domain.jsonl")}]},
-        "budget": {"tokens": 6 * 256, "global_batch_tokens": 256},
-        "optimizer": {"learning_rate": 3e-3},
-        "evaluation": {"perplexity": [{"path": str(corpus / "held_out.jsonl"), "name": "held"}]},
-        "training": {"per_device_train_batch_size": 2, "logging_steps": 1, "use_cpu": True},
-    }
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(sections))
-    return train(load_recipe(folder / "recipe.yaml")).parent
-
-
-@pytest.fixture(scope="module")
-def differing(finished) -> Path:
-    """The same run with three keys changed."""
+@pytest.fixture(scope="session")
+def differing(whole) -> Path:
+    """The run of `whole` with three keys changed."""
     changes = ["name=second", "seed=7", "optimizer.learning_rate=1e-3", "schedule.name=linear"]
-    return train(load_recipe(finished.parents[1] / "recipe.yaml", changes)).parent
+    return train(load_recipe(whole, changes)).parent
 
 
 @pytest.mark.slow
 def test_documents_become_an_answer_to_an_openai_client(cpt, start, base_model, corpus, tmp_path):
     """init, check, train, verdict, export, serve."""
     file = tmp_path / "recipe.yaml"
-    words = (
-        "--model",
-        base_model,
-        "--gpu",
-        "cpu",
-        "--general",
-        corpus / "general.jsonl",
-        "--output",
-        file,
-        "--tokens",
-        2048,
-    )
-    assert cpt("init", corpus / "domain.jsonl", *words).returncode == 0
+    words = (*init_words(base_model, corpus), "--tokens", 2048)
+    assert cpt("init", *words, "--output", file).returncode == 0
     short = ("training.use_cpu=true", f"output_dir={tmp_path / 'runs'}", "name=run")
     assert cpt("check", file, *short).returncode in (0, 3)
     ended = cpt("train", file, *short)
     assert ended.returncode == 0, ended.output
-    assert (
-        cpt("verdict", tmp_path / "runs/run").returncode == 0
-        and (tmp_path / "runs/run/verdict.md").stat().st_size > 500
-    )
+    assert cpt("verdict", tmp_path / "runs/run").returncode == 0
+    assert (tmp_path / "runs/run/verdict.md").stat().st_size > 500
     assert cpt("export", tmp_path / "runs/run", "--output", tmp_path / "model", "--dtype", "float32").returncode == 0
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = start("serve", tmp_path / "model", "--host", "127.0.0.1", "--port", port)
     server.wait_until(lambda: "Ready" in server.output)
     client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
-    answer = client.completions.create(
-        model=str(tmp_path / "model"), prompt="the model reads", max_tokens=4, temperature=0
-    )
-    tokenizer, model = (
-        AutoTokenizer.from_pretrained(tmp_path / "model"),
-        AutoModelForCausalLM.from_pretrained(tmp_path / "model"),
-    )
+    asked = {"model": str(tmp_path / "model"), "prompt": "the model reads", "max_tokens": 4, "temperature": 0}
+    answer = client.completions.create(**asked)
+    model, tokenizer = (of.from_pretrained(tmp_path / "model") for of in (AutoModelForCausalLM, AutoTokenizer))
     ids = tokenizer("the model reads", return_tensors="pt")
     wanted = model.generate(**ids, max_new_tokens=4, do_sample=False)[0, ids["input_ids"].shape[1] :]
     assert answer.choices[0].text.strip() == tokenizer.decode(wanted, skip_special_tokens=True).strip()
@@ -137,38 +73,31 @@ def test_documents_become_an_answer_to_an_openai_client(cpt, start, base_model, 
     assert server.wait(60).returncode == 0
 
 
-def test_compare_names_the_planted_differences_and_no_others(finished, differing):
-    found = [one["name"] for one in compare_runs([finished, differing])["differences"] if one["topic"] == "Recipe"]
+def test_compare_names_the_planted_differences_and_no_others(run_of, differing):
+    found = [one["name"] for one in compare_runs([run_of(), differing])["differences"] if one["topic"] == "Recipe"]
     assert sorted(found) == ["optimizer.learning_rate", "schedule.name", "seed"]
-    assert compare_runs([finished, finished])["differences"] == []
+    assert compare_runs([run_of(), run_of()])["differences"] == []
 
 
-def test_compare_writes_pages_and_json(cpt, finished, differing, tmp_path):
-    ended = cpt("compare", finished, differing, "--html", tmp_path / "c.html")
+def test_compare_writes_pages_and_json(cpt, run_of, differing, tmp_path):
+    ended = cpt("compare", run_of(), differing, "--html", tmp_path / "c.html")
     assert ended.returncode == 0, ended.output
     assert "<html" in (tmp_path / "c.html").read_text() and "schedule.name" in (tmp_path / "c.html").read_text()
-    assert json.loads(cpt("compare", finished, differing, "--json").stdout) == compare_runs([finished, differing])
-
-
-def test_compare_refuses_a_folder_without_a_run(cpt, finished, tmp_path):
-    with pytest.raises(CheckpointError):
-        compare_runs([finished, tmp_path])
-    assert cpt("compare", finished, tmp_path).returncode == 2
-    assert cpt("compare", finished).returncode == 2
+    assert json.loads(cpt("compare", run_of(), differing, "--json").stdout) == compare_runs([run_of(), differing])
 
 
 @pytest.mark.slow
-def test_a_run_is_reproduced_bit_for_bit(cpt, finished):
-    ended = cpt("reproduce", finished, "--json", folder=Path.cwd())
+def test_a_run_is_reproduced_bit_for_bit(cpt, run_of):
+    ended = cpt("reproduce", run_of(), "--json")
     assert ended.returncode == 0, ended.output
     found = json.loads(ended.stdout)
-    assert found["bit_equal"] and found["weights_differ"] == [] and found["logs"] == 6
+    assert found["bit_equal"] and found["weights_differ"] == [] and found["logs"] == 8
 
 
 @pytest.mark.slow
-def test_a_reproduction_finds_a_changed_loss_and_changed_data(cpt, finished, corpus, tmp_path):
-    run = shutil.copytree(finished, tmp_path / "runs/first")
-    lines = metrics(run)
+def test_a_reproduction_finds_a_changed_loss_and_changed_data(cpt, run_of, corpus, tmp_path):
+    run = shutil.copytree(run_of(), tmp_path / "runs/first")
+    lines = metrics(run, having="step")
     next(line for line in lines if line["step"] == 3 and "loss" in line)["loss"] += 1e-12
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     ended = cpt("reproduce", run, "--steps", 4, "--json")
@@ -201,13 +130,10 @@ def test_a_killed_search_is_resumed_and_its_best_recipe_is_the_best_trial(start,
     ended = cpt(*words)
     assert ended.returncode == 0, ended.output
     trials = json.loads((folder / "results.json").read_text())["trials"]
-    assert len(trials) == 3 and all(
-        file.stat().st_mtime_ns == written for file, written in done.items() if file.exists()
-    )
-    best = min(trials, key=lambda trial: trial["value"])
-    assert load_recipe(folder / "best.yaml").optimizer.learning_rate == pytest.approx(
-        best["values"]["optimizer.learning_rate"], rel=1e-4
-    )
+    assert len(trials) == 3
+    assert all(file.stat().st_mtime_ns == written for file, written in done.items() if file.exists())
+    best = min(trials, key=lambda trial: trial["value"])["values"]["optimizer.learning_rate"]
+    assert load_recipe(folder / "best.yaml").optimizer.learning_rate == pytest.approx(best, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -215,10 +141,8 @@ def test_a_killed_pipeline_is_resumed_at_its_step(start, cpt, recipe, write, cor
     runs = tmp_path / "runs"
     write({**recipe, "name": "one"}, "one.yaml")
     second = {**recipe, "name": "two", "stage": "cpt", "model": {"path": str(runs / "one")}, "tokenizer": {}}
-    write(
-        {**second, "budget": {"tokens": 60 * 256, "global_batch_tokens": 256}, "checkpoints": {"every_steps": 5}},
-        "two.yaml",
-    )
+    second |= {"budget": {"tokens": 30 * 256, "global_batch_tokens": 256}, "checkpoints": {"every_steps": 5}}
+    write(second, "two.yaml")
     pipeline = write({"name": "both", "steps": [{"recipe": "one.yaml"}, {"recipe": "two.yaml"}]}, "pipeline.yaml")
     first = start("pipeline", pipeline)
     first.wait_until(lambda: (runs / "two/checkpoint-5").exists())
@@ -228,8 +152,7 @@ def test_a_killed_pipeline_is_resumed_at_its_step(start, cpt, recipe, write, cor
     ended = cpt("pipeline", pipeline)
     assert ended.returncode == 0, ended.output
     assert (runs / "one/final/model.safetensors").stat().st_mtime_ns == before
-    steps = [line["step"] for line in metrics(runs / "two") if "loss" in line]
-    assert steps == [*range(1, 61)]
+    assert [line["step"] for line in metrics(runs / "two")] == [*range(1, 31)]
 
 
 @pytest.mark.parametrize(
@@ -259,51 +182,30 @@ def chat_model(base_model, tmp_path) -> Path:
 def imported_losses(cpt, config: dict, folder: Path) -> list[float]:
     """Import a config, train the recipe in the config's folder, and return the losses."""
     (folder / "config.yml").write_text(yaml.safe_dump(config, sort_keys=False))
-    for words in (
-        ("import", "config.yml"),
-        ("train", "recipe.yaml", "training.use_cpu=true", "name=run", "output_dir=runs"),
-    ):
+    short = ("training.use_cpu=true", "name=run", "output_dir=runs")
+    for words in (("import", "config.yml"), ("train", "recipe.yaml", *short)):
         ended = cpt(*words, folder=folder)
         assert ended.returncode == 0, ended.output
-    return [line["loss"] for line in metrics(folder / "runs/run") if "loss" in line]
+    return losses(folder / "runs/run")
 
 
 @pytest.mark.slow
 def test_a_config_of_axolotl_trains(cpt, chat_model, tmp_path):
     alpaca = [{"instruction": f"say {number}", "input": "", "output": f"number {number}"} for number in range(40)]
     (tmp_path / "alpaca.json").write_text(json.dumps(alpaca))
-    config = {
-        "base_model": "base",
-        "datasets": [{"path": "alpaca.json", "type": "alpaca", "ds_type": "json"}],
-        "sequence_len": 96,
-    }
-    config |= {
-        "adapter": "lora",
-        "lora_r": 8,
-        "lora_alpha": 16,
-        "lora_target_linear": True,
-        "sample_packing": True,
-        "micro_batch_size": 2,
-    }
-    config |= {
-        "gradient_accumulation_steps": 1,
-        "max_steps": 8,
-        "learning_rate": "1e-2",
-        "bf16": False,
-        "logging_steps": 1,
-    }
+    config = {"base_model": "base", "sequence_len": 96, "max_steps": 8, "learning_rate": "1e-2", "logging_steps": 1}
+    config |= {"datasets": [{"path": "alpaca.json", "type": "alpaca", "ds_type": "json"}], "sample_packing": True}
+    config |= {"micro_batch_size": 2, "gradient_accumulation_steps": 1, "bf16": False}
+    config |= {"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True}
     found = imported_losses(cpt, {**config, "output_dir": "outputs"}, tmp_path)
     assert len(found) == 8 and found[-1] < found[0] and (tmp_path / "runs/run/final/adapter").is_dir()
 
 
 @pytest.mark.slow
 def test_a_config_of_llamafactory_trains(cpt, chat_model, tmp_path):
+    chosen, rejected = ({"from": "gpt", "value": value} for value in ("yes", "no"))
     pairs = [
-        {"conversations": [{"from": "human", "value": f"say {number}"}]}
-        | {
-            name: {"from": "gpt", "value": value}
-            for name, value in (("chosen", f"number {number}"), ("rejected", "no"))
-        }
+        {"conversations": [{"from": "human", "value": f"say {number}"}], "chosen": chosen, "rejected": rejected}
         for number in range(24)
     ]
     (tmp_path / "data").mkdir()
@@ -311,46 +213,31 @@ def test_a_config_of_llamafactory_trains(cpt, chat_model, tmp_path):
     columns = {"messages": "conversations", "chosen": "chosen", "rejected": "rejected"}
     info = {"pairs": {"file_name": "pairs.json", "ranking": True, "formatting": "sharegpt", "columns": columns}}
     (tmp_path / "data/dataset_info.json").write_text(json.dumps(info))
-    config = {
-        "model_name_or_path": "base",
-        "stage": "dpo",
-        "do_train": True,
-        "finetuning_type": "full",
-        "dataset": "pairs",
-    }
-    config |= {
-        "template": "default",
-        "cutoff_len": 64,
-        "per_device_train_batch_size": 4,
-        "num_train_epochs": 1.0,
-        "learning_rate": 1e-2,
-    }
-    config |= {"logging_steps": 1, "report_to": "none", "output_dir": "saves/tiny"}
+    config = {"model_name_or_path": "base", "stage": "dpo", "do_train": True, "finetuning_type": "full"}
+    config |= {"dataset": "pairs", "template": "default", "cutoff_len": 64, "report_to": "none"}
+    config |= {"per_device_train_batch_size": 4, "num_train_epochs": 1.0, "learning_rate": 1e-2}
+    config |= {"logging_steps": 1, "output_dir": "saves/tiny"}
     found = imported_losses(cpt, config, tmp_path)
     assert len(found) == 6 and found[-1] < found[0]
 
 
-def test_a_report_is_one_html_file_that_needs_no_network(cpt, finished, tmp_path):
-    ended = cpt("report", finished, "--output", tmp_path / "report.html")
+def test_a_report_is_one_html_file_that_needs_no_network(cpt, run_of, tmp_path):
+    ended = cpt("report", run_of(), "--output", tmp_path / "report.html")
     assert ended.returncode == 0, ended.output
     page = (tmp_path / "report.html").read_text()
-    assert page.lower().startswith("<!doctype html>") and "first" in page and "@import" not in page
+    assert page.lower().startswith("<!doctype html>") and "domain" in page and "@import" not in page
     read = re.findall(r"""<(?:script|link|img|iframe|source)\b[^>]*(?:src|href)=["']?([^"' >]+)""", page)
     assert all(address.startswith("data:") for address in read)
 
 
-def test_runs_are_listed_filtered_and_sorted(cpt, finished, differing):
-    listed = json.loads(cpt("runs", finished.parent, "--json", "--sort", "loss").stdout)
-    assert {one["name"] for one in listed} == {"first", "second"} and all(one["state"] == "finished" for one in listed)
+def test_runs_are_listed_filtered_and_sorted(cpt, run_of, differing, tmp_path):
+    for run in (run_of(), differing):
+        shutil.copytree(run, tmp_path / run.name)
+    listed = json.loads(cpt("runs", tmp_path, "--json", "--sort", "loss").stdout)
+    assert {one["name"] for one in listed} == {"run", "second"} and all(one["state"] == "finished" for one in listed)
     assert [one["loss"] for one in listed] == sorted(one["loss"] for one in listed)
-    assert json.loads(cpt("runs", finished.parent, "--json", "--where", "state=running").stdout) == []
-    assert cpt("runs", finished.parent, "--where", "stat=running").returncode == 2
-
-
-def test_the_doctor_names_what_is_installed(cpt):
-    ended = cpt("doctor")
-    assert ended.returncode == 0, ended.output
-    assert all(word in ended.stdout for word in ("torch", "transformers"))
+    assert json.loads(cpt("runs", tmp_path, "--json", "--where", "state=running").stdout) == []
+    assert cpt("runs", tmp_path, "--where", "stat=running").returncode == 2
 
 
 def test_a_trained_tokenizer_gives_every_text_back(cpt, corpus, tmp_path):
@@ -365,7 +252,7 @@ def test_a_trained_tokenizer_gives_every_text_back(cpt, corpus, tmp_path):
 def test_a_tokenizer_report_counts_as_by_hand(cpt, tokenizer_folder, corpus):
     ended = cpt("tokenizer", "report", tokenizer_folder, "--text", f"domain={corpus / 'domain.jsonl'}", "--json")
     assert ended.returncode == 0, ended.output
-    texts = [json.loads(line)["text"] for line in (corpus / "domain.jsonl").read_text().splitlines()]
+    texts = texts_in(corpus / "domain.jsonl")
     tokens = sum(map(len, AutoTokenizer.from_pretrained(tokenizer_folder)(texts)["input_ids"]))
     numbers = re.findall(r": (\d+\.?\d*)", ended.stdout)
     assert str(tokens) in numbers and str(sum(len(text.encode()) for text in texts)) in numbers
@@ -373,24 +260,20 @@ def test_a_tokenizer_report_counts_as_by_hand(cpt, tokenizer_folder, corpus):
 
 @pytest.mark.slow
 def test_a_prepared_recipe_trains_from_the_store_with_the_same_losses(cpt, recipe, write, tmp_path):
-    losses = {}
     for name, prepares in (("direct", False), ("prepared", True)):
         file, store = write({**recipe, "name": name}), {"CPT_CACHE": str(tmp_path / name)}
         if prepares:
             assert cpt("prepare", file, environment=store).returncode == 0
-            entries = {
-                path: path.stat().st_mtime_ns
-                for path in (tmp_path / name).rglob("*")
-                if path.suffix in (".bin", ".npy", ".idx")
-            }
+            stored = (path for path in (tmp_path / name).rglob("*") if path.suffix in (".bin", ".npy", ".idx"))
+            entries = {path: path.stat().st_mtime_ns for path in stored}
         assert cpt("train", file, environment=store).returncode == 0
-        losses[name] = [line["loss"] for line in metrics(tmp_path / "runs" / name) if "loss" in line]
-    assert losses["direct"] == losses["prepared"] and len(losses["direct"]) == 8
+    direct, prepared = (losses(tmp_path / "runs" / name) for name in ("direct", "prepared"))
+    assert direct == prepared and len(direct) == 8
     assert all(path.stat().st_mtime_ns == written for path, written in entries.items())
 
 
-def test_a_flipped_bit_in_an_export_or_checkpoint_is_found(cpt, finished, tmp_path):
-    run = shutil.copytree(finished, tmp_path / "run")
+def test_a_flipped_bit_in_an_export_or_checkpoint_is_found(cpt, run_of, tmp_path):
+    run = shutil.copytree(run_of(), tmp_path / "run")
     assert cpt("verify", run).returncode == 0
     weights = next(run.glob("checkpoint-*/model.safetensors"))
     content = bytearray(weights.read_bytes())
@@ -406,42 +289,39 @@ def test_a_rehearsal_does_all_of_a_run_and_leaves_nothing(cpt, recipe, write, tm
     assert not (tmp_path / "runs").exists() and not [path for path in tmp_path.iterdir() if "rehears" in path.name]
 
 
-def test_a_rehearsal_of_a_recipe_with_a_mistake_fails(cpt, recipe, write, tmp_path):
-    recipe["data"]["sources"][0]["path"] = str(tmp_path / "nowhere.jsonl")
-    ended = cpt("rehearse", write(recipe))
-    assert ended.returncode == 2 and "nowhere.jsonl" in ended.output and not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize("command", some_of([*COMMANDS, *BELOW], quick=("train", "data check")))
+@pytest.mark.parametrize("command", some_of(COMMANDS, quick=("train", "data check")))
 def test_a_command_explains_itself(command, cpt):
     ended = cpt(*command.split(), "--help")
     assert ended.returncode == 0 and ended.stderr == ""
     assert "Usage:" in ended.stdout and ("Example" in ended.stdout or command == "schema")
 
 
-MISTAKES = [
-    ("no-such-command",),
-    ("train",),
-    ("train", "nowhere.yaml"),
-    ("plan", "nowhere.yaml"),
-    ("check", "nowhere.yaml"),
-    ("export", "nowhere", "--output", "x"),
-    ("serve", "nowhere"),
-    ("verify", "nowhere"),
-    ("report", "nowhere"),
-    ("reproduce", "nowhere"),
-    ("runs", "nowhere"),
-    ("import", "nowhere.yml"),
-    ("merge", "nowhere", "--method", "lora", "-o", "x"),
-    ("tokenizer", "report", "nowhere"),
-    ("pipeline", "nowhere.yaml"),
-    ("train", "nowhere.yaml", "--no-such-option"),
-]
+MISTAKES = """
+no-such-command
+train nowhere.yaml
+train nowhere.yaml --no-such-option
+train
+train nowhere.yaml --processes 0
+plan nowhere.yaml
+check nowhere.yaml
+export nowhere --output x
+serve nowhere
+verify nowhere
+verdict nowhere
+report nowhere
+compare nowhere
+reproduce nowhere
+runs nowhere
+import nowhere.yml
+merge nowhere --method lora -o x
+tokenizer report nowhere
+pipeline nowhere.yaml
+""".strip().splitlines()
 
 
-@pytest.mark.parametrize("words", some_of(MISTAKES, quick=(MISTAKES[0], MISTAKES[2], MISTAKES[-1])), ids=" ".join)
+@pytest.mark.parametrize("words", some_of(MISTAKES, quick=MISTAKES[:3]))
 def test_a_mistake_on_the_command_line_ends_with_2_and_without_a_traceback(words, cpt, tmp_path):
-    ended = cpt(*words, folder=tmp_path)
+    ended = cpt(*words.split(), folder=tmp_path)
     assert ended.returncode == 2 and ended.stderr and "Traceback" not in ended.output
     assert not [*tmp_path.iterdir()]
 
@@ -451,17 +331,12 @@ def test_the_schema_is_json_that_knows_every_section(cpt):
     assert {"name", "model", "data", "budget", "optimizer", "training"} <= schema["properties"].keys()
 
 
+def init_words(base_model: Path, corpus: Path) -> tuple:
+    return corpus / "domain.jsonl", "--model", base_model, "--gpu", "cpu", "--general", corpus / "general.jsonl"
+
+
 def test_init_writes_a_recipe_that_check_passes(cpt, base_model, corpus, tmp_path):
-    words = (
-        "--model",
-        base_model,
-        "--gpu",
-        "cpu",
-        "--general",
-        corpus / "general.jsonl",
-        "--output",
-        tmp_path / "r.yaml",
-    )
-    assert cpt("init", corpus / "domain.jsonl", *words).returncode == 0
-    assert "#" in (tmp_path / "r.yaml").read_text() and cpt("check", tmp_path / "r.yaml", "--quick").returncode == 0
-    assert cpt("init", corpus / "domain.jsonl", *words).returncode == 2, "it does not write over a file"
+    words, file = init_words(base_model, corpus), tmp_path / "r.yaml"
+    assert cpt("init", *words, "--output", file).returncode == 0
+    assert "#" in file.read_text() and cpt("check", file, "--quick").returncode == 0
+    assert cpt("init", *words, "--output", file).returncode == 2, "it does not write over a file"

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
-from promises.conftest import WORDS, events, losses
+from promises.conftest import WORDS, built, events, losses, trainer_of, write_texts
 from tokenizers import models
 from tokenizers.processors import TemplateProcessing
 from torch.utils.data import DataLoader, Subset
 from transformers import AutoTokenizer
 
-from cpt import build_data, build_model, build_trainer, load_recipe, load_tokenizer, open_mixture
+from cpt import open_mixture
 from cpt.errors import DataError, RecipeError
 
 TEXTS = [f"{WORDS[: 7 + number % 31]} number {number}." for number in range(80)]  # each fits into a row of 64 tokens
@@ -25,17 +25,15 @@ END = "<|end|>"
 
 
 def jsonl(path, texts):
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return str(path)
+    return str(write_texts(path, texts))
 
 
 class Epoch:
     """One time through the data, row by row."""
 
     def __init__(self, file, overrides=()):
-        self.recipe = load_recipe(file, overrides)
-        self.tokenizer = load_tokenizer(self.recipe)
-        self.data = build_data(self.recipe, self.tokenizer)
+        self.file, self.overrides = file, overrides
+        self.recipe, self.tokenizer, self.data = built(file, overrides)
         self.rows = self.read(0, self.data.num_rows)
 
     def read(self, first, last):
@@ -44,17 +42,13 @@ class Epoch:
         return [{name: value if value.dim() == 2 else value[None] for name, value in row.items()} for row in rows]
 
     def trainer(self):
-        return build_trainer(self.recipe, build_model(self.recipe, self.tokenizer), self.tokenizer, self.data)
+        return trainer_of(self.file, self.overrides)[0]
 
     @property
     def pieces(self):
         """The token ids of each document in each row, without padding."""
-        return [
-            piece
-            for batch in self.rows
-            for line in range(len(batch["input_ids"]))
-            for piece in self.pieces_of(batch, line)
-        ]
+        lines = ((batch, line) for batch in self.rows for line in range(len(batch["input_ids"])))
+        return [piece for batch, line in lines for piece in self.pieces_of(batch, line)]
 
     def pieces_of(self, batch, line=0):
         ids, positions = batch["input_ids"][line], batch["position_ids"][line]
@@ -74,21 +68,35 @@ class Epoch:
 def epoch(recipe, write, tmp_path):
     """One time through texts, with the recipe's `data` and `evaluation` as given."""
 
-    def read(texts=TEXTS, *overrides, evaluation=None, **data):
-        sources = data.pop("sources", None) or [{"path": jsonl(tmp_path / "texts.jsonl", texts)}]
-        file = write(
-            {**recipe, "data": {**recipe["data"], "sources": sources, **data}, "evaluation": evaluation or {}}
-        )
+    def read(texts=TEXTS, *overrides, source=None, evaluation=None, **data):
+        sources = data.pop("sources", None) or [{"path": jsonl(tmp_path / "texts.jsonl", texts), **(source or {})}]
+        sections = {**recipe, "data": {**recipe["data"], "sources": sources, **data}}
+        file = write({**sections, "evaluation": evaluation or {}})
         return Epoch(file, overrides)
 
     return read
 
 
 def same_rows(one, other):
-    return len(one) == len(other) and all(
+    are_same = (
         a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
         for a, b in zip(one, other, strict=True)
     )
+    return len(one) == len(other) and all(are_same)
+
+
+@pytest.fixture
+def changed_tokenizer(recipe, tokenizer_folder, tmp_path):
+    """Let the recipe use the tokenizer with a change."""
+
+    def save(change):
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+        change(tokenizer)
+        tokenizer.save_pretrained(tmp_path / "changed")
+        recipe["tokenizer"] = {"path": str(tmp_path / "changed")}
+        return tokenizer
+
+    return save
 
 
 # Reading
@@ -99,19 +107,17 @@ def test_one_epoch_holds_each_token_of_each_document_once(epoch, packing):
     long = [" ".join([WORDS] * 9) + f" {number}" for number in range(5)]
     texts = [*TEXTS, *long] if packing in ("best_fit", "concatenate") else TEXTS
     read = epoch(texts, "training.per_device_train_batch_size=1", packing=packing)
-    expected = Counter(
-        token for text in texts for token in [*read.tokenizer(text)["input_ids"], read.tokenizer.eos_token_id]
-    )
+    written = ([*read.tokenizer(text)["input_ids"], read.tokenizer.eos_token_id] for text in texts)
+    expected = Counter(token for ids in written for token in ids)
     found = Counter(token for piece in read.pieces for token in piece)
     end = read.tokenizer.eos_token_id
     assert {**found, end: 0} == {**expected, end: 0}
     assert packing == "concatenate" or all(read.texts[text] == 1 for text in TEXTS)
 
 
-def test_documents_read_in_small_windows_are_all_read_once(epoch, tmp_path):
-    sources = [{"path": jsonl(tmp_path / "once.jsonl", TEXTS)}]
-    whole = epoch(sources=sources, packing="none")
-    windowed = epoch(sources=sources, packing="none", window_bytes=1500)  # the store already holds the whole source
+def test_documents_read_in_small_windows_are_all_read_once(epoch):
+    whole = epoch(packing="none")
+    windowed = epoch(packing="none", window_bytes=1500)  # the store already holds the whole source
     windowed.rows = windowed.read(0, len(TEXTS))
     assert whole.texts == windowed.texts == Counter(TEXTS) and not same_rows(whole.rows, windowed.rows)
 
@@ -130,10 +136,9 @@ def test_the_same_documents_in_another_format_are_the_same_rows(epoch, tmp_path,
         case "parquet":
             pa.parquet.write_table(pa.table({"text": TEXTS}), file)
         case "csv" | "tsv":
+            rows = [["text"], *([text] for text in TEXTS)]
             with file.open("w", newline="") as opened:
-                csv.writer(opened, delimiter="\t" if kind == "tsv" else ",").writerows(
-                    [["text"], *([text] for text in TEXTS)]
-                )
+                csv.writer(opened, delimiter="\t" if kind == "tsv" else ",").writerows(rows)
         case "txt":
             file.write_text("".join(text + "\n" for text in TEXTS))
         case "json":
@@ -171,10 +176,8 @@ def test_an_end_token_written_in_a_text_does_not_end_the_document(epoch):
     assert piece.count(read.tokenizer.eos_token_id) == 1 and piece[-1] == read.tokenizer.eos_token_id
 
 
-def test_max_documents_takes_the_first_ones(epoch, tmp_path):
-    assert epoch(sources=[{"path": jsonl(tmp_path / "t.jsonl", TEXTS), "max_documents": 9}]).texts == Counter(
-        TEXTS[:9]
-    )
+def test_max_documents_takes_the_first_ones(epoch):
+    assert epoch(source={"max_documents": 9}).texts == Counter(TEXTS[:9])
 
 
 def test_a_source_can_be_my_own_function(epoch, my_lab, monkeypatch):
@@ -189,39 +192,33 @@ def test_a_changed_file_is_read_anew(epoch, tmp_path):
     assert epoch(others).texts == Counter(others)
 
 
-def test_another_tokenizer_makes_other_tokens_of_the_same_files(epoch, recipe, tokenizer_folder, tmp_path):
-    sources = [{"path": jsonl(tmp_path / "t.jsonl", TEXTS)}]
-    assert epoch(sources=sources).texts == Counter(TEXTS)
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    by_number = {number: token for token, number in model["vocab"].items()}
-    backend = models.BPE({by_number[number]: 319 - number for number in by_number if number}, [])
-    tokenizer.backend_tokenizer.model = backend
-    tokenizer.save_pretrained(tmp_path / "other")
-    recipe["tokenizer"] = {"path": str(tmp_path / "other")}
-    assert epoch(sources=sources).texts == Counter(TEXTS)
+def test_another_tokenizer_makes_other_tokens_of_the_same_files(epoch, changed_tokenizer):
+    def number_tokens_backwards(tokenizer):
+        vocabulary = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["vocab"]
+        backwards = {token: 319 - number for token, number in vocabulary.items() if number}
+        tokenizer.backend_tokenizer.model = models.BPE(backwards, [])
+
+    assert epoch().texts == Counter(TEXTS)
+    changed_tokenizer(number_tokens_backwards)
+    assert epoch().texts == Counter(TEXTS)
 
 
-def test_documents_begin_with_a_begin_token_where_the_tokenizer_adds_one(epoch, recipe, tokenizer_folder, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    tokenizer.add_special_tokens({"bos_token": "<|begin|>"})
-    begin = ("<|begin|>", tokenizer.bos_token_id)
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<|begin|> $A", special_tokens=[begin])
-    tokenizer.save_pretrained(tmp_path / "with_begin")
-    recipe["tokenizer"] = {"path": str(tmp_path / "with_begin")}
-    read = epoch()
-    assert all(piece[0] == read.tokenizer.bos_token_id and piece.count(piece[0]) == 1 for piece in read.pieces)
+def test_documents_begin_with_a_begin_token_where_the_tokenizer_adds_one(epoch, changed_tokenizer):
+    def add_begin(tokenizer):
+        tokenizer.add_special_tokens({"bos_token": "<|begin|>"})
+        begin = ("<|begin|>", tokenizer.bos_token_id)
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<|begin|> $A", special_tokens=[begin])
+
+    begin, read = changed_tokenizer(add_begin).bos_token_id, epoch()
+    assert all(piece[0] == begin and piece.count(begin) == 1 for piece in read.pieces)
     assert read.texts == Counter(f"<|begin|>{text}" for text in TEXTS)
 
 
-def test_fill_in_the_middle_keeps_each_document_whole(epoch, recipe, tokenizer_folder, tmp_path):
+def test_fill_in_the_middle_keeps_each_document_whole(epoch, changed_tokenizer):
     marks = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    tokenizer.add_special_tokens({"additional_special_tokens": marks})
-    tokenizer.save_pretrained(tmp_path / "with_marks")
-    recipe["tokenizer"] = {"path": str(tmp_path / "with_marks")}
-    source = {"path": jsonl(tmp_path / "t.jsonl", TEXTS), "fill_in_the_middle": {"rate": 1, "suffix_first_rate": 0}}
-    written = [re.split("|".join(map(re.escape, marks)), text) for text in epoch(sources=[source]).texts]
+    changed_tokenizer(lambda tokenizer: tokenizer.add_special_tokens({"additional_special_tokens": marks}))
+    read = epoch(source={"fill_in_the_middle": {"rate": 1, "suffix_first_rate": 0}})
+    written = [re.split("|".join(map(re.escape, marks)), text) for text in read.texts]
     assert Counter(prefix + middle + suffix for _, prefix, suffix, middle in written) == Counter(TEXTS)
 
 
@@ -249,24 +246,22 @@ def test_a_context_length_cuts_documents_without_changing_the_rows(rows_of, tmp_
     assert torch.equal(cut[5]["labels"], whole[5]["labels"])
 
 
-def test_max_tokens_bounds_what_is_read_of_a_source(epoch, tmp_path):
-    read = epoch(sources=[{"path": jsonl(tmp_path / "t.jsonl", TEXTS), "max_tokens": 200}])
-    assert 100 < sum(map(len, read.pieces)) <= 200
+def test_max_tokens_bounds_what_is_read_of_a_source(epoch):
+    assert 100 < sum(map(len, epoch(source={"max_tokens": 200}).pieces)) <= 200
 
 
 # Dropping
 
 
-def test_a_filter_and_a_transform_can_be_my_own_functions(epoch, my_lab, monkeypatch, tmp_path):
+def test_a_filter_and_a_transform_can_be_my_own_functions(epoch, my_lab, monkeypatch):
     monkeypatch.syspath_prepend(my_lab)
-    sources = [{"path": jsonl(tmp_path / "t.jsonl", TEXTS)}]
     filters, transforms = [{"name": "my_lab:too_short", "min_words": 6}], [{"name": "my_lab:shouted"}]
     kept = [text for text in TEXTS if len(text.split()) >= 6]
-    assert epoch(sources=sources, filters=filters).texts == Counter(kept) and len(kept) < len(TEXTS)
-    read = epoch(sources=sources, filters=filters, transforms=transforms)
-    assert read.texts == Counter(text.upper() for text in kept)
+    assert epoch(filters=filters).texts == Counter(kept) and len(kept) < len(TEXTS)
+    assert epoch(filters=filters, transforms=transforms).texts == Counter(text.upper() for text in kept)
 
 
+@pytest.mark.heavy
 def test_an_option_that_my_filter_does_not_take_is_refused_with_its_line(cpt, recipe, write, my_lab):
     recipe["data"]["filters"] = [{"name": "my_lab:too_short", "min_word": 6}]
     file = write(recipe)
@@ -295,15 +290,13 @@ def test_duplicates_in_two_sources_are_read_from_the_first(epoch, tmp_path):
 
 
 def test_held_out_documents_are_never_trained_on_and_are_what_is_evaluated(epoch, tmp_path):
-    sources = [
-        {"path": jsonl(tmp_path / f"{name}.jsonl", TEXTS)} for name in "ab"
-    ]  # a copy in another source is held out, too
+    # A copy in another source is held out, too.
+    sources = [{"path": jsonl(tmp_path / f"{name}.jsonl", TEXTS)} for name in "ab"]
     read = epoch(sources=sources, evaluation={"held_out_share": 0.2})
     held_out, trainer = [text for text in TEXTS if text not in read.texts], read.trainer()
     assert 4 <= len(held_out) <= 30 and len(read.texts) + len(held_out) == len(TEXTS)
-    documents = [
-        torch.tensor([[*read.tokenizer(text)["input_ids"], read.tokenizer.eos_token_id]]) for text in held_out
-    ]
+    written = ([*read.tokenizer(text)["input_ids"], read.tokenizer.eos_token_id] for text in held_out)
+    documents = [torch.tensor([ids]) for ids in written]
     with torch.no_grad():
         sums = [trainer.model.eval()(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in documents]
     by_hand = float(sum(sums)) / sum(ids.shape[1] - 1 for ids in documents)
@@ -317,15 +310,17 @@ def test_documents_of_a_held_out_file_are_not_trained_on(epoch, tmp_path):
 
 
 def test_a_bad_row_ends_the_run_with_its_file_and_line(epoch, tmp_path):
-    good = "".join(json.dumps({"text": f"document {number}"}) + "\n" for number in range(1500))
-    (tmp_path / "bad.jsonl").write_text(good + '{"text": \n')  # few enough to be skipped, had it been asked for
+    write_texts(tmp_path / "bad.jsonl", (f"document {number}" for number in range(1500)))
+    with (tmp_path / "bad.jsonl").open("a") as file:
+        file.write('{"text": \n')  # few enough to be skipped, had it been asked for
     with pytest.raises(DataError, match=r"bad\.jsonl(:| line )1501"):
         epoch(sources=[{"path": str(tmp_path / "bad.jsonl")}])
 
 
 def test_bad_rows_are_skipped_up_to_a_share_and_listed(epoch, tmp_path, monkeypatch):
     monkeypatch.setenv("CPT_CACHE", str(tmp_path / "store"))
-    (tmp_path / "bad.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS) + "no json\n")
+    with write_texts(tmp_path / "bad.jsonl", TEXTS).open("a") as file:
+        file.write("no json\n")
     sources = [{"path": str(tmp_path / "bad.jsonl")}]
     assert epoch(sources=sources, on_bad_row="skip", max_bad_share=0.1).texts == Counter(TEXTS)
     listed = "".join(file.read_text() for file in (tmp_path / "store").rglob("bad_rows.jsonl"))
@@ -350,9 +345,8 @@ def test_a_source_without_documents_is_refused(epoch, tmp_path, change, monkeypa
 def two_sources(tmp_path):
     """Texts in capital and in small letters, so that the source of each token is known."""
     texts = {"loud": [text.upper() for text in TEXTS], "soft": [" ".join([text] * 5) for text in TEXTS]}
-    return [
-        {"path": jsonl(tmp_path / f"{name}.jsonl", lines), "name": name, "weight": 1} for name, lines in texts.items()
-    ]
+    files = {name: jsonl(tmp_path / f"{name}.jsonl", lines) for name, lines in texts.items()}
+    return [{"path": path, "name": name, "weight": 1} for name, path in files.items()]
 
 
 def share_of_capitals(rows, first, last, tokenizer):
@@ -367,9 +361,9 @@ def share_of_capitals(rows, first, last, tokenizer):
 @pytest.fixture
 def rows_of(recipe, write):
     def prepared(sources, *overrides, **data):
-        loaded = load_recipe(write({**recipe, "data": {**recipe["data"], "sources": sources, **data}}), overrides)
-        tokenizer = load_tokenizer(loaded)
-        return build_data(loaded, tokenizer).rows, tokenizer
+        file = write({**recipe, "data": {**recipe["data"], "sources": sources, **data}})
+        _, tokenizer, made = built(file, overrides)
+        return made.rows, tokenizer
 
     return prepared
 
@@ -409,21 +403,16 @@ def test_a_source_continues_where_it_was_when_weights_change(rows_of, two_source
 
 
 def test_weights_of_a_linear_phase_move_from_those_before(rows_of, two_sources):
-    phases = [
-        {"until": 64 * 64, "weights": {"loud": 1}},
-        {"until": 64 * 3264, "weights": {"soft": 1}, "change": "linear"},
-    ]
-    phases.append({"weights": {"soft": 1}})
+    change = {"until": 64 * 3264, "weights": {"soft": 1}, "change": "linear"}
+    phases = [{"until": 64 * 64, "weights": {"loud": 1}}, change, {"weights": {"soft": 1}}]
     rows, tokenizer = rows_of(two_sources, "budget.tokens=1M", phases=phases)
-    quarters = [
-        share_of_capitals(rows, 64 + 800 * quarter, 64 + 800 * (quarter + 1), tokenizer) for quarter in range(4)
-    ]
+    quarters = [share_of_capitals(rows, begin, begin + 800, tokenizer) for begin in range(64, 3264, 800)]
     assert quarters == pytest.approx([0.875, 0.625, 0.375, 0.125], abs=0.02)
 
 
-def test_documents_ordered_by_a_score_are_read_from_the_lowest(epoch, tmp_path, my_lab, monkeypatch):
+def test_documents_ordered_by_a_score_are_read_from_the_lowest(epoch, my_lab, monkeypatch):
     monkeypatch.syspath_prepend(my_lab)
-    read = epoch(sources=[{"path": jsonl(tmp_path / "t.jsonl", TEXTS), "order_by": "my_lab:length"}], packing="none")
+    read = epoch(source={"order_by": "my_lab:length"}, packing="none")
     lengths = [len(read.tokenizer.decode(piece)) for piece in read.pieces]
     assert max(lengths[:20]) <= min(lengths[-20:]) and sorted(lengths) == sorted(len(text + END) for text in TEXTS)
 
@@ -445,9 +434,8 @@ def test_a_second_epoch_reads_the_same_documents_in_another_order(epoch):
 def test_more_than_there_is_can_be_refused(recipe, write, tmp_path):
     path = jsonl(tmp_path / "few.jsonl", TEXTS[:5])
     recipe["data"] |= {"sources": [{"path": path, "max_epochs": 2}]}
-    loaded = load_recipe(write(recipe))
     with pytest.raises((DataError, RecipeError)):
-        build_data(loaded, load_tokenizer(loaded))
+        built(write(recipe))
 
 
 def test_a_mixture_opens_in_a_plain_data_loader(recipe, write, rows_of):
@@ -455,9 +443,8 @@ def test_a_mixture_opens_in_a_plain_data_loader(recipe, write, rows_of):
     alone = open_mixture(write(recipe, "mixture.yaml"), tokenizer)
     batches = list(DataLoader(Subset(alone, range(8)), batch_size=4))
     assert [len(batch["input_ids"]) for batch in batches] == [4, 4]
-    assert all(
-        torch.equal(batches[row // 4][name][row % 4], rows[row][name]) for row in range(8) for name in rows[row]
-    )
+    for row in range(8):
+        assert all(torch.equal(batches[row // 4][name][row % 4], value) for name, value in rows[row].items())
 
 
 # Rows
@@ -473,72 +460,60 @@ def test_the_loss_of_packed_documents_is_that_of_each_alone(epoch, packing):
         pieces = [piece for line in range(len(batch["input_ids"])) for piece in read.pieces_of(batch, line)]
         with torch.no_grad():
             packed = model(**batch).loss
-            alone = [
-                model(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in (torch.tensor([piece]) for piece in pieces)
-            ]
+            documents = (torch.tensor([piece]) for piece in pieces)
+            alone = [model(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in documents]
         assert float(packed) == pytest.approx(float(sum(alone)) / sum(len(piece) - 1 for piece in pieces), rel=1e-5)
 
 
 @pytest.fixture
-def chat_tokenizer(tokenizer_folder, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    tokenizer.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+def rows_of_chat(recipe, write, tmp_path, changed_tokenizer):
+    """Rows of one chat, and their tokenizer."""
+
+    def add_template(tokenizer):
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+        tokenizer.chat_template = (
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        )
+
+    def prepared(*turns, length, **budget):
+        messages = [{"role": role, "content": content} for role, content in turns]
+        (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+        data = {"sequence_length": length, "sources": [{"path": str(tmp_path / "chats.jsonl")}]}
+        changed_tokenizer(add_template)
+        _, tokenizer, made = built(write({**recipe, "stage": "sft", "data": data, **budget}))
+        return made.rows, tokenizer
+
+    return prepared
+
+
+def test_of_a_chat_the_assistants_words_are_learned_and_no_others(rows_of_chat):
+    question, answer = [("system", "be short"), ("user", "hello")], ("assistant", "hi there")
+    rows, tokenizer = rows_of_chat(
+        *question, answer, ("user", "bye <|im_end|>"), ("assistant", "farewell"), length=128
     )
-    tokenizer.save_pretrained(tmp_path / "chat")
-    return str(tmp_path / "chat")
-
-
-def test_of_a_chat_the_assistants_words_are_learned_and_no_others(recipe, write, tmp_path, chat_tokenizer):
-    turns = [
-        ("system", "be short"),
-        ("user", "hello"),
-        ("assistant", "hi there"),
-        ("user", "bye <|im_end|>"),
-        ("assistant", "farewell"),
-    ]
-    messages = [{"role": role, "content": content} for role, content in turns]
-    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
-    recipe |= {"stage": "sft", "tokenizer": {"path": chat_tokenizer}}
-    recipe["data"] = {"sequence_length": 128, "sources": [{"path": str(tmp_path / "chats.jsonl")}]}
-    loaded = load_recipe(write(recipe))
-    tokenizer = load_tokenizer(loaded)
-    row = build_data(loaded, tokenizer).rows[0]
-    learned = tokenizer.decode(row["labels"][row["labels"] != -100])
+    learned = tokenizer.decode(rows[0]["labels"][rows[0]["labels"] != -100])
     assert learned == f"hi there<|im_end|>farewell<|im_end|>{END}"
 
 
-def test_an_example_too_long_for_a_row_loses_its_end_and_never_shares_a_row_half(
-    recipe, write, tmp_path, chat_tokenizer
-):
-    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": " ".join([WORDS] * 20)}]
-    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
-    recipe |= {"stage": "sft", "tokenizer": {"path": chat_tokenizer}, "budget": {"epochs": 4}}
-    recipe["data"] = {"sequence_length": 64, "sources": [{"path": str(tmp_path / "chats.jsonl")}]}
-    loaded = load_recipe(write(recipe))
-    data = build_data(loaded, load_tokenizer(loaded))
-    assert (data.rows[0]["position_ids"] == torch.arange(64)).all() and torch.equal(
-        data.rows[0]["input_ids"], data.rows[1]["input_ids"]
-    )
+def test_an_example_too_long_for_a_row_loses_its_end_and_never_shares_a_row_half(rows_of_chat):
+    turns = ("user", "hello"), ("assistant", " ".join([WORDS] * 20))
+    rows, _ = rows_of_chat(*turns, length=64, budget={"epochs": 4})
+    assert (rows[0]["position_ids"] == torch.arange(64)).all()
+    assert torch.equal(rows[0]["input_ids"], rows[1]["input_ids"])
 
 
 # The same batches for every start
 
 
 @pytest.fixture
-def seen(cpt, together, recipe, write, my_lab):
+def seen(together, recipe, write, my_lab):
     """The rows of each step that the model really saw in a run."""
 
     def train(name, *overrides, processes=1, **options):
         callback = f'monitoring.callbacks=[{{name: "my_lab:Seen", file: {my_lab}/{name}.jsonl}}]'
         words = "train", write(recipe), f"name={name}", callback, "training.per_device_train_batch_size=1", *overrides
-        typed = (
-            [cpt(*words, folder=my_lab, **options)]
-            if processes == 1
-            else together(processes, *words, folder=my_lab, **options)
-        )
+        typed = together(processes, *words, folder=my_lab, **options)
         assert [one.wait().returncode for one in typed] == [0] * processes, typed[0].output
         steps = {}
         for line in map(json.loads, (my_lab / f"{name}.jsonl").read_text().splitlines()):
@@ -548,16 +523,7 @@ def seen(cpt, together, recipe, write, my_lab):
     return train
 
 
-@pytest.mark.slow
-def test_worker_processes_and_an_empty_store_change_no_batch(seen, tmp_path):
-    plain = seen("plain")
-    assert len(plain) == 8 and all(len(rows) == 4 for rows in plain.values())
-    assert (
-        seen("workers", "training.dataloader_num_workers=2", environment={"CPT_CACHE": str(tmp_path / "empty")})
-        == plain
-    )
-
-
+@pytest.mark.heavy
 def test_one_byte_changed_in_the_store_is_noticed_and_changes_no_run(cpt, recipe, write, tmp_path):
     recipe["budget"]["tokens"] = 512
     file, own = write(recipe), {"environment": {"CPT_CACHE": str(tmp_path / "store")}}
@@ -572,10 +538,11 @@ def test_one_byte_changed_in_the_store_is_noticed_and_changes_no_run(cpt, recipe
     assert [event["kind"] for event in events(tmp_path / "runs/after")] == ["damaged_file"]
 
 
-@pytest.mark.parametrize("packing", ["none", "best_fit", None])
+@pytest.mark.heavy
+@pytest.mark.parametrize("packing", ["none", "best_fit"])
 def test_a_run_of_one_epoch_trains_each_document_exactly_once(seen, recipe, tokenizer_folder, tmp_path, packing):
     recipe["data"]["sources"] = [{"path": jsonl(tmp_path / "texts.jsonl", TEXTS)}]
-    recipe["data"] |= {"packing": packing} if packing else {}
+    recipe["data"]["packing"] = packing
     recipe["budget"] = {"epochs": 1, "global_batch_tokens": 64}
     seen("run")
     rows = [row for line in (tmp_path / "run.jsonl").read_text().splitlines() for row in json.loads(line)["ids"]]
@@ -584,9 +551,13 @@ def test_a_run_of_one_epoch_trains_each_document_exactly_once(seen, recipe, toke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 4])
-def test_any_number_of_processes_trains_on_the_same_rows_in_each_step(seen, processes):
-    assert seen("several", processes=processes) == seen("plain")
+def test_any_number_of_processes_and_workers_trains_on_the_same_rows_in_each_step(seen, tmp_path):
+    plain = seen("plain")
+    assert len(plain) == 8 and all(len(rows) == 4 for rows in plain.values())
+    assert seen("two", processes=2) == plain
+    assert seen("four", processes=4) == plain
+    empty_store = {"CPT_CACHE": str(tmp_path / "empty")}
+    assert seen("workers", "training.dataloader_num_workers=2", environment=empty_store) == plain
 
 
 @pytest.mark.slow
@@ -594,13 +565,8 @@ def test_resumed_at_any_step_with_an_empty_store_it_reads_the_same_batches(seen,
     recipe["data"] |= {"window_bytes": 5000}
     recipe["checkpoints"] = {"every_steps": 1, "keep": None}
     plain = seen("run")
-    (tmp_path / "run.jsonl").unlink()
-    for step in (7, 6, 4, 3, 1):
-        again = seen(
-            "run",
-            "--resume",
-            tmp_path / f"runs/run/checkpoint-{step}",
-            environment={"CPT_CACHE": str(tmp_path / f"empty-{step}")},
-        )
-        assert again == {later: rows for later, rows in plain.items() if later > step}
+    for step in (7, 4, 1):
         (tmp_path / "run.jsonl").unlink()
+        checkpoint, store = tmp_path / f"runs/run/checkpoint-{step}", {"CPT_CACHE": str(tmp_path / f"empty-{step}")}
+        again = seen("run", "--resume", checkpoint, environment=store)
+        assert again == {later: rows for later, rows in plain.items() if later > step}

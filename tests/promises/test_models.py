@@ -10,82 +10,50 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from promises.conftest import trainer_of
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from cpt import build_data, build_model, build_trainer, export_model, load_recipe, load_tokenizer
+from cpt import build_model, export_model, load_recipe
 from cpt.errors import RecipeError
 from cpt.train import train
 
-SHAPE = {
-    "vocab_size": 320,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
+pytestmark = pytest.mark.heavy
+SHAPE = {"vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE |= {"num_key_value_heads": 2}
+DENSE = {**SHAPE, "intermediate_size": 48}
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2}
 EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+EXPERTS |= {"moe_intermediate_size": 16}
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+LATENT |= {"num_key_value_heads": 4}
 MAMBA = {"mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 8, "chunk_size": 8}
+HYBRID = {"hybrid_override_pattern": "M-*-", "head_dim": 8, "num_hidden_layers": 4}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 320, **SPECIAL}
 FAMILIES = {
-    "llama": {**SHAPE, "intermediate_size": 48},
-    "qwen2": {**SHAPE, "intermediate_size": 48, **SPECIAL},
-    "qwen3": {**SHAPE, "intermediate_size": 48, "head_dim": 8, **SPECIAL},
+    "llama": DENSE,
+    "qwen2": {**DENSE, **SPECIAL},
+    "qwen3": {**DENSE, **SPECIAL, "head_dim": 8},
     "qwen3_moe": {
         **SHAPE,
+        **SPECIAL,
         "moe_intermediate_size": 48,
         "num_experts": 4,
         "num_experts_per_tok": 2,
         "head_dim": 8,
-        **SPECIAL,
     },
-    "nemotron": {**SHAPE, "intermediate_size": 48, **SPECIAL},
-    "nemotron_h": {
-        "vocab_size": 320,
-        "hidden_size": 32,
-        "hybrid_override_pattern": "M-*-",
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
-    | {"head_dim": 8, "intermediate_size": 48, **MAMBA, **SPECIAL},
-    "deepseek_v3": {
-        **SHAPE,
-        "num_key_value_heads": 4,
-        "intermediate_size": 48,
-        "moe_intermediate_size": 16,
-        **EXPERTS,
-        **LATENT,
-        **SPECIAL,
-    },
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 320, **SPECIAL},
-    "cpt-gpt2": {
-        "n_embd": 32,
-        "n_layer": 2,
-        "n_head": 4,
-        "n_positions": 128,
-        "vocab_size": 384,
-        "unpadded_vocab_size": 320,
-        **SPECIAL,
-    },
-    "minimind2": {**SHAPE, "intermediate_size": 48},
-    "minimind2_moe": {**SHAPE, "intermediate_size": 48},
-    "minimind3": {**SHAPE, "intermediate_size": 48},
+    "nemotron": {**DENSE, **SPECIAL},
+    "nemotron_h": {**DENSE, **SPECIAL, **MAMBA, **HYBRID},
+    "deepseek_v3": {**DENSE, **SPECIAL, **EXPERTS, **LATENT},
+    "gpt2": GPT2,
+    "cpt-gpt2": {**GPT2, "vocab_size": 384, "unpadded_vocab_size": 320},
+    "minimind2": DENSE,
+    "minimind2_moe": DENSE,
+    "minimind3": DENSE,
     "minimind3_moe": {**SHAPE, "moe_intermediate_size": 48},
 }
-SLOW = {
-    "deepseek_v3",
-    "cpt-gpt2",
-    "qwen3_moe",
-    "qwen2",
-    "qwen3",
-    "nemotron",
-    "nemotron_h",
-    "gpt2",
-    "minimind2",
-    "minimind2_moe",
-    "minimind3",
-}
+QUICK = ("llama", "minimind3_moe")
+ADAPTER = "checkpoint-2/adapter_model.safetensors"
 IDS = torch.arange(3, 35)[None]
 WITHOUT_CPT = """
 import sys
@@ -138,9 +106,7 @@ def trained(recipe, write):
     def run(**model):
         recipe["model"] = model if "path" in model else {"from_scratch": True, **model}
         recipe["budget"]["tokens"] = 512
-        loaded = load_recipe(write(recipe))
-        tokenizer = load_tokenizer(loaded)
-        trainer = build_trainer(loaded, build_model(loaded, tokenizer), tokenizer, build_data(loaded, tokenizer))
+        trainer, loaded, tokenizer = trainer_of(write(recipe))
         trainer.train()
         return trainer, loaded, tokenizer
 
@@ -148,7 +114,7 @@ def trained(recipe, write):
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in FAMILIES]
+    "family", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
 )
 def test_a_family_trains_exports_and_reloads_without_cpt(family, trained, without_cpt, tmp_path):
     trainer, recipe, tokenizer = trained(config={"model_type": family, **FAMILIES[family]})
@@ -159,33 +125,33 @@ def test_a_family_trains_exports_and_reloads_without_cpt(family, trained, withou
     assert exported.shape[-1] >= 320 and not torch.allclose(after, before, atol=1e-3)
 
 
-def test_an_adapter_is_merged_into_an_export_of_equal_logits(base_model, trained, without_cpt, tmp_path):
-    trainer, recipe, tokenizer = trained(path=str(base_model), lora={"r": 4})
-    exported = export_model(trainer, recipe, tokenizer, tmp_path / "exported")
-    torch.testing.assert_close(without_cpt(exported), logits(trainer.model), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(logits(exported), logits(base_model), atol=1e-4)
+@pytest.fixture(scope="session")
+def adapted(cpt, whole, base_model):
+    """The run of an adapter, by the command line."""
+    model = f"model={{path: {base_model}, lora: {{r: 4}}}}"
+    typed = cpt("train", whole, model, "stage=cpt", "name=adapted", "budget.tokens=512")
+    assert typed.returncode == 0, typed.output
+    return whole.parent / "runs/adapted"
 
 
-def test_only_the_adapter_learns_and_the_base_stays(base_model, trained):
-    trainer, _, _ = trained(path=str(base_model), lora={"r": 4})
-    before, after = (
-        weights(base_model),
-        {name: value for name, value in trainer.model.named_parameters() if "lora_" not in name},
-    )
-    assert all(
-        value.equal(before[name.removeprefix("base_model.model.").replace(".base_layer", "")])
-        for name, value in after.items()
-    )
-    assert all("lora_" in name for name, value in trainer.model.named_parameters() if value.requires_grad)
+def test_an_adapter_is_merged_into_an_export_of_equal_logits(adapted, base_model, without_cpt):
+    by_peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base_model), adapted / "checkpoint-2")
+    torch.testing.assert_close(without_cpt(adapted / "final"), logits(by_peft), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(logits(adapted / "final"), logits(base_model), atol=1e-4)
+
+
+def test_only_the_adapter_learns_and_the_base_stays(adapted, base_model):
+    assert {"lora_A", "lora_B"} == {name.split(".")[-2] for name in load_file(adapted / ADAPTER)}
+    before, after = weights(base_model), weights(adapted / "final")
+    changed = {name for name in before if not before[name].equal(after[name])}
+    assert changed and all("_proj" in name for name in changed) and before.keys() == after.keys()
 
 
 def adapter_of(base: Path, folder: Path, *, trained: bool) -> Path:
     """A LoRA adapter by plain peft; not trained, it changes nothing."""
     torch.manual_seed(0)
-    model = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(base),
-        LoraConfig(r=4, target_modules="all-linear", init_lora_weights=not trained),
-    )
+    lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=not trained)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora)
     model.save_pretrained(folder)
     return folder
 
@@ -222,35 +188,25 @@ def test_embeddings_can_have_a_learning_rate_of_their_own(trained, recipe):
     recipe["optimizer"]["embedding_learning_rate"] = 1e-5
     trainer, _, _ = trained(config={"model_type": "llama", **FAMILIES["llama"]})
     ends = {trainer.model.get_input_embeddings().weight, trainer.model.get_output_embeddings().weight}
-    rates = {
-        parameter: group["initial_lr"] for group in trainer.optimizer.param_groups for parameter in group["params"]
-    }
+    groups = trainer.optimizer.param_groups
+    rates = {parameter: group["initial_lr"] for group in groups for parameter in group["params"]}
     assert all(rate == (1e-5 if parameter in ends else 3e-3) for parameter, rate in rates.items())
 
 
-@pytest.mark.parametrize("family", ["llama", "minimind3"])
-def test_tied_heads_stay_tied(family, trained, tmp_path):
-    trainer, recipe, tokenizer = trained(
-        config={"model_type": family, **FAMILIES[family], "tie_word_embeddings": True}
-    )
-    exported = export_model(trainer, recipe, tokenizer, tmp_path / "exported")
+def test_tied_heads_stay_tied(trained, tmp_path):
+    config = {"model_type": "llama", **FAMILIES["llama"], "tie_word_embeddings": True}
+    exported = export_model(*trained(config=config), tmp_path / "exported")
     model = AutoModelForCausalLM.from_pretrained(exported)
-    assert (
-        "lm_head.weight" not in weights(exported)
-        and model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    )
+    assert "lm_head.weight" not in weights(exported)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
 @pytest.fixture(scope="module")
 def extended(base_model, corpus, tmp_path_factory, cpt):
     """The base with 12 tokens of its domain."""
     folder = tmp_path_factory.mktemp("extended") / "model"
-    assert (
-        cpt(
-            "tokenizer", "extend", base_model, "--text", corpus / "domain.jsonl", "--add", 12, "--output", folder
-        ).returncode
-        == 0
-    )
+    words = ("--text", corpus / "domain.jsonl", "--add", 12, "--output", folder)
+    assert cpt("tokenizer", "extend", base_model, *words).returncode == 0
     return folder
 
 
@@ -289,7 +245,6 @@ def test_a_tokenizer_larger_than_the_model_is_refused_until_asked_for(extended, 
     [
         ((), torch.bfloat16),
         pytest.param(("--dtype", "float32"), torch.float32, marks=pytest.mark.slow),
-        pytest.param(("--dtype", "float16"), torch.float16, marks=pytest.mark.slow),
     ],
 )
 def test_an_export_has_the_dtype_that_was_asked_for(asked, dtype, cpt, base_model, tmp_path):
@@ -309,49 +264,38 @@ def test_an_export_holds_what_llama_cpps_converter_reads(cpt, base_model, tmp_pa
     assert {"model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"} <= weights(tmp_path / "out").keys()
 
 
+def other_than(base: Path, folder: Path, seed: int) -> Path:
+    """A model of the base's shape with weights of its own."""
+    torch.manual_seed(seed)
+    shutil.copytree(base, folder)
+    LlamaForCausalLM(LlamaForCausalLM.config_class.from_pretrained(base)).save_pretrained(folder)
+    return folder
+
+
 @pytest.mark.slow
 def test_a_mean_of_models_is_the_mean_by_hand(cpt, base_model, tmp_path):
-    others = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        shutil.copytree(base_model, tmp_path / str(seed))
-        LlamaForCausalLM(LlamaForCausalLM.config_class.from_pretrained(base_model)).save_pretrained(
-            tmp_path / str(seed)
-        )
-        others.append(tmp_path / str(seed))
+    others = [other_than(base_model, tmp_path / str(seed), seed) for seed in (1, 2)]
     assert cpt("merge", "--method", "average", base_model, *others, "-o", tmp_path / "mean").returncode == 0
-    parts = [weights(folder) for folder in (base_model, *others)]
-    for name, value in weights(tmp_path / "mean").items():
+    assert_is_mean(tmp_path / "mean", [base_model, *others])
+
+
+def assert_is_mean(model: Path, of: list[Path]) -> None:
+    parts = [weights(folder) for folder in of]
+    for name, value in weights(model).items():
         torch.testing.assert_close(value, torch.stack([part[name].double() for part in parts]).mean(0).float())
 
 
 def test_the_average_of_a_run_is_the_mean_of_its_last_checkpoints(recipe, write):
     recipe |= {"checkpoints": {"every_steps": 2, "average": 3}}
     run = train(load_recipe(write(recipe))).parent
-    parts = [weights(run / f"checkpoint-{step}") for step in (4, 6, 8)]
-    for name, value in weights(run / "average").items():
-        torch.testing.assert_close(value, torch.stack([part[name].double() for part in parts]).mean(0).float())
+    assert_is_mean(run / "average", [run / f"checkpoint-{step}" for step in (4, 6, 8)])
 
 
 @pytest.mark.slow
 def test_a_chat_vector_is_added_as_written_by_hand(cpt, base_model, tmp_path):
-    folders = {name: shutil.copytree(base_model, tmp_path / name) for name in ("after", "chat")}
-    for seed, folder in enumerate(folders.values()):
-        torch.manual_seed(seed)
-        LlamaForCausalLM(LlamaForCausalLM.config_class.from_pretrained(base_model)).save_pretrained(folder)
-    words = (
-        "--after",
-        folders["after"],
-        "--base",
-        base_model,
-        "--chat",
-        folders["chat"],
-        "--scale",
-        0.5,
-        "-o",
-        tmp_path / "out",
-    )
-    assert cpt("merge", "--method", "task_arithmetic", *words).returncode == 0
+    folders = {name: other_than(base_model, tmp_path / name, seed) for seed, name in enumerate(("after", "chat"))}
+    words = ("--after", folders["after"], "--base", base_model, "--chat", folders["chat"], "--scale", 0.5)
+    assert cpt("merge", "--method", "task_arithmetic", *words, "-o", tmp_path / "out").returncode == 0
     base, after, chat, out = map(weights, (base_model, *folders.values(), tmp_path / "out"))
     for name, value in out.items():
         torch.testing.assert_close(value, after[name] + 0.5 * (chat[name] - base[name]), rtol=1e-5, atol=1e-6)

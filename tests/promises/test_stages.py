@@ -8,6 +8,7 @@ import pytest
 import torch
 import trl
 from datasets import Dataset
+from promises.conftest import trainer_of
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -15,19 +16,23 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl.experimental import cpo, gkd, orpo
 
-from cpt import build_data, build_model, build_trainer, export_model, load_recipe, load_tokenizer
+from cpt import export_model
 
+pytestmark = pytest.mark.heavy
 ENTRIES = ["<unk>", "<pad>", "<eos>", "user", "assistant", *(f"w{number}" for number in range(27))]
 CHAT = (
     "{% for message in messages %}{{ message.role }} {{ message.content }} <eos> {% endfor %}"
     "{% if add_generation_prompt %}assistant {% endif %}"
 )
-SHAPE = {
-    "vocab_size": 32,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+SHAPE = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+SHAPE |= {"num_attention_heads": 4, "eos_token_id": 2, "bos_token_id": None, "pad_token_id": 1}
+
+
+BANDITS = {  # steps, and keys of `training`
+    "grpo": (60, {"num_generations": 8}),
+    "rloo": (60, {"num_generations": 8, "beta": 0.01}),
+    "ppo": (120, {}),
+    "spo": (120, {}),
 }
 
 
@@ -42,7 +47,7 @@ def words(tmp_path_factory) -> Path:
     tokenizer.chat_template = CHAT
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**SHAPE, eos_token_id=2, bos_token_id=None, pad_token_id=1)).save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(**SHAPE)).save_pretrained(folder)
     return folder
 
 
@@ -75,27 +80,16 @@ def labelled(count: int) -> list[dict]:
 
 def chats() -> list[dict]:
     """Eight questions with an answer of one or two words each."""
-    return [
-        {"messages": said(f"w{number} w9", "user") + said(f"w{26 - number} w{10 + number}")} for number in range(8)
-    ]
+    turns = ((f"w{number} w9", f"w{26 - number} w{10 + number}") for number in range(8))
+    return [{"messages": said(question, "user") + said(answer)} for question, answer in turns]
 
 
 @pytest.fixture
-def trainer_of(words, write, tmp_path):
+def stage_trainer(words, write, tmp_path):
     """A stage's trainer on rows, of the model above."""
 
-    def build(
-        stage: str,
-        rows: list[dict],
-        *,
-        steps: int = 4,
-        batch: int = 8,
-        model: dict | None = None,
-        data: dict | None = None,
-        **training,
-    ):
+    def build(stage, rows, *, steps=4, batch=8, model=None, data=None, **training):
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        is_rewarded = stage in ("grpo", "rloo", "ppo", "spo")
         sections = {
             "name": "run",
             "stage": stage,
@@ -104,16 +98,10 @@ def trainer_of(words, write, tmp_path):
             "data": {"sequence_length": 32, "sources": [{"path": str(tmp_path / "rows.jsonl")}], **(data or {})},
             "budget": {"tokens": steps * batch * 32},
             "optimizer": {"learning_rate": 1e-2, "weight_decay": 0.0},
-            "rewards": ["exact_match"] if is_rewarded else [],
+            "rewards": ["exact_match"] if stage in BANDITS else [],
             "training": {"use_cpu": True, "per_device_train_batch_size": batch, "logging_steps": 1, **training},
         }
-        recipe = load_recipe(write(sections))
-        tokenizer = load_tokenizer(recipe)
-        return (
-            build_trainer(recipe, build_model(recipe, tokenizer), tokenizer, build_data(recipe, tokenizer)),
-            recipe,
-            tokenizer,
-        )
+        return trainer_of(write(sections))
 
     return build
 
@@ -143,53 +131,49 @@ PREFERENCES = {
 }
 
 
-@pytest.mark.parametrize("name", PREFERENCES)
-def test_a_preference_loss_is_that_of_trls_own_trainer(name, trainer_of, words, tmp_path):
+def trls_trainer(theirs, config, folder, rows, tokenizer, model, *, teacher=None, **options):
+    """TRL's own trainer of one batch."""
+    arguments = {"output_dir": str(folder), "use_cpu": True, "bf16": False, "report_to": []}
+    return theirs(
+        model=model,
+        args=config(per_device_train_batch_size=8, **arguments, **options),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        **({"teacher_model": teacher} if teacher else {}),
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in ("dpo", "kto") else pytest.param(name, marks=pytest.mark.slow) for name in PREFERENCES]
+)
+def test_a_preference_loss_is_that_of_trls_own_trainer(name, stage_trainer, words, tmp_path):
     options, theirs, config = PREFERENCES[name]
     stage = name.partition("-")[0]
     rows = labelled(8) if stage == "kto" else pairs(8)
-    ours, _, tokenizer = trainer_of(stage, rows, **options)
-    arguments = {
-        "output_dir": str(tmp_path),
-        "use_cpu": True,
-        "bf16": False,
-        "per_device_train_batch_size": 8,
-        "report_to": [],
-    }
+    ours, _, tokenizer = stage_trainer(stage, rows, **options)
     model = AutoModelForCausalLM.from_pretrained(words)
-    other = theirs(
-        model=model,
-        args=config(**arguments, **options),
-        train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer,
-    )
+    other = trls_trainer(theirs, config, tmp_path, rows, tokenizer, model, **options)
     before = loss_of_a_batch(ours)
     moved(ours.model)
     moved(other.model)
     assert loss_of_a_batch(ours) == pytest.approx(loss_of_a_batch(other), rel=1e-5) != pytest.approx(before, rel=1e-3)
 
 
-def test_a_reward_models_loss_is_that_of_trls_own_trainer(trainer_of, tmp_path):
+def test_a_reward_models_loss_is_that_of_trls_own_trainer(stage_trainer, tmp_path):
     rows = pairs(8)
-    ours, _, tokenizer = trainer_of("reward", rows)
+    ours, _, tokenizer = stage_trainer("reward", rows)
     moved(ours.model)
     model = type(ours.model)(ours.model.config)
     model.load_state_dict(ours.model.state_dict())
-    arguments = trl.RewardConfig(str(tmp_path), use_cpu=True, bf16=False, per_device_train_batch_size=8, report_to=[])
-    other = trl.RewardTrainer(
-        model=model, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer
-    )
+    other = trls_trainer(trl.RewardTrainer, trl.RewardConfig, tmp_path, rows, tokenizer, model)
     assert loss_of_a_batch(ours) == pytest.approx(loss_of_a_batch(other), rel=1e-5)
 
 
-def test_the_loss_of_sft_is_that_of_trls_own_trainer(trainer_of, words, tmp_path):
-    ours, _, tokenizer = trainer_of("sft", chats(), data={"packing": "none"})
+def test_the_loss_of_sft_is_that_of_trls_own_trainer(stage_trainer, words, tmp_path):
+    ours, _, tokenizer = stage_trainer("sft", chats(), data={"packing": "none"})
     split = [{"prompt": row["messages"][:1], "completion": row["messages"][1:]} for row in chats()]
-    arguments = trl.SFTConfig(str(tmp_path), use_cpu=True, bf16=False, per_device_train_batch_size=8, report_to=[])
     model = AutoModelForCausalLM.from_pretrained(words)
-    other = trl.SFTTrainer(
-        model=model, args=arguments, train_dataset=Dataset.from_list(split), processing_class=tokenizer
-    )
+    other = trls_trainer(trl.SFTTrainer, trl.SFTConfig, tmp_path, split, tokenizer, model)
     moved(ours.model)
     moved(other.model)
     assert loss_of_a_batch(ours) == pytest.approx(loss_of_a_batch(other), rel=1e-5)
@@ -199,72 +183,51 @@ def test_the_loss_of_sft_is_that_of_trls_own_trainer(trainer_of, words, tmp_path
 def teacher(words, tmp_path):
     """A model of other weights, sure of what it says."""
     torch.manual_seed(7)
-    config = LlamaConfig(**SHAPE, eos_token_id=2, bos_token_id=None, pad_token_id=1, initializer_range=0.3)
+    config = LlamaConfig(**SHAPE, initializer_range=0.3)
     LlamaForCausalLM(config).save_pretrained(tmp_path / "teacher")
     return tmp_path / "teacher"
 
 
-def test_the_loss_of_gkd_is_that_of_trls_own_trainer(trainer_of, words, teacher, tmp_path):
+def test_the_loss_of_gkd_is_that_of_trls_own_trainer(stage_trainer, words, teacher, tmp_path):
     options = {"lmbda": 0.0, "beta": 0.3, "temperature": 0.9}
-    ours, _, tokenizer = trainer_of(
+    ours, _, tokenizer = stage_trainer(
         "gkd", chats(), data={"packing": "none"}, teacher_model_name_or_path=str(teacher), **options
     )
-    arguments = gkd.GKDConfig(
-        str(tmp_path), use_cpu=True, bf16=False, per_device_train_batch_size=8, report_to=[], max_length=32, **options
-    )
     model, other_teacher = (AutoModelForCausalLM.from_pretrained(folder) for folder in (words, teacher))
-    other = gkd.GKDTrainer(
-        model=model,
-        teacher_model=other_teacher,
-        args=arguments,
-        train_dataset=Dataset.from_list(chats()),
-        processing_class=tokenizer,
+    options["max_length"] = 32
+    other = trls_trainer(
+        gkd.GKDTrainer, gkd.GKDConfig, tmp_path, chats(), tokenizer, model, teacher=other_teacher, **options
     )
     assert loss_of_a_batch(ours) == pytest.approx(loss_of_a_batch(other), rel=1e-5)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-def test_the_loss_of_distillation_is_the_divergence_written_by_hand(beta, trainer_of, teacher):
-    ours, _, _ = trainer_of(
+def test_the_loss_of_distillation_is_the_divergence_written_by_hand(beta, stage_trainer, teacher):
+    ours, _, _ = stage_trainer(
         "distill", chats(), data={"packing": "none"}, teacher_model_name_or_path=str(teacher), beta=beta
     )
     batch = next(iter(ours.get_train_dataloader()))
     learned = batch["labels"][:, 1:] != -100
-    logits = [
-        model(batch["input_ids"]).logits[:, :-1]
-        for model in (AutoModelForCausalLM.from_pretrained(teacher), ours.model.eval())
-    ]
-    p, q = (F.softmax(values.double(), -1) for values in logits)
+    models = AutoModelForCausalLM.from_pretrained(teacher), ours.model.eval()
+    p, q = (F.softmax(model(batch["input_ids"]).logits[:, :-1].double(), -1) for model in models)
     mean = beta * p + (1 - beta) * q
-    forward, reverse = (
-        (p * (p / (q if beta == 0 else mean)).log()).sum(-1),
-        (q * (q / (p if beta == 1 else mean)).log()).sum(-1),
-    )
+    forward = (p * (p / (q if beta == 0 else mean)).log()).sum(-1)
+    reverse = (q * (q / (p if beta == 1 else mean)).log()).sum(-1)
     divergence = {0.0: forward, 0.5: beta * forward + (1 - beta) * reverse, 1.0: reverse}[beta]
     loss = ours.compute_loss(ours.model, batch, num_items_in_batch=learned.sum())
     assert float(loss) == pytest.approx(float(divergence[learned].mean()), rel=1e-4)
 
 
-def test_only_the_assistants_words_carry_loss(trainer_of):
-    turns = said("w1 w2", "user") + said("w3") + said("w4", "user") + said("w5 w6")
-    trainer, _, tokenizer = trainer_of("sft", [{"messages": turns}], batch=1, data={"packing": "none"})
-    row = next(iter(trainer.get_train_dataloader()))
-    assert tokenizer.decode(row["labels"][row["labels"] != -100]).split() == ["w3", "<eos>", "w5", "w6", "<eos>"]
-    assert row["input_ids"][row["labels"] != -100].equal(row["labels"][row["labels"] != -100])
-
-
-def test_packed_conversations_have_the_loss_of_each_alone(trainer_of):
+def test_packed_conversations_have_the_loss_of_each_alone(stage_trainer):
     losses = {}
-    for packing in ("best_fit", "none"):
-        trainer, _, _ = trainer_of("sft", chats(), batch=1, data={"packing": packing})
-        rows = [trainer.rows[number] for number in range(8 if packing == "none" else 2)]
+    for packing, count in (("best_fit", 2), ("none", 8)):
+        trainer, _, _ = stage_trainer("sft", chats(), batch=1, data={"packing": packing})
+        rows = (trainer.rows[number] for number in range(count))
         batches = [{name: value[None] for name, value in row.items()} for row in rows]
-        learned = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches)
-        parts = [
-            float(trainer.compute_loss(trainer.model.eval(), batch, num_items_in_batch=torch.tensor(learned)))
-            for batch in batches
-        ]
-        losses[packing] = sum(parts), learned
+        learned = torch.tensor(sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches))
+        model = trainer.model.eval()
+        parts = [float(trainer.compute_loss(model, batch, num_items_in_batch=learned)) for batch in batches]
+        losses[packing] = sum(parts), int(learned)
     assert losses["best_fit"] == pytest.approx(losses["none"], rel=1e-5)
 
 
@@ -279,47 +242,49 @@ def sequence_logp(model, tokenizer, prompt, answer) -> float:
 
 def margin(model, tokenizer) -> float:
     """Mean of log p(chosen) - log p(rejected) over pairs that were not in the training data."""
-    sides = [
-        [sequence_logp(model, tokenizer, row["prompt"], row[side]) for side in ("chosen", "rejected")]
-        for row in pairs(8, seed=5)
-    ]
-    return sum(better - worse for better, worse in sides) / len(sides)
+    total = 0.0
+    for row in pairs(8, seed=5):
+        better, worse = (sequence_logp(model, tokenizer, row["prompt"], row[side]) for side in ("chosen", "rejected"))
+        total += better - worse
+    return total / 8
 
 
 @pytest.mark.parametrize(
-    "stage", ["dpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("kto", "orpo", "cpo"))]
+    ("stage", "lora"),
+    [
+        ("dpo", None),
+        pytest.param("kto", {"r": 8}, marks=pytest.mark.slow),
+        pytest.param("orpo", None, marks=pytest.mark.slow),
+        pytest.param("cpo", {"r": 8}, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["all", "lora"])
-def test_better_answers_become_likelier(stage, lora, trainer_of, words):
-    model = {"lora": {"r": 8}} if lora else {}
-    trainer, _, tokenizer = trainer_of(stage, labelled(32) if stage == "kto" else pairs(32), steps=24, model=model)
+def test_better_answers_become_likelier(stage, lora, stage_trainer, words):
+    rows = labelled(32) if stage == "kto" else pairs(32)
+    trainer, _, tokenizer = stage_trainer(stage, rows, steps=24, model={"lora": lora} if lora else None)
     trainer.train()
     before = margin(AutoModelForCausalLM.from_pretrained(words), tokenizer)
     assert margin(trainer.model, tokenizer) > before + 1.5
 
 
 @pytest.mark.slow
-def test_a_reward_model_ranks_pairs_that_it_has_not_seen(trainer_of):
-    trainer, _, tokenizer = trainer_of("reward", pairs(32), steps=24)
+def test_a_reward_model_ranks_pairs_that_it_has_not_seen(stage_trainer):
+    trainer, _, tokenizer = stage_trainer("reward", pairs(32), steps=24)
     trainer.train()
     for row in pairs(8, seed=5):
-        dialogues = [
-            tokenizer.apply_chat_template(row["prompt"] + row[side], return_dict=False)
-            for side in ("chosen", "rejected")
-        ]
-        better, worse = (float(trainer.model.eval()(torch.tensor([ids])).logits) for ids in dialogues)
+        dialogues = (row["prompt"] + row[side] for side in ("chosen", "rejected"))
+        ids = (torch.tensor([tokenizer.apply_chat_template(one, return_dict=False)]) for one in dialogues)
+        better, worse = (float(trainer.model.eval()(each).logits) for each in ids)
         assert better > worse
 
 
-def test_sft_learns_its_answers_by_heart(trainer_of, tmp_path):
-    trainer, recipe, tokenizer = trainer_of("sft", chats(), steps=120)
+def test_sft_learns_its_answers_by_heart(stage_trainer, tmp_path):
+    trainer, recipe, tokenizer = stage_trainer("sft", chats(), steps=120)
     trainer.train()
     exported = export_model(trainer, recipe, tokenizer, tmp_path / "exported")
     model, tokenizer = AutoModelForCausalLM.from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
+    options = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
     for question, answer in (row["messages"] for row in chats()):
-        prompt = tokenizer.apply_chat_template(
-            [question], add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
+        prompt = tokenizer.apply_chat_template([question], **options)
         written = model.generate(**prompt, max_new_tokens=5, do_sample=False)[0, prompt["input_ids"].shape[1] :]
         assert tokenizer.decode(written) == answer["content"] + " <eos>"
 
@@ -327,62 +292,45 @@ def test_sft_learns_its_answers_by_heart(trainer_of, tmp_path):
 def divergence(teacher: Path, student, texts: list[str], tokenizer, places: slice) -> float:
     """KL(teacher, student) of the next token at these places of the texts."""
     ids = torch.tensor(tokenizer(texts)["input_ids"])
+    models = AutoModelForCausalLM.from_pretrained(teacher), student
     with torch.no_grad():
-        p, q = (
-            F.log_softmax(model.eval()(ids).logits[:, places], -1)
-            for model in (AutoModelForCausalLM.from_pretrained(teacher), student)
-        )
+        p, q = (F.log_softmax(model.eval()(ids).logits[:, places], -1) for model in models)
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 
 ANSWERS = slice(4, -1)  # of "user w0 w9 <eos> assistant w26 w10 <eos>"
+PROMPTS = [{"prompt": f"w{number} w9"} for number in range(16)]
 DISTILLED = {  # rows, where the student learns, and keys of `training`
     "distill_text": ([{"text": f"w{number} w{number + 3} w{number + 9}"} for number in range(16)], slice(None), {}),
     "distill": (chats(), ANSWERS, {}),
     "gkd": (chats(), ANSWERS, {"lmbda": 0.0, "beta": 0.1}),
-    "distill_on_policy": (
-        [{"prompt": f"w{number} w9"} for number in range(16)],
-        slice(-1, None),
-        {"max_completion_length": 1, "beta": 0.0},
-    ),
+    "distill_on_policy": (PROMPTS, slice(-1, None), {"max_completion_length": 1, "beta": 0.0}),
 }
 
 
 @pytest.mark.parametrize(
     "stage", [pytest.param(name, marks=pytest.mark.slow if name != "distill_text" else []) for name in DISTILLED]
 )
-def test_a_student_comes_near_its_teacher(stage, trainer_of, teacher):
+def test_a_student_comes_near_its_teacher(stage, stage_trainer, teacher):
     rows, places, options = DISTILLED[stage]
     data = {"packing": "none"} if stage == "gkd" else {}
-    trainer, _, tokenizer = trainer_of(
-        stage, rows, steps=60, data=data, teacher_model_name_or_path=str(teacher), **options
-    )
-    texts = [
-        row.get("text") or row.get("prompt") or tokenizer.apply_chat_template(row["messages"], tokenize=False)
-        for row in rows
-    ]
+    options = {**options, "teacher_model_name_or_path": str(teacher)}
+    trainer, _, tokenizer = stage_trainer(stage, rows, steps=60, data=data, **options)
+    render = tokenizer.apply_chat_template
+    texts = [row.get("text") or row.get("prompt") or render(row["messages"], tokenize=False) for row in rows]
     before = divergence(teacher, trainer.model, texts, tokenizer, places)
     trainer.train()
     assert divergence(teacher, trainer.model, texts, tokenizer, places) < before / 5
 
 
-BANDITS = {
-    "grpo": (60, {"num_generations": 8}),
-    "rloo": (60, {"num_generations": 8, "beta": 0.01}),
-    "ppo": (120, {}),
-    "spo": (120, {}),
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", BANDITS)
-def test_a_stage_with_rewards_finds_the_one_right_answer_of_each_question(stage, trainer_of, words):
+def test_a_stage_with_rewards_finds_the_one_right_answer_of_each_question(stage, stage_trainer, words):
     """Four questions, each answered by one of 32 tokens."""
     steps, options = BANDITS[stage]
     rows = [{"prompt": f"w{number} w9", "answer": f"w{(7 * number + 3) % 4 + 10}"} for number in range(4)] * 8
-    trainer, _, _ = trainer_of(stage, rows, steps=steps, batch=64, max_completion_length=1, **options)
+    trainer, _, _ = stage_trainer(stage, rows, steps=steps, batch=64, max_completion_length=1, **options)
     trainer.train()
-    rewards = [
-        entry["rewards/exact_match/mean"] for entry in trainer.state.log_history if "rewards/exact_match/mean" in entry
-    ]
+    figure = "rewards/exact_match/mean"
+    rewards = [entry[figure] for entry in trainer.state.log_history if figure in entry]
     assert rewards[0] <= 0.5 and sum(rewards[-5:]) / 5 > 0.9

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from promises.conftest import metrics, texts_in, write_texts
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -16,21 +17,9 @@ from cpt import evaluate_model, load_recipe
 from cpt.errors import DataError
 from cpt.train import train
 
-DOMAIN = [
-    "the",
-    "model",
-    "reads",
-    "a",
-    "document",
-    "and",
-    "learns",
-    "which",
-    "word",
-    "comes",
-    "after",
-    "other",
-    "words",
-]
+pytestmark = pytest.mark.heavy
+DOMAIN = ["the", "model", "reads", "a", "document", "and", "learns"]
+DOMAIN += ["which", "word", "comes", "after", "other", "words"]
 GENERAL = ["of", "its", "domain", "text", "words", "which", "other", "learns", "a"]
 
 
@@ -39,17 +28,12 @@ def documents(words: list[str], count: int, seed: int, *, longest: int = 20) -> 
     draw, texts = random.Random(seed), []
     for _ in range(count):
         place = draw.randrange(len(words))
-        places = [
-            (place := (place + 1 if draw.random() < 0.9 else draw.randrange(99)) % len(words))
-            for _ in range(draw.randint(9, longest))
-        ]
-        texts.append(" ".join(words[each] for each in places))
+        written = []
+        for _ in range(draw.randint(9, longest)):
+            place = (place + 1 if draw.random() < 0.9 else draw.randrange(99)) % len(words)
+            written.append(words[place])
+        texts.append(" ".join(written))
     return texts
-
-
-def write_texts(path: Path, texts: list[str]) -> Path:
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +50,7 @@ def nats_by_hand(folder: Path, file: Path) -> tuple[list[float], list[int]]:
     """Per document: the negative log-likelihood of all tokens except the first, and the number of bytes."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     nats, sizes = [], []
-    for text in (json.loads(line)["text"] for line in file.read_text().splitlines()):
+    for text in texts_in(file):
         ids = torch.tensor([[*tokenizer(text)["input_ids"], tokenizer.eos_token_id]])
         with torch.no_grad():
             logits = model.eval()(ids).logits[0, :-1].double()
@@ -80,7 +64,7 @@ def changed(base_model, texts, tmp_path_factory):
     """Models made from the base: one that learned the domain, one that was damaged, and one as good as the base."""
     folder = tmp_path_factory.mktemp("changed")
     tokenizer = AutoTokenizer.from_pretrained(base_model)
-    lines = [json.loads(line)["text"] for line in (texts / "domain.jsonl").read_text().splitlines()]
+    lines = texts_in(texts / "domain.jsonl")
     for name in ("better", "worse", "equal"):
         model = AutoModelForCausalLM.from_pretrained(base_model)
         torch.manual_seed(1)
@@ -109,64 +93,31 @@ def test_bits_per_byte_are_those_of_a_loop_in_plain_transformers(changed, texts)
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]), rel=1e-5)
 
 
-def test_metrics_do_not_depend_on_the_batch_size(changed, texts):
-    held = {"held": texts / "held_domain.jsonl"}
-    figures = [
-        evaluate_model(changed / "better", held, sequence_length=128, batch_size=size)["sets"][0]["loss"]
-        for size in (1, 7)
-    ]
-    assert figures[0] == pytest.approx(figures[1], rel=1e-6)
-
-
 def test_the_interval_of_a_difference_is_that_of_a_bootstrap_over_documents(base_model, changed, texts):
     held = texts / "held_domain.jsonl"
     (found,) = evaluate_model(changed / "better", {"held": held}, against=base_model, sequence_length=128)["sets"]
     (before, sizes), (after, _) = nats_by_hand(base_model, held), nats_by_hand(changed / "better", held)
-    bits, sizes = (
-        torch.tensor([(new - old) / math.log(2) for old, new in zip(before, after, strict=True)]),
-        torch.tensor(sizes),
-    )
+    bits, sizes = (torch.tensor(after) - torch.tensor(before)) / math.log(2), torch.tensor(sizes)
     drawn = torch.randint(0, 40, (4000, 40), generator=torch.Generator().manual_seed(0))
     low, high = torch.quantile(bits[drawn].sum(1) / sizes[drawn].sum(1), torch.tensor([0.025, 0.975])).tolist()
     against = found["against"]
     assert against["difference"] == pytest.approx(float(bits.sum() / sizes.sum()), rel=1e-4)
     assert against["items"] == 40 and against["num_worse"] == int((bits > 0).sum())
-    assert against["low"] == pytest.approx(low, abs=0.15 * (high - low)) and against["high"] == pytest.approx(
-        high, abs=0.15 * (high - low)
-    )
+    assert (against["low"], against["high"]) == pytest.approx((low, high), abs=0.15 * (high - low))
 
 
 @pytest.mark.parametrize(
     "name", ["better", *(pytest.param(name, marks=pytest.mark.slow) for name in ("worse", "equal"))]
 )
 def test_a_planted_difference_is_reported_as_what_it_is(name, base_model, changed, texts, cpt):
-    words = (
-        "--against",
-        base_model,
-        "--text",
-        f"held={texts / 'held_domain.jsonl'}",
-        "--sequence-length",
-        128,
-        "--json",
-    )
+    words = ("--against", base_model, "--text", f"held={texts}/held_domain.jsonl", "--sequence-length", 128, "--json")
     ended = cpt("evaluate", changed / name, *words)
     assert ended.returncode == 0, ended.output
     (found,) = json.loads(ended.stdout)["sets"]
     low, high = found["against"]["low"], found["against"]["high"]
     assert {"better": high < 0, "worse": low > 0, "equal": low > -0.001 and high < 0.001}[name]
-    assert (
-        found["verdict"]
-        .partition(": ")[2]
-        .startswith({"equal": ("about the same", "better", "worse")}.get(name, name))
-    )
-
-
-def test_a_model_compared_with_itself_differs_by_zero(base_model, texts):
-    (found,) = evaluate_model(
-        base_model, {"held": texts / "held_domain.jsonl"}, against=base_model, sequence_length=128
-    )["sets"]
-    against = found["against"]
-    assert (against["difference"], against["low"], against["high"], against["num_worse"]) == (0, 0, 0, 0)
+    expected = {"equal": ("about the same", "better", "worse")}.get(name, name)
+    assert found["verdict"].partition(": ")[2].startswith(expected)
 
 
 def test_documents_longer_than_a_row_are_evaluated_to_their_end(changed, texts):
@@ -179,10 +130,6 @@ def test_nothing_is_concluded_from_a_few_documents(base_model, changed, texts, t
     few = write_texts(tmp_path / "few.jsonl", texts_in(texts / "held_domain.jsonl")[:6])
     (found,) = evaluate_model(changed / "better", {"few": few}, against=base_model, sequence_length=128)["sets"]
     assert found["against"]["items"] == 6 and found["verdict"].partition(": ")[2].startswith("unknown")
-
-
-def texts_in(file: Path) -> list[str]:
-    return [json.loads(line)["text"] for line in file.read_text().splitlines()]
 
 
 def test_texts_that_cannot_be_evaluated_are_refused(base_model, texts, tmp_path, cpt):
@@ -198,6 +145,7 @@ def test_texts_that_cannot_be_evaluated_are_refused(base_model, texts, tmp_path,
 def continued(recipe, base_model, texts, tmp_path):
     """Continued pre-training of the base on domain text, with held-out sets of both kinds."""
     sets = [{"path": str(texts / f"held_{name}.jsonl"), "name": name} for name in ("domain", "general")]
+    tasks = [{"name": "domain_test", "questions": 0}]
     return {
         **recipe,
         "stage": "cpt",
@@ -205,11 +153,7 @@ def continued(recipe, base_model, texts, tmp_path):
         "tokenizer": {},
         "data": {"sequence_length": 128, "sources": [{"path": str(texts / "domain.jsonl")}]},
         "budget": {"tokens": 20 * 512, "global_batch_tokens": 512},
-        "evaluation": {
-            "perplexity": sets,
-            "retain": {"general": None},
-            "tasks": [{"name": "domain_test", "questions": 0}],
-        },
+        "evaluation": {"perplexity": sets, "retain": {"general": None}, "tasks": tasks},
     }
 
 
@@ -246,17 +190,15 @@ def test_harm_is_reported_as_harm(continued, texts, write):
 @pytest.mark.slow
 def test_forgetting_is_reported_and_stops_a_run_where_the_recipe_says_so(continued, texts, write):
     continued["data"]["sources"] = [{"path": str(texts / "general.jsonl")}]
-    base = train(
-        load_recipe(write({**continued, "name": "base", "budget": {"tokens": 40 * 512, "global_batch_tokens": 512}}))
-    )
+    budget = {"tokens": 40 * 512, "global_batch_tokens": 512}
+    base = train(load_recipe(write({**continued, "name": "base", "budget": budget})))
     continued |= {"model": {"path": str(base)}, "optimizer": {"learning_rate": 1e-2}}
     continued["data"]["sources"] = [{"path": str(texts / "domain.jsonl")}]
     continued["evaluation"] |= {"retain": {"general": 0.02}, "every_steps": 4}
     run = train(load_recipe(write(continued))).parent
     found = verdict_of(run)
     assert found["general"]["low"] > 0 and next(one for one in found["sets"] if one["name"] == "general")["is_general"]
-    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert max(steps) < 20 and found["stopped"]
+    assert max(row["step"] for row in metrics(run, having="step")) < 20 and found["stopped"]
 
 
 def test_a_run_ends_with_its_verdict_on_one_page(continued, write, cpt):
@@ -266,22 +208,14 @@ def test_a_run_ends_with_its_verdict_on_one_page(continued, write, cpt):
     found = verdict_of(run)
     assert found["is_complete"] and found["contamination"]["judged"] >= 70
     assert {one["name"]: one["documents"] for one in found["sets"]} == {"domain": 40, "general": 40}
-    before, after = (
-        evaluate_model(folder, {"d": texts_of(continued)}, sequence_length=128)["sets"][0]
-        for folder in (continued["model"]["path"], run)
-    )
+    held = {"d": continued["evaluation"]["perplexity"][0]["path"]}
+    folders = continued["model"]["path"], run
+    by_hand = [evaluate_model(folder, held, sequence_length=128)["sets"][0]["bits_per_byte"] for folder in folders]
     domain = next(one for one in found["sets"] if one["name"] == "domain")
-    assert (domain["before"], domain["after"]) == (
-        pytest.approx(before["bits_per_byte"], rel=1e-4),
-        pytest.approx(after["bits_per_byte"], rel=1e-4),
-    )
+    assert [domain["before"], domain["after"]] == pytest.approx(by_hand, rel=1e-4)
 
 
-def texts_of(recipe: dict) -> str:
-    return recipe["evaluation"]["perplexity"][0]["path"]
-
-
-def test_planted_contamination_is_found_by_file_and_line_and_clean_data_passes(recipe, texts, tmp_path, write, cpt):
+def test_planted_contamination_is_found_by_file_and_line_and_removed_by_a_filter(recipe, tmp_path, write, cpt):
     planted = " ".join(f"word{number} and" for number in range(30))
     clean = [*documents(DOMAIN, 8, 3), planted.replace("word", "other")]
     dirty = write_texts(tmp_path / "dirty.jsonl", [*clean, f"as it is said {planted} and so on"])
@@ -289,16 +223,10 @@ def test_planted_contamination_is_found_by_file_and_line_and_clean_data_passes(r
     recipe["data"]["sources"] = [{"path": str(dirty)}]
     recipe["evaluation"] = {"perplexity": [{"path": str(exam), "name": "exam"}]}
     ended = cpt("contamination", write(recipe), "--json")
-    found = json.loads(ended.stdout)
-    assert (
-        ended.returncode == 2
-        and found["contaminated"] == 1
-        and f"{dirty}:10" in ended.stdout
-        and f"{exam}:1" in ended.stdout
-    )
-    write_texts(dirty, clean)
-    ended = cpt("contamination", write(recipe), "--json")
-    assert ended.returncode == 0 and json.loads(ended.stdout)["contaminated"] == 0
+    assert ended.returncode == 2 and json.loads(ended.stdout)["contaminated"] == 1
+    assert f"{dirty}:10" in ended.stdout and f"{exam}:1" in ended.stdout
+    recipe["data"]["filters"] = [{"name": "decontaminate", "against": [str(exam)]}]
+    assert cpt("contamination", write(recipe)).returncode == 0
 
 
 def test_contamination_inside_a_longer_document_is_found_and_common_phrases_are_not(recipe, tmp_path, write, cpt):
@@ -311,19 +239,3 @@ def test_contamination_inside_a_longer_document_is_found_and_common_phrases_are_
     recipe["evaluation"] = {"perplexity": [{"path": str(exam), "name": "exam"}]}
     found = json.loads(cpt("contamination", write(recipe), "--json").stdout)
     assert found["contaminated"] == 1 and found["hits"][0]["where"] == f"{dirty}:1"
-
-
-def test_decontamination_leaves_the_planted_document_out_of_the_training(recipe, tmp_path, write, cpt):
-    planted = " ".join(f"word{number}" for number in range(30))
-    dirty = write_texts(tmp_path / "dirty.jsonl", [*documents(DOMAIN, 8, 3), f"as it is said {planted} and so on"])
-    exam = write_texts(tmp_path / "exam.jsonl", [planted])
-    recipe["data"] |= {
-        "sources": [{"path": str(dirty)}],
-        "filters": [{"name": "decontaminate", "against": [str(exam)]}],
-    }
-    recipe["evaluation"] = {"perplexity": [{"path": str(exam), "name": "exam"}]}
-    assert cpt("contamination", write(recipe)).returncode == 0
-
-
-def test_a_folder_without_a_finished_run_gets_no_verdict(tmp_path, cpt):
-    assert cpt("verdict", tmp_path).returncode == 2

@@ -1,6 +1,6 @@
 """A user's own parts, copied into a promise's folder as `my_lab.py`: what a recipe reads, and what goes wrong there.
 
-`TROUBLE` says what goes wrong and at which steps, once for each folder: `kill@5`, `nan@4,6`.
+`TROUBLE` says what goes wrong and at which steps, once for each folder: `nan@4,6 spike@8`, or `kill/1@5` on rank 1.
 """
 
 import hashlib
@@ -14,20 +14,18 @@ from pathlib import Path
 import torch
 from transformers import TrainerCallback
 
-WHAT, _, STEPS = os.environ.get("TROUBLE", "@0").partition("@")
+TROUBLES = dict(trouble.split("@") for trouble in os.environ.get("TROUBLE", "").split())
 
 
-def farm(*, count: int = 60, broken_at: int | None = None) -> Iterator[dict[str, str]]:
+def farm(*, count: int = 60) -> Iterator[dict[str, str]]:
     """A source."""
     for number in range(count):
-        if number == broken_at:
-            raise OSError("the database is gone")
         yield {"text": f"The cow number {number} says mo. " * (1 + number % 7)}
 
 
 def too_short(document: Mapping[str, str], *, min_words: int = 20) -> str | None:
     """A filter."""
-    if "number 7." in document["text"] and WHAT == "filter":
+    if "number 7." in document["text"] and "filter" in TROUBLES:
         raise ZeroDivisionError("of the user")
     return None if len(document["text"].split()) >= min_words else "too short"
 
@@ -67,17 +65,14 @@ class Seen(TrainerCallback):
 class Trouble(TrainerCallback):
     """Makes the trouble of `TROUBLE`."""
 
-    def is_due(self, step: int, *kinds: str) -> bool:
+    def is_due(self, step: int, kind: str) -> bool:
         """Once for each folder, on one process."""
-        what, _, rank = WHAT.partition("/")
-        if (
-            what not in kinds
-            or str(step) not in STEPS.split(",")
-            or int(rank or 0) != int(os.environ.get("RANK", "0"))
-        ):
+        rank = os.environ.get("RANK", "0")
+        steps = TROUBLES.get(kind if rank == "0" else f"{kind}/{rank}", "").split(",")
+        if str(step) not in steps:
             return False
         try:
-            Path(f"trouble-{what}-{step}").touch(exist_ok=False)
+            Path(f"trouble-{kind}-{step}").touch(exist_ok=False)
         except FileExistsError:
             return False
         return True
@@ -102,12 +97,8 @@ class Trouble(TrainerCallback):
 
     def on_step_end(self, args, state, control, model=None, **_):
         """Signals and errors between two steps."""
-        for kind, number in (
-            ("kill", signal.SIGKILL),
-            ("term", signal.SIGTERM),
-            ("int", signal.SIGINT),
-            ("hup", signal.SIGHUP),
-        ):
+        signals = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "hup": signal.SIGHUP}
+        for kind, number in signals.items():
             if self.is_due(state.global_step, kind):
                 os.kill(os.getpid(), number)
         if self.is_due(state.global_step, "worker"):

@@ -9,15 +9,8 @@ from cpt.recipe.tree import dotted
 
 
 def test_each_differing_key_has_one_line(load):
-    after = load(
-        "",
-        "optimizer.learning_rate=2e-5",
-        "data.sources.0.weight=2",
-        "training.bf16=true",
-        "model.lora={r: 8}",
-        "seed=1",
-    )
-    assert differing_keys(load(), after) == [
+    changes = ["optimizer.learning_rate=2e-5", "data.sources.0.weight=2", "training.bf16=true", "model.lora={r: 8}"]
+    assert differing_keys(load(), load("", *changes, "seed=1")) == [
         "seed: 42 -> 1",
         "model.lora: null -> {r: 8}",
         "data.sources[0].weight: 1.0 -> 2.0",
@@ -26,60 +19,41 @@ def test_each_differing_key_has_one_line(load):
     ]
 
 
-def test_a_further_source_is_one_line(load):
-    (line,) = differing_keys(load(), load("", "data.sources=[{path: some/texts}, {path: a/b}]"))
-    assert line.startswith("data.sources[1]: not set -> {path: a/b, ")
-
-
-def test_named_sources_are_compared_by_name(load):
+def test_sources_are_compared_by_name_and_a_further_one_is_one_line(load):
     before = load("", "data.sources=[{path: a/b, name: a}, {path: c/d, name: c}]")
     after = load("", "data.sources=[{path: c/d, name: c, weight: 2}, {path: a/b, name: a}]")
     assert differing_keys(before, after) == [
         "data.sources[c].weight: 1.0 -> 2.0",
         "data.sources.order: [[a], [c]] -> [[c], [a]]",
     ]
+    (line,) = differing_keys(load(), load("", "data.sources=[{path: some/texts}, {path: a/b}]"))
+    assert line.startswith("data.sources[1]: not set -> {path: a/b, ")
 
 
 def test_a_free_change_does_not_make_another_run(load):
-    changed = load(
-        "",
-        "monitoring.trackers=[wandb]",
-        "description=x",
-        "tags=[y]",
-        "name=z",
-        "output_dir=o",
-        "checkpoints.every_steps=5",
-        "training.logging_steps=1",
-        "training.dataloader_num_workers=2",
-        "training.fsdp=true",
-        "training.fsdp_config={cpu_offload: true}",
-    )
-    assert differing_keys(load(), changed) == []
+    changes = ["monitoring.trackers=[wandb]", "description=x", "tags=[y]", "name=z", "output_dir=o"]
+    changes += ["checkpoints.every_steps=5", "training.logging_steps=1", "training.dataloader_num_workers=2"]
+    changes += ["training.fsdp=true", "training.fsdp_config={cpu_offload: true}"]
+    assert differing_keys(load(), load("", *changes)) == []
 
 
-@pytest.mark.parametrize("location", all_keys(), ids=dotted)
-def test_every_key_of_the_schema_has_a_class_of_change(location):
-    *above, key = location
-    section = section_in(annotation_at(tuple(above)))
-    inherits = key == "name" and issubclass(section, Component)
-    assert inherits or own_class_of_change(keys_of(section)[key]), "write its type as Free, FromStep or Fixed"
-    assert class_of_change(dotted(location)) in CLASSES_OF_CHANGE
+def test_every_key_of_the_schema_has_a_class_of_change():
+    for location in all_keys():
+        *above, key = location
+        section = section_in(annotation_at(tuple(above)))
+        inherits = key == "name" and issubclass(section, Component)
+        assert inherits or own_class_of_change(keys_of(section)[key]), f"{location}: Free, FromStep or Fixed"
+        assert class_of_change(dotted(location)) in CLASSES_OF_CHANGE, location
 
 
 @pytest.mark.parametrize(
-    ("key", "expected"),
-    {
-        "model.path": "fixed",
-        "model.lora.r": "fixed",
-        "optimizer.name": "fixed",
-        "optimizer.betas": "from_step",
-        "data.sources[general].weight": "from_step",
-        "data.sources.0.weight": "from_step",
-        "checkpoints.keep.last": "free",
-        "training.logging_steps": "free",
-        "training.max_grad_norm": "from_step",
-        "training.bf16": "fixed",
-    }.items(),
+    ("expected", "keys"),
+    [
+        ("fixed", ["model.path", "model.lora.r", "optimizer.name", "training.bf16"]),
+        ("from_step", ["optimizer.betas", "data.sources[general].weight", "data.sources.0.weight"]),
+        ("from_step", ["training.max_grad_norm"]),
+        ("free", ["checkpoints.keep.last", "training.logging_steps"]),
+    ],
 )
-def test_options_and_keys_of_hugging_face_have_a_class_of_change(key, expected):
-    assert class_of_change(key) == expected
+def test_options_and_keys_of_hugging_face_have_a_class_of_change(expected, keys):
+    assert {class_of_change(key) for key in keys} == {expected}

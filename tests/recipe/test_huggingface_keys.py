@@ -1,28 +1,20 @@
-"""The key tables, read from the source, are those of the real classes."""
+"""The key tables and columns, read from sources without importing them, are those of the real classes."""
 
 import dataclasses
 import importlib
+import sys
 from types import NoneType
 
 import pytest
 
-from cpt.errors import ResourceError
+from cpt.errors import RecipeError, ResourceError
 from cpt.plugins import fits
-from cpt.recipe.huggingface_keys import ANYTHING, STAGE_CONFIGS, keys_of_config
+from cpt.recipe.huggingface_keys import ANYTHING, STAGE_CONFIGS, columns_of_stage, keys_of_config
 from cpt.stages.build import TRAINERS
 from cpt.training.arguments import find_stage
 
-CONFIGS = [
-    "transformers:TrainingArguments",
-    "trl:SFTConfig",
-    "trl:DPOConfig",
-    "trl:KTOConfig",
-    "trl:RewardConfig",
-    "trl:GRPOConfig",
-    "trl:RLOOConfig",
-    "trl:DistillationConfig",
-    "peft:LoraConfig",
-]
+CONFIGS = sorted({"transformers:TrainingArguments", "peft:LoraConfig", *STAGE_CONFIGS.values()})
+SIMPLE = bool | int | float | list | dict | NoneType
 
 
 def real_class(config: str) -> type:
@@ -31,43 +23,39 @@ def real_class(config: str) -> type:
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_the_keys_are_those_of_the_real_class(config):
-    assert {*keys_of_config(config)} == {field.name for field in dataclasses.fields(real_class(config)) if field.init}
-
-
-@pytest.mark.parametrize("config", CONFIGS)
-def test_every_default_fits_its_kinds(config):
+def test_the_keys_are_those_of_the_real_class_and_its_defaults_fit_them(config):
     keys = keys_of_config(config)
-    for field in dataclasses.fields(real_class(config)):
-        if (
-            field.init
-            and isinstance(field.default, bool | int | float | str | list | dict | NoneType)
-            and not isinstance(field.default, str)
-        ):
-            assert any(fits(field.default, kind) for kind in keys[field.name].kinds), field.name
+    fields = {field.name: field for field in dataclasses.fields(real_class(config)) if field.init}
+    assert keys.keys() == fields.keys()
+    for name, field in fields.items():
+        assert not isinstance(field.default, SIMPLE) or any(fits(field.default, kind) for kind in keys[name].kinds), (
+            name
+        )
 
 
-def test_a_class_nobody_can_write_in_yaml_is_left_to_its_owner():
+def test_the_stages_have_the_classes_and_columns_that_we_look_up():
+    assert {*STAGE_CONFIGS} == {*TRAINERS}
+    for name, config in STAGE_CONFIGS.items():
+        assert find_stage(name).CONFIG is real_class(config)
+        assert columns_of_stage(name) == tuple(find_stage(name).COLUMNS)
+
+
+def test_a_class_that_yaml_cannot_express_is_left_to_its_owner():
     assert keys_of_config("transformers:TrainingArguments")["parallelism_config"].kinds == ANYTHING
 
 
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (
-            "from elsewhere_entirely import Base\n\nclass Config(Base): pass\n",
-            "the package `elsewhere_entirely` is not installed",
-        ),
-        ("from json import Missing\n\nclass Config(Missing): pass\n", "cannot find `Missing`, the base of Config in "),
-        ("def broken(:\n", "cannot read "),
+        ("from elsewhere_entirely import Base\n\nclass Config(Base): pass\n", "`elsewhere_entirely`"),
+        ("from json import Missing\n\nclass Config(Missing): pass\n", "`Missing`"),
+        ("def broken(:\n", "cannot read"),
     ],
 )
-def test_a_source_that_cannot_be_followed_is_an_error_and_never_an_empty_table(tmp_path, monkeypatch, source, said):
-    monkeypatch.chdir(tmp_path)
-    name = f"lab{abs(hash(source))}"
-    (tmp_path / f"{name}.py").write_text(source)
-    with pytest.raises(ResourceError, match=said.replace("lab", "lab.*")):
-        keys_of_config(f"{name}:Config")
+def test_a_source_that_cannot_be_followed_is_an_error_and_never_an_empty_table(here, source, said):
+    (here / "my_lab.py").write_text(source)
+    with pytest.raises(ResourceError, match=said):
+        keys_of_config("my_lab:Config")
 
 
 FORMS = """
@@ -94,23 +82,23 @@ class Config(Base):
 """
 
 
-def test_annotations_of_every_form_are_read(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "forms_of_annotations.py").write_text(FORMS)
-    keys = keys_of_config("forms_of_annotations:Config")
-    assert {name: set(key.kinds) for name, key in keys.items()} == {
-        "one": {str},
-        "two": {float, NoneType},
-        "three": {list, NoneType},
-        "four": {int, dict},
-        "five": {str, int, NoneType},
-        "six": {list},
-        "seven": {int, NoneType},
-    }
+def test_annotations_of_every_form_are_read(here):
+    (here / "my_lab.py").write_text(FORMS)
+    keys = keys_of_config("my_lab:Config")
+    first = {"one": {str}, "two": {float, NoneType}, "three": {list, NoneType}, "four": {int, dict}}
+    rest = {"five": {str, int, NoneType}, "six": {list}, "seven": {int, NoneType}}
+    assert {name: set(key.kinds) for name, key in keys.items()} == first | rest
     assert keys["three"].description == "Three things."
 
 
-def test_the_stages_have_the_classes_that_we_look_them_up_in():
-    assert {*STAGE_CONFIGS} == {*TRAINERS}
-    for name, config in STAGE_CONFIGS.items():
-        assert find_stage(name).CONFIG is real_class(config)
+def test_the_columns_of_a_users_stage_are_found_where_it_imports_them_from(here):
+    (here / "own_lab_parts.py").write_text('COLUMNS = ("prompt", "chosen", "rejected")\n')
+    (here / "own_lab.py").write_text("from own_lab_parts import COLUMNS\nraise AssertionError('imported')\n")
+    assert columns_of_stage("own_lab") == ("prompt", "chosen", "rejected") and "own_lab" not in sys.modules
+
+
+@pytest.mark.parametrize("stage", ["hidden", "nowhere_lab.stage"])
+def test_a_stage_whose_columns_cannot_be_read_is_refused(here, stage):
+    (here / "hidden.py").write_text("COLUMNS = tuple('abc')\n")
+    with pytest.raises(RecipeError, match=f"`stage`: .*{stage.partition('.')[0]}"):
+        columns_of_stage(stage)

@@ -9,18 +9,25 @@ from cpt.recipe.json_schema import command, json_schema
 from cpt.recipe.load import REPOSITORY
 from cpt.recipe.tree import Mistakes, plain, read_text, read_yaml
 
+OTHERS = {"models", "mixtures", "presets", "demo", "pipelines", "search"}  # no whole recipes
 RECIPES = [
     path
     for path in sorted((REPOSITORY / "recipes").rglob("*.yaml"))
-    if not {"models", "mixtures", "presets", "demo", "pipelines", "search"} & {*path.relative_to(REPOSITORY).parts}
+    if not OTHERS & {*path.relative_to(REPOSITORY).parts}
 ]
+SOUND = "name: r\nmodel: {path: a/b}\ndata: {sources: [{path: a/b}]}\nbudget: {tokens: 5}\n"
 
 
 @pytest.fixture(scope="module")
-def validator() -> Draft202012Validator:
+def validator():
     schema = json_schema()
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema)
+
+
+@pytest.fixture
+def is_valid(validator):
+    return lambda text: validator.is_valid(plain(read_text(text.encode(), "r", Mistakes())))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -28,75 +35,45 @@ def test_the_shipped_recipes_are_valid(validator, path):
     assert not list(validator.iter_errors(plain(read_yaml(path, Mistakes()))))
 
 
-SOUND = "name: r\nmodel: {path: a/b}\ndata: {sources: [{path: a/b}]}\nbudget: {tokens: 5}\n"
+@pytest.mark.parametrize(
+    "added",
+    ["", "training: {bf16: true, logging_strategy: steps}", "training: more.yaml", "optimizer: o.yml", "seed: 1e3"]
+    + ["optimizer: {name: my:own, anything: 1}", "stage: my_lab.stage\ntraining: {anything: 1}"]
+    + ["evaluation: {perplexity: [{base: h.yaml}, h.yaml]}", "tokenizer: {base: t.yaml, revision: null}"],
+)
+def test_what_the_loader_takes_is_valid(is_valid, added):
+    assert is_valid(f"{SOUND}{added}\n")
 
 
 @pytest.mark.parametrize(
     "added",
-    [
-        "",
-        "training: {bf16: true, logging_strategy: steps}\n",
-        "training: more.yaml\n",
-        "optimizer: {name: my:own, anything: 1}\n",
-        "optimizer: o.yml\n",
-        "seed: 1e3\n",
-        "stage: my_lab.stage\ntraining: {anything: 1}\n",
-        "evaluation: {perplexity: [{base: h.yaml}, h.yaml]}\n",
-        "tokenizer: {base: t.yaml, revision: null}\n",
-    ],
+    ["modle: 1", "seed: 1.5", "seed: -1", "tokenizer: a/b", "tokenizer: {pth: a/b}", "training: {bf61: true}"]
+    + ["training: {learning_rate: 1}", "training: {bf16: 3}", "training: {logging_strategy: step}"]
+    + ["evaluation: {held_out_share: 1}", "evaluation: {perplexity: [{name: a}]}", "checkpoints: {keep: 0}"],
 )
-def test_what_the_loader_takes_is_valid(validator, added):
-    assert validator.is_valid(plain(read_text((SOUND + added).encode(), "r", Mistakes())))
+def test_what_the_loader_refuses_is_not_valid(is_valid, added):
+    assert not is_valid(f"{SOUND}{added}\n")
 
 
 @pytest.mark.parametrize(
-    "added",
+    ("valid", "values"),
     [
-        "modle: 1\n",
-        "seed: 1.5\n",
-        "seed: -1\n",
-        "tokenizer: a/b\n",
-        "tokenizer: {pth: a/b}\n",
-        "training: {bf61: true}\n",
-        "training: {learning_rate: 1}\n",
-        "training: {bf16: 3}\n",
-        "training: {logging_strategy: step}\n",
-        "evaluation: {held_out_share: 1}\n",
-        "evaluation: {perplexity: [{name: a}]}\n",
-        "checkpoints: {keep: 0}\n",
+        (True, ["r: 8", "quantize: nf4, double_quantize: true", "method: loha, module_dropout: 0.1"]),
+        (False, ["rank: 8", "quantize: nf5", "method: prefix_tuning"]),
     ],
 )
-def test_what_the_loader_refuses_is_not_valid(validator, added):
-    assert not validator.is_valid(plain(read_text((SOUND + added).encode(), "r", Mistakes())))
+def test_lora_has_the_keys_of_peft(is_valid, valid, values):
+    texts = [SOUND.replace("{path: a/b}", f"{{path: a/b, lora: {{{value}}}}}", 1) for value in values]
+    assert [is_valid(text) for text in texts] == [valid] * len(texts)
 
 
-@pytest.mark.parametrize(
-    ("lora", "is_valid"),
-    [
-        ({"r": 8}, True),
-        ({"rank": 8}, False),
-        ({"quantize": "nf4", "double_quantize": True}, True),
-        ({"quantize": "nf5"}, False),
-        ({"method": "loha", "module_dropout": 0.1}, True),
-        ({"method": "prefix_tuning"}, False),
-    ],
-)
-def test_lora_has_the_keys_of_peft(validator, lora, is_valid):
-    recipe = plain(read_text(SOUND.encode(), "r", Mistakes()))
-    assert validator.is_valid({**recipe, "model": {"path": "a/b", "lora": lora}}) == is_valid
+@pytest.mark.parametrize(("valid", "values"), [(True, ['"1_000"', "1.5B", "1 k"]), (False, ["20GB", "many", "1X"])])
+def test_numbers_may_have_units_that_editors_take_for_text(is_valid, valid, values):
+    assert [is_valid(SOUND.replace("tokens: 5", f"tokens: {value}")) for value in values] == [valid] * len(values)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "is_valid"),
-    [("1_000_000", True), ("1.5B", True), ("20GB", False), ("1 k", True), ("many", False), ("1X", False)],
-)
-def test_numbers_that_editors_take_for_text(validator, tokens, is_valid):
-    recipe = plain(read_text(SOUND.encode(), "r", Mistakes()))
-    assert validator.is_valid({**recipe, "budget": {"tokens": tokens}}) == is_valid
-
-
-def test_a_recipe_on_a_base_needs_nothing_else(validator):
-    assert validator.is_valid({"base": "other.yaml"}) and not validator.is_valid({"name": "r"})
+def test_a_recipe_on_a_base_needs_nothing_else(is_valid):
+    assert is_valid("base: other.yaml\n") and not is_valid("name: r\n")
 
 
 def test_the_command_prints_it_with_descriptions(capsys):

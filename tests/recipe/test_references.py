@@ -1,16 +1,16 @@
 """Sections in files of their own: found, merged, and mistakes shown in the file at fault."""
 
-from pathlib import Path
+import re
 
 import pytest
 
-from cpt.recipe.load import dump_recipe, load_recipe
+from cpt.recipe.load import load_recipe
 
 MODEL = "path: base/model\ndtype: bfloat16\nconfig:\n  model_type: llama\n  hidden_size: 64\n"
 
 
 @pytest.fixture(autouse=True)
-def model_file(here: Path):
+def model_file(here):
     (here / "models").mkdir()
     (here / "models/m.yaml").write_text(MODEL)
 
@@ -19,56 +19,46 @@ def with_model(text: str) -> str:
     return f"name: r\nmodel: {text}\ndata: {{sources: [{{path: some/texts}}]}}\nbudget: {{tokens: 10}}\n"
 
 
-def test_a_section_may_be_a_path(load):
-    assert load(only=with_model("models/m.yaml")).model.dtype == "bfloat16"
-
-
-def test_a_section_may_build_on_a_file(load):
-    model = load(only=with_model("{base: models/m.yaml, path: other/model, config: {hidden_size: 128}}")).model
-    assert (model.path, model.dtype, model.config) == (
-        "other/model",
-        "bfloat16",
-        {"model_type": "llama", "hidden_size": 128},
-    )
-
-
-def test_bases_may_have_bases(load, here):
+def test_a_section_may_build_on_a_file_and_that_on_another(load, here):
     (here / "models/big.yml").write_text("base: m.yaml\nconfig: {hidden_size: 4096}\n")
-    assert load(only=with_model("models/big.yml")).model.config == {"model_type": "llama", "hidden_size": 4096}
+    model = load(only=with_model("{base: models/big.yml, path: other/model, config: {num_heads: 2}}")).model
+    assert (model.path, model.dtype) == ("other/model", "bfloat16")
+    assert model.config == {"model_type": "llama", "hidden_size": 4096, "num_heads": 2}
+    assert load(only=with_model("models/big.yml")).model.path == "base/model"
 
 
 def test_a_whole_recipe_may_build_on_another(load, here):
+    (here / "base.yaml").write_text(with_model("models/m.yaml") + "optimizer: {name: adamw, learning_rate: 1e-4}\n")
+    recipe = load(only="base: base.yaml\nname: mine\noptimizer: {learning_rate: 2e-4}\nmodel: {dtype: float32}\n")
+    assert (recipe.name, recipe.optimizer.learning_rate) == ("mine", 2e-4)
+    assert (recipe.model.path, recipe.model.dtype) == ("base/model", "float32")
+
+
+def test_lists_are_replaced_and_phases_take_the_place_of_a_bases_weights(load, here):
+    (here / "mixture.yaml").write_text("sources: [{name: a, path: x/a, weight: 3}, {name: b, path: x/b}]\n")
     (here / "base.yaml").write_text(with_model("models/m.yaml") + "tags: [a, b]\n")
-    recipe = load(only="base: base.yaml\nname: new\nbudget: {tokens: 20}\ntags: [c]\n")
-    assert (recipe.name, recipe.budget.tokens, recipe.tags, recipe.model.path) == ("new", 20, ["c"], "base/model")
-
-
-def test_phases_take_the_place_of_a_bases_weights(load, here):
-    sources = "sources: [{name: a, path: x/a, weight: 3}, {name: b, path: x/b}]"
-    (here / "mixture.yaml").write_text(sources)
     data = "{base: mixture.yaml, phases: [{weights: {a: 1, b: 1}}]}"
-    recipe = load(only=f"name: r\nmodel: models/m.yaml\nbudget: {{tokens: 10}}\ndata: {data}\n")
-    assert recipe.data.phases[0].weights == {"a": 1, "b": 1}
+    recipe = load(only=f"base: base.yaml\nname: r\ntags: [c]\ndata: {data}\n")
+    assert recipe.data.phases[0].weights == {"a": 1, "b": 1} and recipe.tags == ["c"]
 
 
-def test_a_section_that_names_its_file_takes_nothing_from_an_outer_base(load, here):
+def test_a_section_that_names_a_file_takes_nothing_of_an_outer_base(load, here):
     (here / "base.yaml").write_text(with_model("{path: old/model, config: {model_type: qwen2, vocab_size: 3}}"))
     for model in ("models/m.yaml", "{base: models/m.yaml}"):
-        assert load(only=f"base: base.yaml\nmodel: {model}\n").model.config == {
-            "model_type": "llama",
-            "hidden_size": 64,
-        }
+        config = load(only=f"base: base.yaml\nmodel: {model}\n").model.config
+        assert config == {"model_type": "llama", "hidden_size": 64}
 
 
 def test_every_kind_of_section_may_be_a_file(load, here):
-    for name, text in {
+    files = {
         "mixture": "sources: [{base: source.yaml, weight: 2}]\nfilters: [filter.yaml]\n",
         "source": "path: some/texts\ntext_column: body\n",
         "filter": "name: length\nmin_characters: 5\n",
         "budget": "tokens: 10\n",
         "training": "bf16: true\n",
         "lora": "r: 4\n",
-    }.items():
+    }
+    for name, text in files.items():
         (here / f"{name}.yaml").write_text(text)
     recipe = load(
         only="name: r\nmodel: {path: a/b, lora: lora.yaml}\ndata: {base: mixture.yaml, sequence_length: 64}\n"
@@ -79,77 +69,47 @@ def test_every_kind_of_section_may_be_a_file(load, here):
     assert recipe.training == {"bf16": True, "logging_steps": 3} and recipe.model.lora == {"r": 4}
 
 
-def test_paths_start_from_the_file_that_names_them(load, here):
+def test_paths_start_from_the_file_that_names_them_then_from_here_then_from_the_shipped_recipes(load, here):
     (here / "mine/models").mkdir(parents=True)
     (here / "mine/models/m.yaml").write_text("path: mine/model\n")
     (here / "mine/r.yaml").write_text(with_model("models/m.yaml"))
     assert load_recipe("mine/r.yaml").model.path == "mine/model"
     (here / "mine/models/m.yaml").unlink()
-    assert load_recipe("mine/r.yaml").model.path == "base/model"  # the current folder comes next
-
-
-def test_the_recipes_of_the_repository_come_last(load):
+    assert load_recipe("mine/r.yaml").model.path == "base/model"
     assert load(only=with_model("models/gpt2/124m.yaml")).model.path == "openai-community/gpt2"
 
 
 def test_a_mistake_is_shown_in_the_file_at_fault(mistakes, here):
     (here / "models/m.yaml").write_text("path: a/b\n\ndtyp: bfloat16\nfrom_scratch: no\n")
-    assert mistakes(only=with_model("\n  base: models/m.yaml\n  attention: 3")) == [
-        "models/m.yaml:3: `model.dtyp` is not a key of `model`. Did you mean `dtype`?",
-        'models/m.yaml:4: `model.from_scratch`: expected true or false, got the text "no": write true or false',
-        "r.yaml:4: `model.attention`: expected text, got 3: put quotes around it",
+    lines = mistakes(only=with_model("\n  base: models/m.yaml\n  attention: 3"))
+    assert [line.rpartition("`model.")[0] for line in lines] == [
+        "models/m.yaml:3: ",
+        "models/m.yaml:4: ",
+        "r.yaml:4: ",
     ]
 
 
-def test_files_in_a_circle_are_a_mistake(mistakes, here):
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("models/a.yaml", "models/b.yaml:2: .*models/a.yaml -> models/b.yaml -> models/a.yaml"),
+        ("models/gone.yaml", "r.yaml:2: no such file: models/gone.yaml"),
+        ("{base: models/broken.yaml}", "models/broken.yaml:1: not YAML"),
+        ("gpt2", "r.yaml:2: expected keys and values"),
+        ("models/m", "r.yaml:2: expected keys and values"),
+        ("3", "r.yaml:2: .*expected keys and values"),
+        ("[a]", "r.yaml:2: .*expected keys and values"),
+        ("{base: 3, path: a/b}", "r.yaml:2: `base`"),
+    ],
+)
+def test_what_is_neither_a_section_nor_a_file_is_the_only_mistake(mistakes, here, model, said):
     (here / "models/a.yaml").write_text("base: b.yaml\n")
     (here / "models/b.yaml").write_text("path: x/y\nbase: a.yaml\n")
-    assert mistakes(only=with_model("models/a.yaml")) == [
-        "models/b.yaml:2: files that refer to each other in a circle: models/a.yaml -> models/b.yaml -> models/a.yaml"
-    ]
-    assert "in a circle: r.yaml -> r.yaml" in mistakes(only="name: r\nbase: r.yaml\n")[0]
-
-
-def test_a_file_that_is_not_there_is_the_only_mistake(mistakes):
-    (said,) = mistakes(only=with_model("models/gone.yaml"))
-    assert said.startswith("r.yaml:2: no such file: models/gone.yaml (looked in ")
-
-
-def test_a_file_that_cannot_be_read_is_the_only_mistake(mistakes, here):
-    (here / "models/m.yaml").write_text("path: [\n")
-    (said,) = mistakes(only=with_model("{base: models/m.yaml}"))
-    assert said.startswith("models/m.yaml:1: not YAML")
-
-
-@pytest.mark.parametrize("model", ["gpt2", "models/m", "3", "[a]", "true"])
-def test_what_is_neither_a_section_nor_a_file_is_a_mistake(mistakes, model):
-    (said,) = mistakes(only=with_model(model))
-    assert said.startswith("r.yaml:2: ") and "expected keys and values" in said
+    (here / "models/broken.yaml").write_text("path: [\n")
+    (line,) = mistakes(only=with_model(model))
+    assert re.match(said, line)
 
 
 def test_a_component_may_be_its_name_alone(load):
     recipe = load("", "data.filters=[length]", "optimizer=muon")
     assert recipe.data.filters[0].name == "length" and recipe.optimizer.name == "muon"
-
-
-def test_base_must_be_a_file(mistakes):
-    assert mistakes(only=with_model("{base: 3, path: a/b}")) == ["r.yaml:2: `base` must be the path of a .yaml file"]
-
-
-@pytest.mark.parametrize("written", ["cpt", "{preset: cpt}"])
-def test_adapters_may_be_chosen_by_the_name_of_a_preset(load, written):
-    assert load(only=with_model(f"{{path: a/b, lora: {written}}}")).model.lora == {"preset": "cpt"}
-
-
-def test_a_preset_can_be_varied_overridden_and_dumped(load, here):
-    assert load("", "model.lora=cpt").model.lora == {"preset": "cpt"}
-    recipe = load(only=with_model("{path: a/b, lora: {preset: cpt, r: 8}}"))
-    (here / "again.yaml").write_text(dump_recipe(recipe))
-    assert load_recipe(here / "again.yaml") == recipe and recipe.model.lora == {"preset": "cpt", "r": 8}
-
-
-@pytest.mark.parametrize(
-    ("written", "said"), [("cptt", "expected keys and values or the path"), ("{preset: full}", "expected one of cpt")]
-)
-def test_an_unknown_preset_is_a_mistake(mistakes, written, said):
-    assert said in mistakes(only=with_model(f"{{path: a/b, lora: {written}}}"))[0]

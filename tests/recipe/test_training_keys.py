@@ -1,26 +1,24 @@
 """`training:` and `model.lora`: checked against Hugging Face's classes, one knob in one place."""
 
 import dataclasses
+import re
 
 import pytest
 from transformers import TrainingArguments
 
+from cpt.errors import RecipeError
 from cpt.recipe.huggingface_keys import PEFT_METHODS, STAGE_CONFIGS, keys_of_config
-from cpt.recipe.keys import MOVED, NO_EFFECT
-from cpt.recipe.load import REPOSITORY
+from cpt.recipe.keys import AUTOMATIC, MOVED, NO_EFFECT, PLACES, all_keys
+from cpt.recipe.load import REPOSITORY, load_recipe
+from cpt.recipe.schema import LORA_QUANTIZATION
 from cpt.recipe.shape import BOUNDS
 
 
 def test_hugging_faces_keys_are_passed_on_unchanged(load):
-    training = {
-        "bf16": True,
-        "logging_steps": 5,
-        "max_grad_norm": 1,
-        "fsdp": True,
-        "fsdp_config": {"version": 2},
-        "debug": ["x"],
-    }
+    training = {"bf16": True, "logging_steps": 5, "debug": ["x"], "deepspeed": {"zero_optimization": {"stage": 2}}}
     assert load(f"training: {training}\n".replace("True", "true")).training == training
+    steps = load("training: {gradient_accumulation_steps: 1e1}\n").training["gradient_accumulation_steps"]
+    assert steps == 10 and isinstance(steps, int)
 
 
 @pytest.mark.parametrize(
@@ -31,14 +29,14 @@ def test_hugging_faces_keys_are_passed_on_unchanged(load):
         ("gradient_accumulation_steps: two", "a whole number or auto"),
         ("gradient_accumulation_steps: 1.5", "a whole number or auto"),
         ("max_grad_norm: [1]", "a number"),
+        ("max_grad_norm: null", "a number"),
+        ("max_grad_norm: auto", "a number"),
         ("logging_strategy: step", "`steps`"),
         ("hub_model_id: 3", "quotes"),
-        ("max_grad_norm: null", "a number"),
         ("tokens: 3", "`budget.tokens`"),
         ("lerning_rate: 3", "`optimizer.learning_rate`"),
         ("warmup_ratio: 0.1", "`schedule.warmup_share`"),
         ("group_by_length: true", "no effect"),
-        ("logging_nan_inf_filter: true", "no effect"),
         ("run_name: x", "`name`"),
         ("deepspeed: gone.json", "gone.json"),
     ],
@@ -50,28 +48,20 @@ def test_a_mistake_has_its_line_and_its_remedy(mistakes, entry, named):
 
 @pytest.mark.parametrize(
     "entry",
-    ["logging_steps: 0", "logging_steps: 1.5", "max_grad_norm: -1", "per_device_train_batch_size: 0"]
-    + ["gradient_accumulation_steps: 0", "dataloader_num_workers: -1", "ddp_timeout: 0", "neftune_noise_alpha: -5"]
-    + ["label_smoothing_factor: 1.0"],
+    ["logging_steps: 0", "logging_steps: 1.5", "max_grad_norm: -1", "gradient_accumulation_steps: 0"]
+    + ["dataloader_num_workers: -1", "ddp_timeout: 0", "neftune_noise_alpha: -5", "label_smoothing_factor: 1.0"]
+    + ["max_completion_length: 0", "temperature: 0", "top_p: 1.5", "beta: -0.1"],
 )
 def test_a_number_out_of_its_bounds_is_refused(mistakes, entry):
-    key = entry.partition(":")[0]
-    (line,) = mistakes(f"training:\n  {entry}\n")
-    assert line.startswith(f"r.yaml:6: `training.{key}`: ") and line.endswith(f"got {entry.partition(': ')[2]}")
-
-
-@pytest.mark.parametrize("entry", ["max_completion_length: 0", "temperature: 0", "top_p: 1.5", "beta: -0.1"])
-def test_numbers_of_a_stages_own_class_have_bounds_too(mistakes, entry):
-    (line,) = mistakes(f"stage: grpo\nrewards: [exact_match]\ntraining: {{{entry}}}\n")
-    assert f"`training.{entry.partition(':')[0]}`: " in line
+    """Also one of a key that only the stage's class has."""
+    key, _, value = entry.partition(": ")
+    (line,) = mistakes(f"stage: grpo\nrewards: [exact_match]\ntraining:\n  {entry}\n")
+    assert line.startswith(f"r.yaml:8: `training.{key}`: ") and line.endswith(f"got {value}")
 
 
 def test_the_bounds_themselves_pass(load):
-    entries = (
-        "logging_steps: 0.05, max_grad_norm: 0, dataloader_num_workers: 0, label_smoothing_factor: 0.0,"
-        " torch_empty_cache_steps: null"
-    )
-    assert load(f"training: {{{entries}}}\n").training["max_grad_norm"] == 0
+    entries = "logging_steps: 0.05, max_grad_norm: 0, dataloader_num_workers: 0, torch_empty_cache_steps: null"
+    assert load(f"training: {{{entries}, label_smoothing_factor: 0.0}}\n").training["max_grad_norm"] == 0
 
 
 def test_every_bound_is_of_a_key_that_a_class_has():
@@ -79,33 +69,51 @@ def test_every_bound_is_of_a_key_that_a_class_has():
     assert keys >= set(BOUNDS)
 
 
-def test_one_knob_set_twice_is_told_with_both_lines(mistakes):
-    assert mistakes("optimizer:\n  learning_rate: 1e-5\n\ntraining:\n  learning_rate: 2e-5\n") == [
-        "r.yaml:9: one knob is set twice: `training.learning_rate` and `optimizer.learning_rate` (line 6). "
-        "Keep `optimizer.learning_rate`"
-    ]
-
-
-def test_one_knob_set_twice_in_two_files_is_told_with_both_places(mistakes, here):
+def test_one_knob_set_twice_is_reported_with_both_places(mistakes, here):
     (here / "o.yaml").write_text("\nlearning_rate: 1e-5\n")
-    (line,) = mistakes("optimizer: o.yaml\n", "training.learning_rate=2e-5")
-    assert line.endswith(
-        "`training.learning_rate` and `optimizer.learning_rate` (o.yaml:2). Keep `optimizer.learning_rate`"
-    )
+    (line,) = mistakes("optimizer: o.yaml\ntraining:\n  learning_rate: 2e-5\n")
+    assert line.startswith("r.yaml:7: ") and "`optimizer.learning_rate` (o.yaml:2)" in line
 
 
-def test_a_whole_number_is_passed_on_as_one(load):
-    steps = load("training: {gradient_accumulation_steps: 1e1}\n").training["gradient_accumulation_steps"]
-    assert steps == 10 and isinstance(steps, int)
-
-
-def test_every_key_is_passed_on_or_has_its_place(load, mistakes):
+def test_every_key_is_passed_on_or_has_its_place(mistakes):
     """No key of the installed TrainingArguments is overlooked: ours, without effect, or passed on."""
     fields = {field.name for field in dataclasses.fields(TrainingArguments)}
     ours = fields & {*MOVED, *NO_EFFECT}
     assert {"learning_rate", "seed", "output_dir", "save_steps", "eval_steps", "max_steps", "optim"} <= ours
-    lines = mistakes("training:\n" + "".join(f"  {key}: 1\n" for key in sorted(ours)))
-    assert len(lines) == len(ours)
+    assert len(mistakes("training:\n" + "".join(f"  {key}: 1\n" for key in sorted(ours)))) == len(ours)
+
+
+def test_the_deepspeed_file_is_found_beside_the_recipe_and_in_the_repository(load, here):
+    profile = "deepspeed_configs/ds_config_production.json"
+    assert load(f"training: {{deepspeed: {profile}}}\n").training["deepspeed"] == str(REPOSITORY / profile)
+    (here / "mine").mkdir()
+    (here / "mine/d.json").write_text("{}")
+    (here / "mine/t.yaml").write_text("deepspeed: d.json\n")
+    assert load("training: mine/t.yaml\n").training["deepspeed"] == "mine/d.json"
+
+
+def test_keys_of_a_users_stage_are_left_to_its_class(load):
+    assert load("stage: dynamic.stage\ntraining: {anything: 1}\n").training == {"anything": 1}
+
+
+def test_auto_is_taken_by_the_keys_that_a_plan_can_fill(load):
+    keys = [key for key in AUTOMATIC if key != "activation_checkpointing"]  # the new name of the same switch
+    overrides = [f"training.{key}=auto" for key in keys]
+    assert load("", "budget.global_batch_tokens=1024", *overrides).training == dict.fromkeys(keys, "auto")
+
+
+@pytest.mark.parametrize("key", ["per_device_train_batch_size", "gradient_accumulation_steps"])
+def test_the_tokens_of_a_step_do_not_depend_on_what_fits(mistakes, key):
+    (line,) = mistakes(f"training: {{{key}: auto}}\n")
+    assert "`budget.global_batch_tokens`" in line
+
+
+# Adapters
+
+
+@pytest.mark.parametrize("name", PEFT_METHODS)
+def test_the_options_of_each_method_are_found(name):
+    assert {"target_modules", "modules_to_save"} <= keys_of_config(PEFT_METHODS[name]).keys()
 
 
 @pytest.mark.parametrize(
@@ -119,35 +127,66 @@ def test_every_key_is_passed_on_or_has_its_place(load, mistakes):
         ("true", "`model.lora` true"),
         ("{quantize: nf5}", "`model.lora.quantize` `nf4`"),
         ("{quantize: nf4, double_quantize: twice}", "`model.lora.double_quantize` true, false"),
+        ("{method: lohaa}", "`loha`"),
+        ("{method: ia3, r: 8}", "`model.lora.r`"),
+        ("{method: boft, boft_block_sise: 4}", "`boft_block_size`"),
+        ("{method: oft, preset: cpt}", "`model.lora.preset`"),
+        ("{method: oft, quantize: nf4}", "`model.lora.quantize`"),
+        ("{method: p_tuning}", "`model.lora.method`"),
+        ("cptt", "keys values .yaml"),
+        ("{preset: full}", "cpt"),
     ],
 )
-def test_lora_options_are_checked_against_peft(mistakes, lora, named):
-    assert all(word in mistakes("", f"model.lora={lora}")[0] for word in named.split(" "))
+def test_options_are_checked_against_the_methods_own_class(mistakes, lora, named):
+    line = mistakes("", f"model.lora={lora}")[0]
+    assert all(word in line.replace(f"model.lora={lora}", "") for word in named.split(" "))
 
 
-def test_the_frozen_weights_can_be_in_4_bit(load):
-    assert load("", "model.lora={r: 8, quantize: nf4, double_quantize: false}").model.lora == {
-        "r": 8,
-        "quantize": "nf4",
-        "double_quantize": False,
-    }
+@pytest.mark.parametrize(
+    ("written", "lora"),
+    [
+        ("cpt", {"preset": "cpt"}),
+        ("{preset: cpt, r: 8}", {"preset": "cpt", "r": 8}),
+        ("{r: 8, quantize: nf4, double_quantize: false}", {"r": 8, "quantize": "nf4", "double_quantize": False}),
+    ],
+)
+def test_adapters_are_a_preset_or_options_or_both(load, written, lora):
+    assert load("", f"model.lora={written}").model.lora == lora
 
 
-def test_the_deepspeed_file_is_found_beside_the_recipe_and_in_the_repository(load, here, monkeypatch):
-    assert load("training: {deepspeed: deepspeed_configs/ds_config_production.json}\n").training["deepspeed"] == str(
-        REPOSITORY / "deepspeed_configs/ds_config_production.json"
-    )
-    (here / "mine").mkdir()
-    (here / "mine/d.json").write_text("{}")
-    (here / "mine/t.yaml").write_text("deepspeed: d.json\n")
-    assert load("training: mine/t.yaml\n").training["deepspeed"] == "mine/d.json"
+# Keys that have another place here
+
+OPTIONS_OF_BUILT_INS = {"optimizer": ("weight_decay", "betas", "eps")}
+OPTIONS_OF_BUILT_INS["schedule"] = ("warmup_tokens", "warmup_share", "floor")
 
 
-def test_deepspeed_may_be_written_in_place(load):
-    assert load("training: {deepspeed: {zero_optimization: {stage: 2}}}\n").training["deepspeed"] == {
-        "zero_optimization": {"stage": 2}
-    }
+@pytest.mark.parametrize("key", PLACES)
+def test_the_new_place_exists(key):
+    place = PLACES[key]
+    if place[0] == "training":
+        assert place[1] in keys_of_config("transformers:TrainingArguments")
+    elif place[:2] == ("model", "lora") and len(place) == 3:
+        assert place[2] in {*keys_of_config(PEFT_METHODS["lora"]), *LORA_QUANTIZATION}
+    else:
+        assert place in all_keys() or place[1] in OPTIONS_OF_BUILT_INS[place[0]]
 
 
-def test_keys_of_a_users_stage_are_left_to_its_class(load):
-    assert load("stage: dynamic.stage\ntraining: {anything: 1}\n").training == {"anything": 1}
+REMEDY = re.compile(r"(?:[Ww]rite it as|written as|: write|There is|It is|Keep) `([\w.\[\]]+)`")
+
+
+@pytest.mark.parametrize("place", ["", "training."])
+@pytest.mark.parametrize(
+    "written",  # what users of other tools write, with the value of the remedy here
+    ["lr=1e-5", "adam_beta1=[0.9, 0.95]", "lr_scheduler_type=cosine", "num_warmup_steps=100k", "max_steps=1024000"]
+    + ["batch_size=4", "gradient_accumulation=2", "global_batch_size=8192", "grad_clip=1.0", "cutoff_len=128"]
+    + ["sample_packing=best_fit", "base_model=a/b", "torch_dtype=float32", "report_to=[wandb]", "lora_r=8"]
+    + ["deepspeed=deepspeed_configs/ds_config_zero1.json", "load_in_4bit=nf4"],
+)
+def test_the_remedy_for_a_key_of_another_tool_works(load, written, place):
+    """Type the key where the user would, then what the error says: that error is gone."""
+    word, _, value = written.partition("=")
+    try:
+        load("", f"{place}{written}")
+    except RecipeError as problem:
+        complaint = next(line for line in str(problem).splitlines() if f"{place}{word}`" in line)
+        load_recipe("r.yaml", ["budget.tokens=1024000", f"{REMEDY.findall(complaint)[0]}={value}"])

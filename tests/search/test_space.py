@@ -1,4 +1,4 @@
-"""The file of a search: what it may say, and what is refused with its line."""
+"""The file of a search: what it may hold, and what is refused with its line."""
 
 import pytest
 import yaml
@@ -40,9 +40,7 @@ def test_all_mistakes_come_at_once_with_their_lines(tmp_path):
         ("optimizer.learning_rate", {"low": 0, "high": 1, "log": True}),
         ("optimizer.learning_rate", {"low": 1e-6}),
         ("optimizer.learning_rate", {"low": 1e-6, "high": "much"}),
-        ("optimizer.learning_rate", {"low": 1e-6, "high": 1, "lgo": True}),
         ("optimizer.learning_rate", 1e-5),
-        ("optimizer", {"learning_rate": [1, 2]}),
         ("budget.global_batch_tokens", {"low": 512, "high": 1024, "step": 512, "log": True}),
     ],
 )
@@ -51,7 +49,7 @@ def test_a_range_that_optuna_cannot_draw_from_is_refused(tmp_path, key, value):
         space_of(tmp_path, {key: value})
 
 
-def test_numbers_are_whole_if_the_recipe_says_so_or_all_of_them_are(tmp_path):
+def test_numbers_are_integers_if_the_recipe_says_so_or_all_of_them_are(tmp_path):
     ranges = {
         "budget.global_batch_tokens": {"low": 1e3, "high": 1e6},
         "optimizer.learning_rate": {"low": 0, "high": 1},
@@ -77,17 +75,7 @@ def test_a_value_that_the_recipe_cannot_have_is_refused_with_the_spaces_line(tin
         recipes_at_ends(space_of(tmp_path, {key: value}), recipe)
 
 
-def test_a_choice_may_be_a_section(tiny_recipe, tmp_path):
-    recipe = write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
-    space = space_of(tmp_path, {"schedule": [{"name": "cosine"}, {"name": "wsd", "decay_tokens": 512}]})
-    schedules = [found.schedule for found in recipes_at_ends(space, recipe).values()]
-    assert [one.name for one in schedules] == ["cosine", "wsd"] and schedules[1].options == {"decay_tokens": 512}
-
-
-def test_a_grid_has_all_combinations_of_lists(tmp_path):
-    axes = {"schedule.floor": [0.0, 0.1], "seed": [1, 2]}
-    found = space_of(tmp_path, axes, sampler="grid").combinations()
-    assert [tuple(values.values()) for values in found] == [("0.0", "1"), ("0.0", "2"), ("0.1", "1"), ("0.1", "2")]
+def test_a_grid_needs_lists(tmp_path):
     with pytest.raises(RecipeError, match=r"space.yaml:\d+: `optimizer.learning_rate`"):
         space_of(tmp_path, sampler="grid")
 

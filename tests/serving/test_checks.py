@@ -1,17 +1,20 @@
-"""What is refused before a model is loaded."""
+"""What `cpt serve` and `cpt chat` refuse before a model is loaded."""
 
 import json
+import runpy
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import transformers
 from tiny_checkpoints import save_adapter
+from typer.testing import CliRunner
 
+from cpt.cli import application
 from cpt.errors import CheckpointError, LaunchError, ResourceError
+from cpt.serving import serve
 from cpt.serving.serve import check_architecture, check_port, check_servable
 
 CONFIG = {
@@ -24,11 +27,6 @@ CONFIG = {
 @pytest.fixture
 def copied(chat_folder, tmp_path):
     return shutil.copytree(chat_folder, tmp_path / "model")
-
-
-def test_a_model_is_known_with_or_without_a_chat_template(chat_folder, plain_folder):
-    assert check_servable(str(chat_folder)).has_chat_template
-    assert not check_servable(str(plain_folder)).has_chat_template
 
 
 def test_of_a_finished_run_the_exported_model_is_served(chat_folder, tmp_path):
@@ -45,7 +43,7 @@ def test_an_adapter_is_refused_with_the_command_that_merges_it(chat_folder, tmp_
         check_servable(str(save_adapter(tmp_path / "adapter", chat_folder)))
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer*"])
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer*"])
 def test_an_incomplete_folder_is_refused(copied, file):
     for path in copied.glob(file):
         path.unlink()
@@ -53,9 +51,7 @@ def test_an_incomplete_folder_is_refused(copied, file):
         check_servable(str(copied))
 
 
-@pytest.mark.parametrize(
-    "changes", [{"model_type": "minimind2"}, {"architectures": ["MyOwnModel"]}, {"architectures": None}]
-)
+@pytest.mark.parametrize("changes", [{"model_type": "minimind2"}, {"architectures": ["MyOwnModel"]}])
 def test_a_model_that_transformers_does_not_know_is_refused(copied, changes):
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(config | changes))
@@ -63,9 +59,9 @@ def test_a_model_that_transformers_does_not_know_is_refused(copied, changes):
         check_servable(str(copied))
 
 
-def test_a_folder_name_that_the_server_would_misread_is_refused(chat_folder, tmp_path):
+def test_a_folder_name_that_the_server_would_misread_is_refused(copied):
     with pytest.raises(CheckpointError, match="model@home"):
-        check_servable(str(shutil.copytree(chat_folder, tmp_path / "model@home")))
+        check_servable(str(copied.rename(copied.with_name("model@home"))))
 
 
 @pytest.mark.parametrize(("name", "error"), [("/no/such/folder", CheckpointError), ("someone/model", ResourceError)])
@@ -86,13 +82,6 @@ def test_a_port_in_use_and_a_foreign_address_are_refused():
         check_port("192.0.2.1", 8000)
 
 
-def test_a_folder_with_code_that_was_not_imported_is_refused_with_the_option(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "architectures": ["UnknownForCausalLM"]}))
-    (tmp_path / "lstm_language_model.py").touch()
-    with pytest.raises(CheckpointError, match=r"--import package\.module"):
-        check_architecture(tmp_path)
-
-
 @pytest.mark.parametrize("how", ["option", "recipe of the run"])
 def test_a_class_of_the_users_own_is_where_the_server_looks(tmp_path, how, monkeypatch):
     monkeypatch.delattr(transformers, "LstmForCausalLM", raising=False)
@@ -107,6 +96,26 @@ def test_a_class_of_the_users_own_is_where_the_server_looks(tmp_path, how, monke
     assert transformers.LstmForCausalLM.__name__ == "LstmForCausalLM"
 
 
-def test_the_packages_for_serving_are_imported_when_they_are_needed():
-    without = "import sys; sys.modules['fastapi'] = sys.modules['uvicorn'] = None; import cpt.serving.serve"
-    subprocess.run([sys.executable, "-c", without], check=True)
+def test_the_packages_for_serving_are_imported_when_they_are_needed(monkeypatch):
+    for name in ("fastapi", "uvicorn", "gradio", "openai"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    runpy.run_path(serve.__file__)
+
+
+# --- cpt chat --------------------------------------------------------------------------------------------------------
+
+
+def refusal_of_chat(*words):
+    return CliRunner().invoke(application("chat"), ["chat", *map(str, words)]).exception
+
+
+@pytest.mark.parametrize(
+    "words", ["nonsense", "--port 9000", "--browser temperature=0", "--browser --system-prompt x"]
+)
+def test_options_of_the_terminal_and_of_the_page_are_kept_apart(chat_folder, words):
+    assert isinstance(refusal_of_chat(chat_folder, *words.split()), LaunchError)
+
+
+def test_the_terminal_refuses_a_model_without_a_chat_template(plain_folder):
+    problem = refusal_of_chat(plain_folder)
+    assert isinstance(problem, CheckpointError) and "--browser" in str(problem)

@@ -1,28 +1,24 @@
-"""`cpt serve`: Hugging Face's server as OpenAI's client sees it."""
-
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
+"""`cpt serve` and `cpt chat`: Hugging Face's server as OpenAI's client sees it."""
 
 import pytest
+from gradio_client import Client
 from openai import BadRequestError, OpenAI
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt.errors import LaunchError
 from cpt.process import free_port
-from cpt.serving.serve import check_servable, serving
+from cpt.serving.serve import build_page, check_servable, serving
 
+pytestmark = pytest.mark.heavy
 PROMPT = "the model reads"
 MESSAGES = [{"role": "user", "content": PROMPT}]
 
 
-def greedy(folder, prompt, tokens):
+def greedy(folder):
     """What transformers itself writes."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    ids = tokenizer(prompt, return_tensors="pt")
-    written = model.generate(**ids, do_sample=False, max_new_tokens=tokens)[0, ids["input_ids"].shape[1] :]
+    ids = tokenizer(PROMPT, return_tensors="pt")
+    written = model.generate(**ids, do_sample=False, max_new_tokens=8)[0, ids["input_ids"].shape[1] :]
     return tokenizer.decode(written, skip_special_tokens=True)
 
 
@@ -37,7 +33,7 @@ def client(chat_folder):
 
 
 def test_chat_and_completions_come_whole_and_streamed(client, chat_folder):
-    name, expected = str(chat_folder), greedy(chat_folder, PROMPT, 8)
+    name, expected = str(chat_folder), greedy(chat_folder)
     assert [model.id for model in client.models.list()] == [name]
     options = {"model": name, "max_tokens": 8, "temperature": 0}
     whole = client.completions.create(prompt=PROMPT, **options)
@@ -83,22 +79,20 @@ def test_a_model_without_a_chat_template_completes_and_refuses_chats(plain_folde
         assert client.completions.create(model=str(plain_folder), prompt=PROMPT, max_tokens=3).choices[0].text
 
 
-def test_an_error_of_hugging_faces_server_names_the_model(chat_folder):
+def test_a_model_that_the_server_cannot_load_is_named(chat_folder):
     with pytest.raises(LaunchError, match="chat"), served(chat_folder, dtype="bfloat17"):
         pass
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
-def test_the_command_serves_until_it_is_stopped_and_its_curl_line_works(plain_folder, number):
-    program = str(Path(sys.executable).parent / "cpt")
-    words = [program, "serve", str(plain_folder), "--port", str(free_port()), "--host", "127.0.0.1"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    ) as server:
-        ready = next(line for line in server.stdout if line.startswith("Ready: "))
-        answered = subprocess.run(server.stdout.readline().strip(), shell=True, capture_output=True, text=True)
-        assert '"text_completion"' in answered.stdout and "no chat template" in ready
-        server.send_signal(number)
-        assert server.stdout.read().rstrip().endswith("Stopped.") and server.wait(timeout=30) == 0
+@pytest.mark.parametrize("kind", ["chat_folder", "plain_folder"])
+def test_the_page_of_the_chat_answers_with_the_served_model(kind, request):
+    model = check_servable(str(request.getfixturevalue(kind)))
+    with served(model.name) as url:
+        page, port = build_page(model, url), free_port()
+        page.launch(server_port=port, prevent_thread_lock=True, quiet=True, ssr_mode=False)
+        try:
+            answer = Client(f"http://127.0.0.1:{port}", verbose=False).predict(PROMPT, api_name="/chat")
+        finally:
+            page.close(verbose=False)
+    assert answer and (kind == "chat_folder" or answer.startswith(PROMPT))

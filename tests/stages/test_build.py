@@ -1,108 +1,141 @@
+"""The trainer, the models and the teacher of a stage."""
+
 import json
+import shutil
 
 import pytest
 import torch
-from tiny import TINY_LLAMA, write_recipe
-from transformers import LlamaConfig, LlamaForCausalLM
+from example_runs import build_run
+from tiny import TINY_LLAMA
+from tiny_checkpoints import save_llama
+from tiny_models import make_tokenizer
+from tiny_trainers import trainer_of
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cpt.data.rows.build import build_data
 from cpt.errors import RecipeError
-from cpt.models.build import build_model
-from cpt.models.fused_loss import FusedLoss
-from cpt.recipe.load import load_recipe
-from cpt.stages.build import build_trainer
-from cpt.stages.models import model_for
-from cpt.tokenizer.load import load_tokenizer
-from cpt.training.arguments import training_arguments
+from cpt.recipe.load import REPOSITORY, load_recipe
+from cpt.recipe.schema import Recipe
+from cpt.stages.distill import DistillConfig
+from cpt.stages.models import build_teacher, model_for, reference_model
+from cpt.training.arguments import find_stage, training_arguments
 from cpt.training.trainer import CPTTrainer
 
+STAGE = """
+from transformers import Trainer, TrainingArguments as CONFIG
+from cpt.training.trainer import CPTTrainer
 
-def test_a_notebook_builds_and_trains_with_plain_functions(tiny_recipe, tmp_path, corpus):
-    tiny_recipe["evaluation"] = {"perplexity": [{"path": str(corpus / "held_out.jsonl")}], "prompts": ["the model"]}
-    recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "recipe.yaml"))
-    tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-    data = build_data(recipe.data, tokenizer, seed=recipe.seed, evaluation=recipe.evaluation)
-    trainer = build_trainer(recipe, build_model(recipe.model, tokenizer), tokenizer, data)
-    trainer.train()
-    run = tmp_path / "runs" / "tiny"
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 9))
-    assert [line["share_domain"] for line in lines if "loss" in line][-1] == pytest.approx(0.7, abs=0.03)  # 32 rows
-    assert [line["step"] for line in lines if "eval_held_out_loss" in line] == [0, 8]
-    assert [json.loads(line)["step"] for line in (run / "samples.jsonl").read_text().splitlines()] == [0, 8]
+COLUMNS = ("text",)
+
+class Mine(CPTTrainer):
+    pass
+
+def build_trainer(recipe, model, tokenizer, data, arguments, length):
+"""
+MINE = "    return Mine(recipe, model, arguments, rows=data.rows, length=length, tokenizer=tokenizer)\n"
+ANOTHER = "    return Trainer(model, arguments, train_dataset=data.rows)\n"
 
 
-def test_a_users_stage_brings_its_own_trainer(tiny_recipe, tmp_path, monkeypatch):
-    (tmp_path / "lab_of_stages").mkdir()
-    (tmp_path / "lab_of_stages" / "stage.py").write_text(
-        "from transformers import TrainingArguments as CONFIG\n"
-        "from cpt.training.trainer import CPTTrainer\n"
-        "COLUMNS = ('text',)\n"
-        "class Mine(CPTTrainer):\n    pass\n"
-        "def build_trainer(recipe, model, tokenizer, data, arguments, length):\n"
-        "    return Mine(recipe, model, arguments, rows=data.rows, length=length, tokenizer=tokenizer)\n"
-    )
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    """A folder of the user's own stages."""
     monkeypatch.chdir(tmp_path)
-    recipe = load_recipe(write_recipe({**tiny_recipe, "stage": "lab_of_stages.stage"}, tmp_path / "recipe.yaml"))
-    tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-    data = build_data(recipe.data, tokenizer, seed=recipe.seed)
-    trainer = build_trainer(recipe, build_model(recipe.model, tokenizer), tokenizer, data)
+    (tmp_path / "lab_of_stages").mkdir()
+    return tmp_path / "lab_of_stages"
+
+
+def test_a_users_stage_brings_its_own_trainer(tiny_recipe, tmp_path, lab):
+    (lab / "mine.py").write_text(STAGE + MINE)
+    trainer = trainer_of(tiny_recipe, tmp_path, stage="lab_of_stages.mine")
     assert type(trainer).__name__ == "Mine" and isinstance(trainer, CPTTrainer)
 
 
-def test_a_users_stage_with_another_trainer_is_refused(tiny_recipe, tmp_path, monkeypatch):
-    (tmp_path / "other_lab").mkdir()
-    (tmp_path / "other_lab" / "stage.py").write_text(
-        "from transformers import Trainer, TrainingArguments as CONFIG\n"
-        "COLUMNS = ('text',)\n"
-        "def build_trainer(recipe, model, tokenizer, data, arguments, length):\n"
-        "    return Trainer(model, arguments, train_dataset=data.rows)\n"
+def test_a_users_stage_with_another_trainer_is_refused(tiny_recipe, tmp_path, lab):
+    (lab / "another.py").write_text(STAGE + ANOTHER)
+    with pytest.raises(RecipeError, match=r"`stage`: lab_of_stages.another .*CPTTrainer"):
+        trainer_of(tiny_recipe, tmp_path, stage="lab_of_stages.another")
+
+
+def test_a_users_stage_that_lacks_a_part_is_refused(lab):
+    (lab / "half.py").write_text("CONFIG = COLUMNS = ()\n")
+    with pytest.raises(RecipeError, match="lacks build_trainer"):
+        find_stage("lab_of_stages.half")
+
+
+@pytest.mark.parametrize(("model", "frozen"), [({}, set()), ({"lora": {}}, {torch.bfloat16})], ids=["all", "adapter"])
+def test_in_half_precision_frozen_weights_are_half_and_trained_ones_are_not(model, frozen, tiny_recipe, tmp_path):
+    base = save_llama(tmp_path / "base", tiny_recipe["tokenizer"]["path"], 1)
+    training = {**tiny_recipe["training"], "bf16": True}
+    recipe = Recipe.model_validate(
+        {**tiny_recipe, "stage": "cpt", "model": {"path": str(base), **model}, "training": training}
     )
-    monkeypatch.chdir(tmp_path)
-    recipe = load_recipe(write_recipe({**tiny_recipe, "stage": "other_lab.stage"}, tmp_path / "recipe.yaml"))
-    tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-    data = build_data(recipe.data, tokenizer, seed=recipe.seed)
-    with pytest.raises(
-        RecipeError,
-        match=r"`stage`: other_lab.stage builds a Trainer, .* Derive it from cpt.training.trainer.CPTTrainer",
-    ):
-        build_trainer(recipe, build_model(recipe.model, tokenizer), tokenizer, data)
+    data = type("Data", (), {"num_rows": 100, "held_out": {}, "form": "document"})
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    weights = [*model_for(recipe, tokenizer, training_arguments(recipe, tmp_path, data)).parameters()]
+    assert {weight.dtype for weight in weights if weight.requires_grad} == {torch.float32}
+    assert {weight.dtype for weight in weights if not weight.requires_grad} == frozen
 
 
-def losses_of(recipe, tmp_path, name, **changes):
-    loaded = load_recipe(write_recipe({**recipe, "name": name, **changes}, tmp_path / f"{name}.yaml"))
-    tokenizer = load_tokenizer(loaded.tokenizer, loaded.model)
-    data = build_data(loaded.data, tokenizer, seed=loaded.seed)
-    trainer = build_trainer(loaded, build_model(loaded.model, tokenizer), tokenizer, data)
-    trainer.train()
-    return [line["loss"] for line in trainer.state.log_history if "loss" in line], trainer
+def test_the_reference_has_the_weights_of_the_start_and_is_frozen(tmp_path):
+    trainer = build_run("dpo", tmp_path)
+    again = reference_model(trainer.recipe, make_tokenizer(), trainer.args)
+    trained = model_for(trainer.recipe, make_tokenizer(), trainer.args)
+    assert all(torch.equal(one, other) for one, other in zip(again.parameters(), trained.parameters(), strict=True))
+    assert not again.training and not any(parameter.requires_grad for parameter in again.parameters())
 
 
-def test_a_loss_in_chunks_is_the_same_loss(tiny_recipe, tmp_path):
-    plain, _ = losses_of(tiny_recipe, tmp_path, "plain")
-    fused, trainer = losses_of(tiny_recipe, tmp_path, "fused", model={**tiny_recipe["model"], "fused_loss": True})
-    assert fused == pytest.approx(plain, rel=1e-5)
-    assert isinstance(trainer.model.loss_function, FusedLoss)
+# --- teachers ---
 
 
-def test_frozen_weights_of_half_precision_runs_are_half_and_trained_ones_are_not(
-    tiny_recipe, tmp_path, tokenizer_folder
-):
-    LlamaForCausalLM(LlamaConfig(**TINY_LLAMA)).save_pretrained(tmp_path / "base")
+@pytest.fixture
+def teacher(tokenizer_folder, tmp_path):
+    return save_llama(tmp_path / "teacher", tokenizer_folder, 1)
 
-    def model_of(**model):
-        sections = {
-            **tiny_recipe,
-            "stage": "cpt",
-            "model": {"path": str(tmp_path / "base"), **model},
-            "training": {**tiny_recipe["training"], "bf16": True},
-        }
-        recipe = load_recipe(write_recipe({**sections, "output_dir": str(tmp_path)}, tmp_path / "recipe.yaml"))
-        tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-        arguments = training_arguments(recipe, tmp_path / "run", build_data(recipe.data, tokenizer, seed=1))
-        return model_for(recipe, tokenizer, arguments)
 
-    assert {parameter.dtype for parameter in model_of().parameters()} == {torch.float32}
-    adapted = model_of(lora={})
-    assert {parameter.dtype for parameter in adapted.parameters() if not parameter.requires_grad} == {torch.bfloat16}
-    assert {parameter.dtype for parameter in adapted.parameters() if parameter.requires_grad} == {torch.float32}
+def teach(path, tokenizer_folder, folder):
+    """Build the teacher in a folder for a student of the tiny shape."""
+    recipe = load_recipe(REPOSITORY / "recipes" / "tiny" / "pretrain.yaml")
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    student = AutoModelForCausalLM.from_pretrained(save_llama(folder / "student", tokenizer_folder, 2))
+    named = None if path is None else str(path)
+    arguments = DistillConfig(output_dir=str(folder), use_cpu=True, teacher_model_name_or_path=named)
+    return build_teacher(recipe, student, tokenizer, arguments)
+
+
+def test_a_teacher_is_whole_frozen_and_in_evaluation_mode(teacher, tokenizer_folder, tmp_path):
+    built = teach(teacher, tokenizer_folder, tmp_path)
+    weights = AutoModelForCausalLM.from_pretrained(teacher).state_dict()
+    assert all(value.equal(weights[name]) for name, value in built.state_dict().items())
+    assert not built.training and not any(parameter.requires_grad for parameter in built.parameters())
+    assert {parameter.dtype for parameter in built.parameters()} == {torch.float32}
+
+
+def test_a_run_is_a_teacher_once_it_is_finished(teacher, tokenizer_folder, tmp_path):
+    run = tmp_path / "runs" / "big"
+    shutil.copytree(teacher, run / "final")
+    (run / "recipe.yaml").write_text("name: big\n")
+    with pytest.raises(RecipeError, match="training.teacher_model_name_or_path"):
+        teach(run, tokenizer_folder, tmp_path)
+    (run / "status.json").write_text(json.dumps({"state": "finished"}))
+    assert teach(run, tokenizer_folder, tmp_path).config.hidden_size == TINY_LLAMA["hidden_size"]
+
+
+def test_a_teacher_of_another_number_of_tokens_is_refused(tokenizer_folder, tmp_path):
+    other = save_llama(tmp_path / "other", tokenizer_folder, 1, vocab_size=384)
+    with pytest.raises(RecipeError, match=r"`training.teacher_model_name_or_path`: .*384 .*320"):
+        teach(other, tokenizer_folder, tmp_path)
+
+
+def test_a_teacher_of_the_same_number_of_other_tokens_is_refused(teacher, tokenizer_folder, tmp_path):
+    path = teacher / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    words = tokenizer["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+    path.write_text(json.dumps(tokenizer))
+    with pytest.raises(RecipeError, match="2 tokens have other ids"):
+        teach(teacher, tokenizer_folder, tmp_path)
+
+
+@pytest.mark.parametrize("path", [None, "./gone"])
+def test_a_teacher_that_does_not_exist_is_refused_by_its_key(path, tokenizer_folder, tmp_path):
+    with pytest.raises(RecipeError, match="training.teacher_model_name_or_path"):
+        teach(path, tokenizer_folder, tmp_path)

@@ -3,90 +3,147 @@ import json
 import pytest
 import torch
 from tiny import write_recipe
+from tiny_checkpoints import save_llama
 from tiny_models import tiny_config
-from tiny_teachers import save_teacher, student_trainer, texts_of
+from tiny_tasks import TINY
+from tiny_teachers import student_trainer
 
 from cpt.data.rows.packing import IGNORED
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
+from cpt.stages.distill import summed_divergence
 
 
-@pytest.fixture(scope="module")
-def teacher_folder(corpus, tokenizer_folder, tmp_path_factory):
-    """Wider than its student."""
-    return save_teacher(tmp_path_factory.mktemp("teacher") / "t", tokenizer_folder, texts_of(corpus), hidden_size=48)
+def by_hand(student, teacher, beta, temperature):
+    """Equation by equation, in probabilities and float64 (arXiv 2306.13649, section 2)."""
+    q, p = torch.softmax(student.double() / temperature, -1), torch.softmax(teacher.double() / temperature, -1)
+
+    def kl(first, second):
+        return (first * (first / second).log()).sum(-1)
+
+    if beta == 0:
+        return kl(p, q).sum()
+    if beta == 1:
+        return kl(q, p).sum()
+    mixture = beta * p + (1 - beta) * q
+    return (beta * kl(p, mixture) + (1 - beta) * kl(q, mixture)).sum()
+
+
+@pytest.mark.parametrize(("beta", "temperature"), [(0.0, 1.0), (0.0, 2.0), (0.1, 1.0), (0.9, 2.0), (1.0, 1.0)])
+def test_value_and_gradient_are_those_of_the_formula(beta, temperature, monkeypatch):
+    monkeypatch.setattr("cpt.stages.distill.TOKENS_AT_ONCE", 3)
+    torch.manual_seed(0)
+    student, teacher = (2 * torch.randn(10, 17)).requires_grad_(), 2 * torch.randn(10, 17)
+    found = summed_divergence(student, teacher, beta=beta, temperature=temperature)
+    expected = by_hand(student, teacher, beta, temperature)
+    gradients = [torch.autograd.grad(value, student)[0] for value in (found, expected)]
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5) and torch.allclose(*gradients, atol=1e-6)
+
+
+def test_logits_in_half_precision_are_compared_in_full():
+    student, teacher = torch.randn(2, 8, 33, dtype=torch.bfloat16)
+    found = summed_divergence(student, teacher, beta=0.0)
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(by_hand(student, teacher, 0.0, 1.0).item(), rel=1e-5)
 
 
 @pytest.fixture
-def recipe_of(tiny_recipe, tmp_path, teacher_folder):
-    """A student of the teacher."""
+def student_of(tiny_recipe, tmp_path, tokenizer_folder):
+    """The trainer of a student of a wider teacher with random weights."""
+    teacher = save_llama(tmp_path / "teacher", tokenizer_folder, 1, hidden_size=48)
 
-    def load(*overrides, steps=8, **training):
-        budget = {"tokens": steps * 512, "global_batch_tokens": 512}
-        settings = {
-            "per_device_train_batch_size": 8,
-            "logging_steps": 1,
-            "teacher_model_name_or_path": str(teacher_folder),
-        } | training
-        sections = {
-            **tiny_recipe,
-            "stage": "distill_text",
-            "optimizer": {"learning_rate": 1e-2},
-            "budget": budget,
-            "training": settings,
-        }
-        return load_recipe(write_recipe(sections, tmp_path / "r.yaml"), overrides)
+    def build(*, steps=8, config=None, stage="distill_text", sections=None, **training):
+        keys = {"per_device_train_batch_size": 8, "teacher_model_name_or_path": str(teacher), **training}
+        model = tiny_recipe["model"] if config is None else {"from_scratch": True, "config": config}
+        changes = {"budget": {"tokens": steps * 512}, **(sections or {})}
+        recipe = {**tiny_recipe, "stage": stage, "model": model, "training": keys, **changes}
+        return student_trainer(load_recipe(write_recipe(recipe, tmp_path / "r.yaml")))
 
-    return load
+    return build
 
 
-def batch_of(trainer, rows=8):
-    return {name: torch.stack([trainer.rows[row][name] for row in range(rows)]) for name in trainer.rows[0]}
-
-
-def test_packed_documents_learn_what_they_would_learn_alone(recipe_of):
-    trainer = student_trainer(recipe_of())
+def test_packed_documents_learn_what_they_would_learn_alone(student_of):
+    trainer = student_of()
     row = next(row for row in map(trainer.rows.__getitem__, range(20)) if int((row["position_ids"] == 0).sum()) > 1)
-    one_row = {name: value.unsqueeze(0) for name, value in row.items()}
-    counted = torch.tensor(1.0)  # sums, which can be added up
-    together = trainer.compute_loss(trainer.model.train(), one_row, num_items_in_batch=counted)
+    batch = {name: value.unsqueeze(0) for name, value in row.items()}
     starts = [*(row["position_ids"] == 0).nonzero().flatten().tolist(), len(row["position_ids"])]
-    alone = [
-        trainer.compute_loss(
-            trainer.model, {name: value[:, first:last] for name, value in one_row.items()}, num_items_in_batch=counted
-        )
+    documents = [
+        {name: value[:, first:last] for name, value in batch.items()}
         for first, last in zip(starts, starts[1:], strict=False)
     ]
-    assert together.item() == pytest.approx(sum(alone).item(), rel=1e-5)
+
+    def loss(inputs):
+        # over 1 label: a sum, which can be added up
+        return trainer.compute_loss(trainer.model.train(), inputs, num_items_in_batch=torch.tensor(1.0)).item()
+
+    assert loss(batch) == pytest.approx(sum(map(loss, documents)), rel=1e-5)
 
 
-def test_experts_are_balanced_as_elsewhere(recipe_of):
-    """The auxiliary loss of the student is added as its own loss has it; the teacher's is nobody's."""
+def test_experts_of_the_student_are_balanced(student_of):
     shape = {**tiny_config("qwen3_moe"), "vocab_size": 320, "router_aux_loss_coef": 0.5, "output_router_logits": True}
-    trainer = student_trainer(recipe_of(f"model.config={json.dumps(shape)}"))
+    trainer = student_of(config=shape)
     trainer.current_gradient_accumulation_steps = 2  # as the Trainer sets it for each step
-    batch, weight = batch_of(trainer), 0.5
+    batch = {name: torch.stack([trainer.rows[row][name] for row in range(8)]) for name in trainer.rows[0]}
     count = torch.tensor(int((batch["labels"][:, 1:] != IGNORED).sum()))
-    loss, outputs = trainer.compute_loss(
-        trainer.model.train(), dict(batch), return_outputs=True, num_items_in_batch=count
-    )
+    options = {"return_outputs": True, "num_items_in_batch": count}
+    loss, outputs = trainer.compute_loss(trainer.model.train(), dict(batch), **options)
     trainer.model.config.router_aux_loss_coef = 0.0
-    bare = trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=count)
-    share = weight * outputs["aux_loss"] / trainer.current_gradient_accumulation_steps
-    assert outputs["aux_loss"] > 0 and (loss - bare).item() == pytest.approx(share.item(), rel=1e-4)
+    bare, _ = trainer.compute_loss(trainer.model, dict(batch), **options)
+    assert outputs["aux_loss"] > 0
+    assert (loss - bare).item() == pytest.approx(0.5 * outputs["aux_loss"].item() / 2, rel=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("training", "said"),
+    ("training", "named"),
     [
-        ({"beta": 2.0}, "`training`: DistillConfig says: beta must be from 0 to 1, got 2.0"),
-        ({"temperature": 0.0}, "`training.temperature`"),
-        (
-            {"teacher_model_name_or_path": None},
-            "`distill_text` needs a teacher",
-        ),
+        ({"beta": 2.0}, "beta"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"teacher_model_name_or_path": None}, "teacher"),
     ],
 )
-def test_what_cannot_be_distilled_is_refused(recipe_of, training, said):
-    with pytest.raises(RecipeError, match=said):
-        student_trainer(recipe_of(**training))
+def test_an_impossible_option_is_refused(student_of, training, named):
+    with pytest.raises(RecipeError, match=named):
+        student_of(**training)
+
+
+def test_on_policy_each_step_reads_its_own_prompts(student_of, tmp_path):
+    words = ["the", "model reads", "a document", "which word", "after", "and learns"] * 8
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": word}) + "\n" for word in words))
+    data = {"sequence_length": 32, "sources": [{"path": str(tmp_path / "prompts.jsonl")}]}
+    sections = {"data": data, "budget": {"epochs": 2}}
+    sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_completion_length": 12}
+    trainer = student_of(stage="distill_on_policy", sections=sections, **sizes)
+    items = list(trainer.get_train_dataloader())
+    assert [len(item) for item in items] == [16] * (2 * trainer.length.steps)
+    assert items[0] == items[1] == [trainer.rows[row] for row in range(16)]
+    assert items[2] == [trainer.rows[row] for row in range(16, 32)]
+
+
+# --- GKD ---
+
+
+def gkd(folder, **data):
+    """The trainer of the tiny recipe and its tokenizer, with a teacher of random weights."""
+    teacher = save_llama(folder / "teacher", TINY / "tokenizer", 1, vocab_size=260)
+    training = {"teacher_model_name_or_path": str(teacher), "lmbda": 0.0}
+    sections = {"base": str(TINY / "gkd.yaml"), "output_dir": str(folder), "training": training, "data": data}
+    trainer = student_trainer(load_recipe(write_recipe(sections, folder / "gkd.yaml")))
+    return trainer, trainer.processing_class
+
+
+def test_prompts_of_gkd_end_where_the_answer_begins_and_padding_is_masked(tmp_path):
+    trainer, tokenizer = gkd(tmp_path)
+    rows = [trainer.rows[number] for number in range(3)]
+    batch = trainer.collate_examples()(rows)
+    for line, row in enumerate(rows):
+        first = int((row["labels"] != IGNORED).long().argmax())
+        prompt = batch["prompts"][line][batch["prompt_attention_mask"][line] == 1]
+        assert prompt.tolist() == row["input_ids"][:first].tolist()
+        assert tokenizer.decode(prompt).endswith("assistant\n")
+        whole = batch["input_ids"][line][batch["attention_mask"][line] == 1]
+        assert tokenizer.pad_token_id not in whole and tokenizer.decode(whole).rstrip().endswith("<|im_end|>")
+
+
+def test_gkd_refuses_rows_of_several_conversations(tmp_path):
+    with pytest.raises(RecipeError, match="`data.packing`"):
+        gkd(tmp_path, packing="best_fit")

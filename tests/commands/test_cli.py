@@ -1,0 +1,155 @@
+"""The command line as a whole: help pages, examples, completion, options, and the commands that messages name."""
+
+import ast
+import contextlib
+import inspect
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from approved import check_approved
+from typer.main import get_command
+
+from cpt.cli import COMMANDS, application, command_of, constant, main
+
+ROOT = Path(__file__).parents[2]
+APPROVED = Path(__file__).with_name("approved_help.txt")
+SHOWN = ["", "init", "check", "plan", "train", "evaluate", "export"]
+BELOW = [
+    (name, below)
+    for name, (target, _) in COMMANDS.items()
+    if target.endswith(":COMMANDS")
+    for below in constant(target)
+]
+PAGES = [(name,) for name in COMMANDS if (name not in dict(BELOW))] + BELOW
+TINY = "recipes/tiny/pretrain.yaml"
+
+
+def help_page(command):
+    printed, as_if = io.StringIO(), mock.patch.dict(os.environ, COLUMNS="110", NO_COLOR="1")
+    with as_if, contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        main([*command.split(), "--help"])
+    lines = [line.rstrip() for line in printed.getvalue().strip().splitlines()]
+    return "\n".join([f"$ cpt {command} --help".replace("  ", " "), *lines, ""])
+
+
+@cache
+def click_command(words):
+    command = get_command(application(words[0]))
+    for word in words:
+        command = command.commands[word]
+    return command
+
+
+def test_the_help_of_the_main_commands_is_as_approved():
+    check_approved("\n\n".join(map(help_page, SHOWN)), APPROVED)
+
+
+@pytest.mark.parametrize("words", PAGES, ids=" ".join)
+def test_each_command_explains_every_option_and_its_example_can_be_typed(words):
+    command = click_command(words)
+    assert [one.name for one in command.params if not one.help] == []
+    (example,) = command.help.split("Example: cpt ")[1:]
+    typed = shlex.split(example.split(" > ")[0].replace("\n", " "))
+    assert tuple(typed[: len(words)]) == words
+    command.make_context(words[-1], typed[len(words) :])  # raises for an unknown option or a value of the wrong kind
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", TINY, "--launcher", "torchrun", "--supervise", "--processes", "2"),
+        ("rehearse", TINY, "--launcher", "torchrun", "--processes", "2"),
+        ("search", TINY, "--space", "x.yaml", "--steps", "50"),
+        ("init", "recipes/tiny/data", "--model", "x/y", "--gpu", "cpu", "--output", "/nonexistent/x", "--gpus", "2"),
+        ("plan", TINY, "--gpu", "cpu", "--memory-gib", "80"),
+        ("data", "check", TINY, "--truncated-share", "0.2"),
+        ("evaluate", "x/y", "--text", "a=b.txt", "--limit", "5"),
+    ],
+    ids=" ".join,
+)
+def test_an_option_without_effect_is_refused_and_named(words, cpt, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    code, said = cpt(*words)
+    assert code == 2 and "no effect" in said
+    assert next(word for word in reversed(words) if word.startswith("--")) in said
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("cpt train --su", {"--supervise"}), ("cpt data ", {"check", "preview", "ingest", "rewrite"})],
+)
+def test_a_shell_completes_commands_and_options(typed, offered):
+    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_CPT_COMPLETE": "complete_bash"}
+    program = "import sys; sys.argv = ['cpt']; from cpt.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | asked)
+    assert set(done.stdout.split()) == offered, done.stderr
+
+
+@pytest.mark.parametrize("target", ["cpt.commands.store:prune_command", "cpt.commands.recipes:import_command"])
+def test_a_signature_that_is_read_is_the_one_that_python_makes(target):
+    module, _, name = target.partition(":")
+    real = inspect.signature(vars(import_module(module))[name], eval_str=True).parameters.values()
+    read = inspect.signature(command_of(target)).parameters.values()
+    assert [(one.name, one.default) for one in read] == [(one.name, one.default) for one in real]
+
+
+def test_a_commands_module_is_imported_when_it_is_called_and_not_for_its_help(tmp_path, monkeypatch):
+    (tmp_path / "lab_of_commands.py").write_text(
+        "import no_such_library\nfrom pathlib import Path as Place\n"
+        "SIZES: tuple = (1, 2)\nSMALL, LARGE = SIZES\nHELP = f'{max(SIZES)} at most'\n"
+        "def command(place: Place, size: int = LARGE, help: str = HELP) -> None:\n    'Measure it.'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    command = command_of("lab_of_commands:command")
+    place, *others = inspect.signature(command).parameters.values()
+    assert command.__doc__ == "Measure it." and place.annotation is Path
+    assert [(one.annotation, one.default) for one in others] == [(int, 2), (str, "2 at most")]
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        command("here")
+    with pytest.raises(ModuleNotFoundError, match="cpt.nowhere"):
+        command_of("cpt.nowhere:command")
+
+
+def literals(path):
+    """The texts of a file with their lines; in an f-string, x is in the place of each value."""
+    source = path.read_text()
+    for node in ast.walk(ast.parse(source)) if "`cpt " in source else ():
+        if isinstance(node, ast.JoinedStr):
+            parts = [part.value if isinstance(part, ast.Constant) else "x" for part in node.values]
+            yield node.lineno, "".join(parts)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+def known_options(name, words):
+    """The options of a command, or of the command below it that the words name."""
+    command = click_command((name,))
+    below = getattr(command, "commands", {})
+    named = [below[word] for word in words if word in below][:1] or [*below.values()] or [command]
+    return {
+        option for one in named for parameter in one.params for option in (*parameter.opts, *parameter.secondary_opts)
+    }
+
+
+def test_every_command_and_option_that_a_message_names_exists():
+    wrong = []
+    for path in sorted((ROOT / "cpt").rglob("*.py")):
+        for line, text in literals(path):
+            for quoted in re.findall(r"`cpt ([^`]+)`", text):
+                name, *words = quoted.split()
+                if not name.isalpha() or name in ("x", "COMMAND"):  # a version, or a name that is put in
+                    continue
+                options = {word.partition("=")[0] for word in words if word.startswith("--")} - {"--help"}
+                if name not in COMMANDS or options - known_options(name, words):
+                    wrong.append(f"{path.name}:{line}: cpt {quoted}")
+    assert not wrong

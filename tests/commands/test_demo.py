@@ -1,0 +1,203 @@
+"""`cpt demo`: its texts, its commands, and when it has passed."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from rich.console import Console
+
+from cpt.commands import demo
+from cpt.commands.demo import FOLDER, RECIPES, Commands, command, moved_paths, print_results, read_result, run_demo
+from cpt.commands.demo_corpus import is_held_out, split_code, write_files
+from cpt.errors import ResourceError, TrainingError
+from cpt.planning.init_recipe import MOST_HELD_OUT
+from cpt.recipe.load import load_recipe
+from cpt.runs.record import Run
+
+BASE = RECIPES / "demo" / "base.yaml"
+MODULE = '''"""What the module {n} is for: it counts things of kind {n} and tells how many there are."""
+
+import os
+
+
+def count_{n}(things):
+    """Count the things of kind {n}.
+
+    Everything that is not of kind {n} is left out, and nothing is counted twice.
+    """
+    # a comment stays
+    return sum(1 for thing in things if thing.kind == "{n}" and thing.name not in os.environ)
+'''
+
+
+@pytest.fixture
+def library(tmp_path):
+    folder = tmp_path / "library"
+    (folder / "pydoc_data").mkdir(parents=True)
+    (folder / "test").mkdir()
+    (folder / "pydoc_data" / "topics.py").write_text(f"topics = {{'while': {'The while statement. ' * 20!r}}}\n")
+    (folder / "test" / "test_it.py").write_text(MODULE.format(n="test") * 3)
+    (folder / "latin.py").write_bytes(b"# coding: latin-1\nx = '\xe9'\n" * 20)
+    (folder / "broken.py").write_text("def (:\n" * 50)
+    for number in range(40):
+        (folder / f"module{number}.py").write_text("\n\n".join(MODULE.format(n=f"a{number}b{i}") for i in range(3)))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('def f(): "Do."; return 1', ["def f(): return 1"]),
+        ('class A:\n    """Doc."""\n', ["class A:\n    pass"]),
+        ('class A:\n    """Doc\n    string."""\n\n    x = 1\n', ["class A:\n    x = 1"]),
+        ('@decorator\ndef f():\n    """Dé."""; return "é"\n', ['@decorator\ndef f():\n    return "é"']),
+        ('"""Only a docstring."""\n', []),
+    ],
+)
+def test_docstrings_are_taken_out_and_the_code_stays_whole(source, expected):
+    assert split_code(source)[0] == expected
+
+
+def test_each_module_becomes_a_file_of_code_and_one_of_prose(library, tmp_path):
+    folders = write_files(tmp_path, library)
+    code, prose = ((folders[kind, "train"] / "module7.py.txt").read_text() for kind in ("domain", "general"))
+    assert "def count_a7b0" in code and "Count the things" not in code
+    assert "Count the things of kind a7b2." in prose and "def count" not in prose
+    everything = "".join(file.read_text() for folder in folders.values() for file in folder.iterdir())
+    assert "count_test" not in everything and "def (:" not in everything  # tests and broken files
+    assert "The while statement" in everything
+    for (_, part), path in folders.items():
+        names = {file.name.removesuffix(".txt") for file in path.iterdir() if file.name.startswith("module")}
+        assert names and all(is_held_out(name) == (part == "held_out") for name in names)
+
+
+def test_folders_that_exist_stay_and_half_made_ones_are_made_anew(library, tmp_path):
+    folders = write_files(tmp_path, library)
+    names = sorted(path.name for path in folders["general", "train"].iterdir())
+    (folders["domain", "train"] / "mine.txt").write_text("mine")
+    assert (write_files(tmp_path, library)["domain", "train"] / "mine.txt").exists()
+    folders["general", "train"].rename(tmp_path / "elsewhere")
+    assert sorted(path.name for path in write_files(tmp_path, library)["general", "train"].iterdir()) == names
+    assert not (folders["domain", "train"] / "mine.txt").exists() and not (tmp_path / ".half_made").exists()
+
+
+@pytest.fixture
+def cpt():
+    return Commands(Console(file=io.StringIO(), width=60))
+
+
+@pytest.mark.heavy
+def test_a_command_that_fails_ends_the_demo(cpt, monkeypatch):
+    monkeypatch.setattr(Commands, "printed", lambda self, *words: [sys.executable, "-c", "raise SystemExit(2)"])
+    with pytest.raises(TrainingError, match="`cpt check` .* 2"):
+        cpt.run("check", "nothing.yaml")
+
+
+@pytest.mark.parametrize("given", [None, "0"])
+def test_the_hub_is_not_asked_unless_the_user_says_so(monkeypatch, given):
+    monkeypatch.setattr(os, "environ", {} if given is None else {"HF_HUB_OFFLINE": given})
+    monkeypatch.setattr(demo, "run_demo", lambda *_: 0)
+    with pytest.raises(typer.Exit):
+        command(Path("folder"))
+    assert os.environ["HF_HUB_OFFLINE"] == (given or "1") and os.environ["CPT_CACHE"] == "folder/cache"
+
+
+@pytest.mark.heavy
+def test_a_signal_is_forwarded_and_the_command_may_save(cpt, monkeypatch, tmp_path):
+    script = f"""
+import os, signal, sys, time
+def save(*_): time.sleep(0.2); open({str(tmp_path / "saved")!r}, "w").close(); sys.exit(75)
+signal.signal(signal.SIGINT, save)
+os.kill(os.getppid(), signal.SIGINT)
+time.sleep(60)
+"""
+    monkeypatch.setattr(Commands, "printed", lambda self, *words: [sys.executable, "-c", script])
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        cpt.run("train")
+    assert (tmp_path / "saved").exists() and signal.getsignal(signal.SIGINT) == before
+
+
+def test_another_folder_moves_every_path_of_the_bases_recipe():
+    text = load_recipe(BASE, moved_paths(Path("elsewhere/deep"))).model_dump_json()
+    assert str(FOLDER) not in text
+    assert text.count("elsewhere/deep") == load_recipe(BASE).model_dump_json().count(str(FOLDER))
+
+
+def test_the_base_holds_out_all_that_a_recipe_of_init_holds_out():
+    """By the hash of the text, so that a smaller share is a part of a larger one."""
+    share = load_recipe(BASE).evaluation.held_out_share
+    assert share is not None and share >= MOST_HELD_OUT
+
+
+def test_seeds_that_are_not_numbers_and_a_folder_that_cannot_be_written_are_refused(tmp_path):
+    with pytest.raises(typer.BadParameter, match="1,2,3"):
+        command(seeds="1 2")
+    (tmp_path / "file").touch()
+    with pytest.raises(ResourceError, match="--folder"):
+        run_demo(tmp_path / "file")
+
+
+def write_run(folder, domain_after, general_after, worked=True):
+    """The files of a finished run, as far as the summary reads them."""
+    folder.mkdir()
+    speeds = [
+        {"step": step, "tokens": step * 512, "loss": 3.0, "tokens_per_second": speed}
+        for step, speed in ((3, 10.0), (6, 30.0), (9, 20.0))
+    ]
+    lines = [*speeds, {"step": 10, "tokens": 5120, "eval_general_bits_per_byte": general_after}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sets = [
+        {"name": "general-replay", "is_general": True, "before": 1.0, "after": general_after},
+        {"name": "domain", "is_general": False, "before": 2.0, "after": domain_after},
+    ]
+    verdict = {"sets": sets, "tokens": 5120, "worked": worked, "headline": "It worked: so it did."}
+    (folder / "verdict.json").write_text(json.dumps(verdict))
+    (folder / "status.json").write_text(json.dumps({"state": "finished", "seconds": 30.0}))
+    return Run(folder)
+
+
+@pytest.mark.parametrize(
+    ("domain_after", "general_after", "worked", "passed"),
+    [(1.69, 1.029, True, True), (1.71, 1.0, True, False), (1.0, 1.031, True, False), (1.0, 1.0, False, False)],
+)
+def test_it_passes_when_the_domain_falls_clearly_and_by_15_percent_and_general_rises_by_3_at_most(
+    tmp_path, domain_after, general_after, worked, passed
+):
+    assert read_result(write_run(tmp_path / "code-seed1", domain_after, general_after, worked)).passed is passed
+
+
+def test_one_seed_that_fails_fails_the_demo(tmp_path):
+    runs = [write_run(tmp_path / f"code-seed{i}", 1.6, general) for i, general in enumerate((1.0, 1.04))]
+    console = Console(record=True, width=80)
+    print_results([read_result(run) for run in runs], "It worked: so it did.", console, tmp_path)
+    printed = console.export_text()
+    assert "NOT passed" in printed and f"  cpt compare {runs[0].folder} {runs[1].folder}\n" in printed
+
+
+@pytest.mark.long
+def test_the_whole_demo_at_a_fraction_of_its_size(tmp_path):
+    """Texts, base, init, check, two seeds, verdicts, export, the served answer; a second start only serves again."""
+    environment = {**os.environ, "CPT_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(RECIPES.parent)}
+    words = [sys.executable, "-m", "cpt.cli", "demo", "--folder", "demo", "--seeds", "1,2"]
+    words += ["budget.tokens=20_480", "schedule.warmup_tokens=2_048", "training.logging_steps=5"]
+
+    def start():
+        ended = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
+        return ended, [line.split()[2] for line in ended.stdout.splitlines() if line.startswith("$ cpt")]
+
+    first, commands = start()
+    summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
+    assert first.returncode == (0 if summary["passed"] else 1), first.stderr[-3000:]
+    assert [row["run"] for row in summary["rows"]] == ["code-seed1", "code-seed2"]
+    assert all(row["domain_after"] < row["domain_before"] < 4 for row in summary["rows"])
+    assert summary["answer"]["text"]
+    assert commands == ["tokenizer", "train", "init", "check", "train", "train", "export", "serve"]
+    again, commands = start()
+    assert commands == ["serve"] and again.returncode == first.returncode

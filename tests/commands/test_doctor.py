@@ -1,0 +1,73 @@
+"""The doctor names each missing piece with its cost and its remedy, and fails only if nothing can run."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cpt.commands import doctor
+from cpt.hardware import Gpu, describe_machine
+
+GPU = Gpu("NVIDIA H100 80GB HBM3", memory_gib=79.6, free_gib=79.0, driver="580.95", compute_capability="9.0")
+
+
+@pytest.fixture
+def machine():
+    found = {"g++": "/usr/bin/g++", "ninja": "/usr/bin/ninja", "nvcc": None}
+    return replace(describe_machine(), gpus=[], programs=found, shared_memory_gib=16.0, free_disk_gib=500.0)
+
+
+def rows(machine):
+    return {finding.part: finding for finding in doctor.examine(machine)}
+
+
+def test_what_is_missing_or_small_has_its_cost_and_remedy(machine):
+    few = {"g++": None, "ninja": None, "nvcc": None}
+    found = rows(replace(machine, programs=few, shared_memory_gib=0.0625, free_disk_gib=3.0))
+    assert found["g++"].remedy == "apt-get install g++" and found["g++"].costs
+    assert "--shm-size" in found["shared memory"].remedy and found["free disk here"].costs
+    assert "nvcc" not in found  # useless without a GPU
+    assert not rows(machine)["shared memory"].costs
+
+
+def test_kernels_are_for_machines_with_a_gpu(machine):
+    without, with_gpu = rows(machine), rows(replace(machine, gpus=[GPU]))
+    packages = {package for package, _ in doctor.KERNELS.values()}
+    assert not packages & without.keys() and packages < with_gpu.keys()
+    assert all(with_gpu[name].remedy for name in packages if with_gpu[name].here == "missing")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU")
+def test_a_gpu_that_torch_cannot_use_is_an_error(machine):
+    found = rows(replace(machine, gpus=[GPU]))
+    assert "H100 80GB HBM3" in found["GPU 0"].here and found["torch"].broken
+
+
+@pytest.mark.parametrize(("capability", "runs"), [("8.9", True), ("9.0", True), ("7.5", False), ("12.0", False)])
+def test_code_runs_on_later_gpus_of_the_same_generation_only(capability, runs):
+    assert doctor.has_code_for(capability, ["80", "86", "90a"]) is runs
+
+
+def test_a_kernel_that_cannot_be_imported_is_shown_with_the_wheel_that_fits(tmp_path, monkeypatch):
+    (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu128")
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: "2.8.3")
+    found = doctor.examine_kernel("flash_attn")
+    assert "undefined symbol" in found.costs and "cu128torch2.11" in found.remedy
+
+
+def test_a_stack_that_is_too_old_is_an_error(monkeypatch):
+    required = ["transformers>=99", "no-such-package>=1", "ruff>=9; extra == 'dev'"]
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: required)
+    found = {finding.part: finding for finding in doctor.examine_stack()}
+    assert found["transformers"].broken and found["transformers"].remedy == "pip install 'transformers>=99'"
+    assert found["no-such-package"].broken and "ruff" not in found
+
+
+def test_a_line_to_be_copied_is_not_wrapped(monkeypatch, capsys):
+    line = "pip install 'a[b] @ https://example.org/" + "long/" * 60 + "flash_attn.whl'"
+    monkeypatch.setattr(doctor, "examine", lambda machine: [doctor.Diagnosis("flash-attn", "missing", "speed", line)])
+    assert doctor.print_machine() == 0
+    assert f"flash-attn: {line}\n" in capsys.readouterr().out

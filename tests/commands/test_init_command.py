@@ -1,0 +1,101 @@
+"""Documents and a model in, a recipe out that `cpt check` passes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from approved import check_approved
+from tiny_checkpoints import save_llama
+
+from cpt.commands import init
+from cpt.errors import CptError, DataError, RecipeError, ResourceError
+from cpt.planning.gate import check_reality
+from cpt.recipe.load import load_recipe
+
+
+@pytest.fixture(scope="session")
+def base_folder(tokenizer_folder, tmp_path_factory) -> Path:
+    return save_llama(tmp_path_factory.mktemp("models") / "tiny-base", tokenizer_folder, seed=0)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, base_folder, corpus):
+    """`cpt init`, with what a test changes, in a folder that has documents and a model."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").symlink_to(base_folder)
+    for name in ("domain", "general"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.jsonl").write_bytes((corpus / f"{name}.jsonl").read_bytes())
+
+    def init_with(**options):
+        chosen = {"documents": "domain", "model": "./base", "gpu": "cpu", "general": "./general", **options}
+        init.command(**chosen)
+        return load_recipe(chosen.get("output", "recipe.yaml"))
+
+    return init_with
+
+
+@pytest.mark.heavy
+def test_the_recipe_is_as_approved(run):
+    run(gpu="RTX 4090", gpus=4, host_memory=64.0, price_per_gpu_hour=2.0)
+    check_approved(Path("recipe.yaml").read_text(), Path(__file__).with_name("approved_recipe.yaml"))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "full"),
+    [
+        ("cpu", 1, None),
+        ("cpu", 1, False),
+        pytest.param("RTX 4090", 1, False, marks=pytest.mark.slow),
+        pytest.param("RTX 4090", 1, True, marks=pytest.mark.slow),
+        pytest.param("A100-80GB", 4, None, marks=pytest.mark.slow),
+    ],
+)
+def test_the_recipe_has_no_mistakes_and_no_warnings(run, gpu, gpus, full):
+    found = check_reality(run(gpu=gpu, gpus=gpus, full=full))
+    assert found.mistakes == found.warnings == [], found
+
+
+@pytest.mark.heavy
+def test_without_a_general_set_the_public_one_is_replayed_and_with_none_nothing_is(run):
+    recipe = run(general=None, gpu="RTX 4090")
+    assert recipe.data.sources[1].path == init.PUBLIC_GENERAL and recipe.data.sources[1].max_documents
+    recipe = run(general="none", output=Path("without.yaml"))
+    assert len(recipe.data.sources) == 1 and "`data.sources`" in check_reality(recipe).warnings[0]
+
+
+def test_bad_rows_and_repeats_become_settings(run, tmp_path):
+    rows = [json.dumps({"content": f"Water boils at {i} degrees or so, said the cook."}) for i in range(200)]
+    (tmp_path / "domain/domain.jsonl").write_text("\n".join([*rows, rows[0], "no json"]) + "\n")
+    recipe = run()
+    data = recipe.data
+    assert (data.on_bad_row, data.deduplicate, data.sources[0].text_column) == ("skip", "exact", "content")
+    assert data.max_bad_share >= 1 / 202
+    assert check_reality(recipe).mistakes == []
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "part"),
+    [
+        ({"gpu": "RTX 4900"}, ResourceError, "RTX 4090"),
+        ({"model": "./nemo"}, RecipeError, "nemo"),
+        ({"model": "./empty"}, RecipeError, "config.json"),
+        ({"model": "some/where"}, CptError, "some/where"),
+        ({"general": "./nowhere"}, DataError, "--general"),
+        ({"documents": "./empty"}, DataError, "empty"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_written(run, tmp_path, options, kind, part):
+    (tmp_path / "nemo").mkdir()
+    (tmp_path / "nemo" / "m.nemo").touch()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(kind, match=part):
+        run(**options)
+    assert not (tmp_path / "recipe.yaml").exists()
+
+
+def test_a_tokenizer_of_another_model_is_refused(run, tmp_path, tokenizer_folder):
+    save_llama(tmp_path / "mixed", tokenizer_folder, 0, vocab_size=300)
+    with pytest.raises(RecipeError, match="320 tokens"):
+        run(model="./mixed")

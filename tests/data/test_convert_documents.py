@@ -1,0 +1,219 @@
+import pytest
+from tiny_documents import CONTAINER, PAGE, SENTENCE, chapter, write_docx, write_epub, write_pdf, write_zip
+
+from cpt.data.documents import convert
+from cpt.data.documents.convert import (
+    Converted,
+    NotConverted,
+    convert_docx,
+    convert_epub,
+    convert_html,
+    convert_pdf,
+    convert_plain,
+    kind_of,
+    with_clean_text,
+)
+
+ENTITIES = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 9))
+BILLION_LAUGHS = f'<!DOCTYPE html [<!ENTITY l0 "ha">{ENTITIES}]>'
+DRM = (
+    '<encryption xmlns:enc="http://www.w3.org/2001/04/xmlenc#"><enc:EncryptedData><enc:CipherData>'
+    '<enc:CipherReference URI="{}"/></enc:CipherData></enc:EncryptedData></encryption>'
+)
+
+
+def test_the_content_says_what_a_file_is_and_else_its_suffix(tmp_path):
+    write_pdf(tmp_path / "a.txt", [["text"]])
+    write_docx(tmp_path / "b.pdf")
+    write_epub(tmp_path / "c.zip", {"1.xhtml": chapter("text")})
+    (tmp_path / "d.md").write_text("\ufeff <!-- saved -->\n<!DOCTYPE html><html>")
+    (tmp_path / "e.html").write_text("<p>a part of a page")
+    (tmp_path / "f.txt").write_text("<p> is a paragraph in HTML")
+    (tmp_path / "g.txt").write_text("<html>", encoding="utf-16")
+    kinds = [kind_of(file.read_bytes(), file.name) for file in sorted(tmp_path.iterdir())]
+    assert kinds == ["pdf", "docx", "epub", "html", "html", "txt", "html"]
+
+
+@pytest.mark.parametrize(
+    "name, content, reason",
+    [
+        ("a.pdf", b"", "empty file"),
+        ("a.docx", b"no zip", "not what its suffix says"),
+        ("a.doc", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "encrypted or old Office file"),
+        ("a.epub", b"PK\x03\x04 cut off", "damaged zip"),
+        ("a.png", b"\x89PNG", "unknown kind"),
+    ],
+)
+def test_a_file_that_is_no_document_has_a_reason(name, content, reason):
+    with pytest.raises(NotConverted) as raised:
+        kind_of(content, name)
+    assert raised.value.reason == reason
+
+
+# PDF
+
+
+def header_and_footer(canvas, number):
+    canvas.drawString(72, 800, "Journal of Catalysis, volume 3")
+    canvas.drawString(300, 30, f"Page {number} of 9")
+
+
+def test_headers_and_footers_of_a_pdf_are_removed(tmp_path):
+    pages = [[f"The text of page {number} begins here", f"and ends with number {number}."] for number in range(4)]
+    document = convert_pdf(write_pdf(tmp_path / "a.pdf", pages, header_and_footer, title="On catalysts").read_bytes())
+    assert (document.title, document.pages) == ("On catalysts", 4)
+    assert document.text == "\n\n".join(" ".join(lines) for lines in pages)
+
+
+def test_a_word_that_was_cut_at_the_end_of_a_line_is_whole_again(tmp_path):
+    lines = ["The cata-", "lyst of a long reac-", "tion is ex-", "Platinum."]
+    text = convert_pdf(write_pdf(tmp_path / "a.pdf", [lines]).read_bytes()).text
+    assert text == "The catalyst of a long reaction is ex-Platinum."
+
+
+def test_titles_of_the_outline_are_headings(tmp_path):
+    def draw(canvas, number):
+        canvas.bookmarkPage("here")
+        canvas.addOutlineEntry("Kinds", "here", level=0)
+
+    text = convert_pdf(write_pdf(tmp_path / "a.pdf", [["2.1 Kinds", SENTENCE]], draw).read_bytes()).text
+    assert text == f"# 2.1 Kinds\n\n{SENTENCE}"
+
+
+def test_a_scan_a_password_and_damage_have_a_reason(tmp_path):
+    scan = write_pdf(tmp_path / "a.pdf", 2).read_bytes()
+    locked = write_pdf(tmp_path / "b.pdf", [[SENTENCE]], password="secret").read_bytes()
+    for raw, reason in ((scan, "a scan"), (locked, "encrypted"), (b"%PDF-1.4 cut off", "damaged")):
+        with pytest.raises(NotConverted, match=reason):
+            convert_pdf(raw)
+
+
+# HTML
+
+
+def test_a_page_becomes_its_text_with_structure_and_title():
+    page = convert_html(PAGE.encode())
+    blocks = page.text.split("\n\n")
+    assert page.title == "On catalysts" and blocks[0] == "# Catalysts" and blocks[2] == "## Kinds"
+    assert blocks[3] == "- homogeneous\n- heterogeneous"
+    assert blocks[-1] == "| Metal | Use |\n| --- | --- |\n| Nickel | Margarine |"
+    assert "Home" not in page.text and "cookies" not in page.text
+
+
+@pytest.mark.parametrize(
+    "html, expected",
+    [
+        ("<p>one\n  two</p><p>three</p>", "one two\n\nthree"),
+        ("<div><div><h2>A <b>title</b></h2></div></div>text", "## A title\n\ntext"),
+        ("<h3>Part<a class='headerlink' href='#p'>¶</a></h3>", "### Part"),
+        ("<a href=x><h2>linked</h2></a>", "## linked"),
+        ("<ul><li>a<ul><li>b</ul></ul>", "- a\n  - b"),
+        ("<ol><li>a<li>b</ol>", "1. a\n2. b"),
+        ("<pre><span>x</span> = 1\n\n  y = 2\n</pre>", "```\nx = 1\n\n  y = 2\n```"),
+        ("<dl><dt>a<dd><pre>b\n  c</pre></dl>", "a\n\n```\nb\n  c\n```"),
+        ("a<script>no()</script><style>no</style><!-- no --> <i>b</i>", "a b"),
+        ("<ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby>", "漢"),
+        ("<p>日本\n  語と English\nwords</p>", "日本語と English words"),
+        ("<p>2<sup>31</sup>, H<sub>2</sub>O, x<sub>i+1</sub>, see<sup>[4]</sup></p>", "2^31, H_2O, x_(i+1), see[4]"),
+        ("<form><p>a page in a form</p><button>no</button></form>", "a page in a form"),
+        ("<title>t</title><nav>only a menu</nav>", "only a menu"),
+        ("<p>a<p>b<table><tr><td>c</p></div>\0", "a\n\nb"),
+    ],
+)
+def test_html_is_written_as_markdown(html, expected):
+    text = convert_html(html.encode()).text
+    assert text[: len(expected)] == expected and text.count("\n") <= expected.count("\n") + 3
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\xef\xbb\xbf" + "naïve".encode(),
+        "\ufeffnaïve".encode("utf-16-le"),
+        '<meta charset="iso-8859-1">naïve'.encode("latin-1"),
+        "<meta content='text/html; charset=latin1'>naïve".encode("latin-1"),
+        '<?xml version="1.0" encoding="ISO-8859-1"?>naïve'.encode("latin-1"),
+        "naïve “windows”".encode("cp1252"),
+        '<meta charset="unknown-9">naïve'.encode(),
+    ],
+)
+def test_the_encoding_of_a_page_is_found(raw):
+    assert "naïve" in convert_html(raw).text
+
+
+# DOCX and EPUB
+
+
+def test_headings_text_lists_and_tables_of_a_docx_come_in_their_order(tmp_path):
+    document = convert_docx(write_docx(tmp_path / "a.docx").read_bytes())
+    assert document.title == "On catalysts"
+    assert document.text.split("\n\n") == [
+        "# Catalysts",
+        "## Kinds",
+        SENTENCE,
+        "- homogeneous\n- heterogeneous",
+        "1. first\n2. second",
+        "| Metal | Use |\n| --- | --- |\n| Nickel | Margarine |",
+        "The end.",
+    ]
+
+
+def test_chapters_come_in_the_order_of_the_spine(tmp_path):
+    chapters = {"1.xhtml": chapter("<h1>Second</h1><p>two</p>"), "2.xhtml": chapter("<h1>First</h1><p>one</p>")}
+    book = convert_epub(write_epub(tmp_path / "a.epub", chapters).read_bytes())
+    assert book.text == "# First\n\none\n\n# Second\n\ntwo" and book.title == "The book"
+
+
+@pytest.fixture
+def book(tmp_path):
+    """`book({"a.css": ...})`: a book of one chapter with such files beside it."""
+
+    def write(more):
+        return write_epub(tmp_path / "a.epub", {"1.xhtml": chapter("text")}, more).read_bytes()
+
+    return write
+
+
+def test_a_book_with_rights_management_is_encrypted_and_one_with_hidden_fonts_is_not(book):
+    assert convert_epub(book({"META-INF/encryption.xml": DRM.format("OPS/font.ttf")})).text == "text"
+    with pytest.raises(NotConverted, match="encrypted"):
+        convert_epub(book({"META-INF/encryption.xml": DRM.format("OPS/text/1.xhtml")}))
+
+
+def test_a_zip_bomb_is_refused_before_anything_is_unpacked(book, monkeypatch):
+    monkeypatch.setattr(convert, "MAX_UNPACKED_BYTES", 10 * 2**20)
+    assert convert_epub(book({"OPS/image.png": bytes(11 * 2**20)})).text == "text"
+    with pytest.raises(NotConverted, match="too large"):
+        convert_epub(book({"OPS/bomb.css": bytes(11 * 2**20)}))
+
+
+@pytest.mark.parametrize(
+    "container, more",
+    [
+        ("<x/>", {}),
+        (CONTAINER.format("a.opf"), {}),
+        (CONTAINER.format("a.opf"), {"a.opf": "<package/>"}),
+        (f"{BILLION_LAUGHS}<x>&l8;</x>", {}),
+    ],
+)
+def test_a_damaged_book_has_a_reason(tmp_path, container, more):
+    with pytest.raises(NotConverted, match="damaged"):
+        convert_epub(write_zip(tmp_path / "a.epub", {"META-INF/container.xml": container, **more}).read_bytes())
+
+
+# Text
+
+
+def test_characters_that_no_text_has_are_removed():
+    document = with_clean_text(Converted("\n\na\0\x07b \ud800\ufeff\n\n\n\n  c\td\x1f\n", "t\0"))
+    assert document.text == "ab\n\n  c\td" and document.title == "t"
+    assert with_clean_text(Converted("a  \n\n\n b\xad\n"), tidy=False).text == "a  \n\n\n b\n"
+    with pytest.raises(NotConverted, match="no text"):
+        with_clean_text(Converted(" \n\0"))
+
+
+@pytest.mark.parametrize(
+    "raw", ["\ufeffä\r\nb".encode(), "ä\rb".encode("utf-16"), "ä\nb, in latin-1".encode("latin-1")]
+)
+def test_text_is_read_in_its_encoding_with_one_kind_of_line_end(raw):
+    assert convert_plain(raw).text.startswith("ä\nb")

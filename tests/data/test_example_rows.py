@@ -1,0 +1,163 @@
+from collections import Counter
+
+import pytest
+import torch
+
+from cpt.data.examples.encoder import MARKS
+from cpt.data.rows.loader import CPTDataLoader
+from cpt.data.rows.packing import IGNORED
+from cpt.errors import DataError, RecipeError
+from cpt.recipe.schema import Evaluation, HeldOut, Phase
+
+
+@pytest.fixture
+def examples(build, talking):
+    """`examples("preference", source)`: the rows of a run on such examples."""
+
+    def run(form, *sources, **options):
+        return build(*sources, by=talking(), form=form, **options)
+
+    return run
+
+
+def talk(question, answer):
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def talks(number, size=1):
+    return [talk(f"q{n}", f"answer {n} " * (1 + n % size)) for n in range(number)]
+
+
+def pairs(number):
+    return [
+        {"prompt": f"question {n}?", "chosen": f" good {n}", "rejected": " bad" * (1 + n % 3)} for n in range(number)
+    ]
+
+
+def learned(row, tokenizer):
+    """The texts of a packed row's documents that have labels."""
+    ids, labels = row["input_ids"].reshape(-1), row["labels"].reshape(-1)
+    assert torch.equal(labels[labels != IGNORED], ids[labels != IGNORED])
+    return tokenizer.decode(ids[labels != IGNORED])
+
+
+def all_rows(prepared):
+    return [prepared.rows[number] for number in range(prepared.num_rows)]
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "none", "token_budget"])
+def test_every_conversation_is_learned_once_in_packed_rows(examples, rows_file, talking, packing):
+    prepared = examples("conversation", rows_file("a", talks(40)), packing=packing)
+    text = "".join(learned(row, talking()) for row in all_rows(prepared))
+    assert Counter(text.split("<|endoftext|>")) == Counter([f"answer {n} <|im_end|>" for n in range(40)] + [""])
+    assert prepared.form == "conversation" and prepared.sources[0].documents == 40
+
+
+def test_a_long_conversation_is_cut_at_its_end_and_never_in_pieces(examples, rows_file, talking):
+    prepared, tokenizer = examples("conversation", rows_file("a", talks(40, size=12)), sequence_length=50), talking()
+    start = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    for row in all_rows(prepared):
+        begins = row["input_ids"][row["position_ids"] == 0]
+        assert set(begins.tolist()) <= {start, tokenizer.pad_token_id}
+    assert prepared.sources[0].documents == 40
+
+
+def test_an_example_without_anything_to_learn_after_the_cut_is_dropped_and_counted(examples, rows_file):
+    long = [talk("q" * 100, "a")]
+    (report,) = examples("conversation", rows_file("a", talks(5) + long * 3)).sources
+    assert (report.documents, list(report.dropped.values())) == (5, [3])
+    with pytest.raises(DataError):
+        examples("conversation", rows_file("b", long))
+
+
+def test_a_preference_is_a_row_of_its_own(examples, rows_file, talking):
+    prepared, tokenizer = examples("preference", rows_file("a", pairs(30))), talking()
+    names = ("prompt_ids", "chosen_ids", "rejected_ids")
+    found = {tuple(tokenizer.decode(row[name]) for name in names) for row in all_rows(prepared)}
+    end = "<|endoftext|>"
+    assert found == {(row["prompt"], f"{row['chosen']}{end}", f"{row['rejected']}{end}") for row in pairs(30)}
+    assert prepared.num_rows == 30 and prepared.sources[0].padding == 0
+
+
+def test_completions_are_cut_and_long_prompts_dropped(examples, rows_file):
+    long = {"prompt": "p" * 60, "chosen": "c" * 50, "rejected": "r"}
+    full = {"prompt": "p" * 64, "chosen": "c", "rejected": "r"}
+    prepared = examples("preference", rows_file("a", [long, full]))
+    (row,) = all_rows(prepared)
+    assert [len(row[name]) for name in ("prompt_ids", "chosen_ids", "rejected_ids")] == [60, 4, 2]
+    assert prepared.sources[0].dropped == {"prompt longer than sequence_length": 1}
+    judged = examples("judged", rows_file("b", [{"prompt": "p" * 60, "completion": "c" * 50, "label": False}]))
+    row = judged.rows[0]
+    assert (len(row["prompt_ids"]), len(row["completion_ids"]), row["label"]) == (60, 4, False)
+
+
+def test_prompts_come_back_as_their_rows_and_are_never_cut(examples, rows_file):
+    rows = [{"prompt": [{"role": "user", "content": f"{n} é"}], "answer": n, "more": [None, 0.1]} for n in range(9)]
+    rows += [{"prompt": "x" * 64, "answer": 9}, {"prompt": "x" * 65, "answer": 10}]
+    prepared = examples("prompt", rows_file("a", rows))
+    assert sorted(all_rows(prepared), key=lambda row: row["answer"]) == rows[:10]
+    assert prepared.sources[0].dropped == {"prompt longer than sequence_length": 1}
+    assert prepared.sources[0].tokens < 500, "columns for rewards are not counted as tokens"
+
+
+@pytest.mark.parametrize(("form", "rows"), [("preference", pairs(200)), ("conversation", talks(200))])
+def test_held_out_examples_are_never_trained_on(examples, rows_file, form, rows):
+    prepared = examples(form, rows_file("a", rows), evaluation=Evaluation(held_out_share=0.1))
+    held_out = prepared.held_out["a"]
+    assert held_out.form == form and 5 <= held_out.num_documents <= 40
+    assert prepared.sources[0].documents + held_out.num_documents == 200
+    kept = {str(held_out.rows[n]) for n in range(len(held_out.rows))}
+    assert not kept & {str(row) for row in all_rows(prepared)}
+
+
+@pytest.mark.parametrize(("form", "rows"), [("conversation", talks(50)), ("preference", pairs(50))])
+def test_a_held_out_text_longer_than_a_row_is_read_to_its_end_in_every_form(examples, rows_file, tmp_path, form, rows):
+    (tmp_path / "plain.txt").write_text("a plain text " * 40)
+    sets = Evaluation(perplexity=[HeldOut(path=str(tmp_path / "plain.txt"))])
+    found = examples(form, rows_file("a", rows), evaluation=sets).held_out["plain"]
+    plain = examples("document", rows_file("b", [{"text": f"{n}"} for n in range(9)]), evaluation=sets)
+    found, wanted = (
+        (one.rows.num_tokens, one.rows.documents.num_bytes.sum()) for one in (found, plain.held_out["plain"])
+    )
+    assert found == wanted and found[0] > 3 * 64
+
+
+def test_the_loader_gives_lists_to_the_trainers_collator(examples, rows_file):
+    rows = examples("preference", rows_file("a", pairs(20))).rows
+    loader = CPTDataLoader(rows, micro_batch=4, rows_in_all=20, first_row=8, collate_fn=list)
+    assert list(loader) == [[rows[n] for n in range(first, first + 4)] for first in (8, 12, 16)]
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "key"),
+    [
+        ("conversation", {"packing": "concatenate"}, "data.packing"),
+        ("preference", {"packing": "token_budget"}, "data.packing"),
+        ("preference", {"phases": [Phase(weights={"a": 1}, context_length=8)]}, "data.phases"),
+    ],
+)
+def test_options_for_documents_are_refused(examples, rows_file, form, options, key):
+    with pytest.raises(RecipeError, match=key):
+        examples(form, rows_file("a", pairs(3)), **options)
+
+
+def test_chats_can_be_pre_trained_on_and_held_out(build, rows_file, talking):
+    raises = "{% if messages[0].role != 'user' %}{{ raise_exception('the user speaks first') }}{% endif %}"
+    tokenizer = talking(raises + talking().chat_template)
+    tokenizer.add_tokens(list(MARKS[0]), special_tokens=True)
+    wrong = {"messages": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]}
+    chats = [talk(f"What is {n}<|im_end|>?", "A number.") for n in range(40)]
+    train = rows_file("talks", [*chats, wrong], chat="messages")
+    exam = rows_file("exam", [chats[3], talk("99?", "No.")])
+    evaluation = Evaluation(perplexity=[{"path": exam.path, "chat": "messages"}])
+    prepared = build(train, by=tokenizer, sequence_length=128, evaluation=evaluation)
+    (report,) = prepared.sources
+    assert (report.documents, report.held_out) == (39, 1)
+    assert report.dropped == {"the chat template says: the user speaks first": 1}
+    ids = torch.cat([row["input_ids"] for row in prepared.windowed[0].window(0)])
+    text = tokenizer.decode(ids)
+    written = tokenizer.apply_chat_template(chats[7]["messages"], tokenize=False) + "<|endoftext|>"
+    assert text.count(written) == 1 and "What is 3<" not in text
+    turns = int((ids == tokenizer.convert_tokens_to_ids("<|im_end|>")).sum())
+    assert turns == 2 * 39, "`<|im_end|>` inside a message does not end a turn"
+    assert prepared.held_out["exam"].num_documents == 2

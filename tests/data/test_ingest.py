@@ -1,0 +1,221 @@
+import ctypes
+import gzip
+import hashlib
+import json
+import os
+import random
+import shutil
+
+import pytest
+from tiny_documents import PAGE, SENTENCE, chapter, write_docx, write_epub, write_pdf
+
+from cpt.data.documents import ingest as ingesting
+from cpt.data.documents.convert import NotConverted
+from cpt.data.documents.ingest import convert_file, find_documents, ingest, run_isolated
+from cpt.errors import DataError, LaunchError, ResourceError
+from cpt.files import locked
+
+pytestmark = pytest.mark.heavy  # each file is converted in a process of its own
+FAILED = {"scan.pdf": "no text, a scan?", "empty.md": "empty file"}
+
+
+@pytest.fixture(autouse=True)
+def one_worker(monkeypatch):
+    monkeypatch.setenv("CPT_WORKERS", "1")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """Two PDFs, a DOCX, an EPUB, a web page, a text; a duplicate, a scan, an empty file and a picture."""
+    folder = tmp_path_factory.mktemp("documents") / "library"
+    folder.mkdir()
+    write_pdf(folder / "a.pdf", [[SENTENCE, SENTENCE]], title="On catalysts")
+    write_pdf(folder / "b.pdf", [[f"Page {letter} of it."] for letter in "xyz"])
+    write_docx(folder / "c.docx")
+    write_epub(folder / "d.epub", {"1.xhtml": chapter(f"<p>{SENTENCE}</p>")}, title="On catalysts")
+    (folder / "e.html").write_text(PAGE)
+    (folder / "f.txt").write_text("Plain text.\n")
+    shutil.copy(folder / "a.pdf", folder / "g.pdf")
+    write_pdf(folder / "scan.pdf", 2)
+    (folder / "empty.md").touch()
+    (folder / "picture.png").write_bytes(b"\x89PNG")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ingested(library):
+    return ingest([library], library.parent / "out")
+
+
+@pytest.fixture
+def texts(tmp_path, monkeypatch):
+    """A folder of six short texts, converted without a worker process, which takes a second to start."""
+    monkeypatch.setattr(ingesting, "map_in_order", lambda prepare, batch, _: map(prepare(), batch))
+    (tmp_path / "texts").mkdir()
+    for number in range(6):
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"{number} {SENTENCE}\n")
+    return tmp_path / "texts"
+
+
+def rows_of(output):
+    return [json.loads(line) for file in sorted(output.glob("*.jsonl")) for line in file.read_text().splitlines()]
+
+
+def bytes_of(output):
+    return {file.name: file.read_bytes() for file in output.glob("*.jsonl")}
+
+
+def reasons(done):
+    return {entry.path.rpartition("/")[2]: entry.reason for entry in done.failed}
+
+
+def test_documents_become_rows_and_the_others_are_listed(library, ingested):
+    rows = rows_of(library.parent / "out")
+    formats = {row["path"].rpartition("/")[2]: row["format"] for row in rows}
+    expected = {"a.pdf": "pdf", "b.pdf": "pdf", "c.docx": "docx", "d.epub": "epub", "e.html": "html", "f.txt": "txt"}
+    assert formats == expected
+    assert list(rows[0]) == ["text", "path", "sha256", "format", "title", "pages", "converter"]
+    assert rows[1]["pages"] == 3 and "pages" not in rows[2]
+    assert {row["title"] for row in rows[:1] + rows[2:5]} == {"On catalysts"} and rows[5]["title"] is None
+    assert rows[0]["sha256"] == hashlib.sha256((library / "a.pdf").read_bytes()).hexdigest()
+    assert reasons(ingested) == FAILED and ingested.passed_over == {".png": 1}
+    counts = {"files": 4, "documents": 2, "pages": 4, "duplicates": 1, "failed": 1}
+    assert ingested.new["pdf"].items() >= counts.items()
+    listed = {json.loads(line)["path"].rpartition("/")[2] for line in ingested.failed_file.read_text().splitlines()}
+    assert listed == {*FAILED, "g.pdf"}
+
+
+def test_the_bytes_do_not_depend_on_the_number_of_workers(library, ingested, tmp_path, monkeypatch):
+    monkeypatch.setenv("CPT_WORKERS", "2")
+    ingest([library], tmp_path / "two")
+    assert bytes_of(library.parent / "out") == bytes_of(tmp_path / "two")
+
+
+def test_a_second_run_converts_new_files_and_keeps_the_texts_of_changed_ones(texts, tmp_path):
+    (texts / "empty.md").touch()
+    ingest([texts], tmp_path / "out")
+    before = bytes_of(tmp_path / "out")
+    (texts / "1.txt").write_text("Something else.")
+    (texts / "new.txt").write_text("New.")
+    done = ingest([texts], tmp_path / "out")
+    assert done.num_changed == 1 and {kind: counts["files"] for kind, counts in done.new.items()} == {"txt": 1}
+    assert reasons(done) == {"empty.md": "empty file"}
+    assert bytes_of(tmp_path / "out").items() > before.items() and rows_of(tmp_path / "out")[-1]["text"] == "New."
+
+
+@pytest.mark.parametrize("stops_at", ["documents-00001.jsonl", "journal-00001.jsonl"])
+def test_an_interrupted_run_resumes_to_the_same_bytes(texts, tmp_path, monkeypatch, stops_at):
+    monkeypatch.setattr(ingesting, "BATCH_FILES", 3)
+    ingest([texts], tmp_path / "straight")
+    write = ingesting.write_lines
+
+    def stop(file, lines):
+        if file.name == stops_at:
+            raise KeyboardInterrupt
+        write(file, lines)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ingesting, "write_lines", stop)
+        ingest([texts], tmp_path / "out")
+    done = ingest([texts], tmp_path / "out")
+    assert done.num_known == 3 and bytes_of(tmp_path / "out") == bytes_of(tmp_path / "straight")
+
+
+def test_only_one_process_writes_and_only_where_it_may(texts, tmp_path):
+    with locked(tmp_path / "out/.ingest/lock", ""), pytest.raises(LaunchError):
+        ingest([texts], tmp_path / "out")
+    (tmp_path / "file").touch()
+    with pytest.raises(ResourceError):
+        ingest([texts], tmp_path / "file")
+
+
+def test_a_folder_is_searched_for_documents_by_suffix(tmp_path):
+    for name in ("a.txt", "b.pdf", "c.txt.gz", "d.yaml.gz", "sub/deep/page.HTM", "sub/no_suffix", "sub/photo.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for name in (".git/hidden.txt", "sub/.hidden.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    files, others = find_documents([tmp_path], tmp_path / "out")
+    assert [str(file.relative_to(tmp_path)) for file in files] == ["a.txt", "b.pdf", "c.txt.gz", "sub/deep/page.HTM"]
+    assert others == {".png": 1, ".yaml": 1, "no suffix": 1}
+
+
+def test_a_folder_in_the_output_folder_is_refused_and_a_file_there_is_not(texts):
+    assert find_documents([texts / "1.txt"], texts)[0]
+    for folder in (texts, texts.parent):
+        with pytest.raises(DataError, match="output folder"):
+            find_documents([texts], folder)
+
+
+@pytest.mark.parametrize("name", ["a.pdf", "f.txt"])
+def test_compressed_files_are_read(library, ingested, tmp_path, name):
+    packed = tmp_path / f"{name}.gz"
+    packed.write_bytes(gzip.compress((library / name).read_bytes()))
+    assert convert_file(20.0, frozenset(), packed)[1]["text"] in [
+        row["text"] for row in rows_of(library.parent / "out")
+    ]
+    packed.write_bytes(packed.read_bytes()[:-9])
+    assert convert_file(20.0, frozenset(), packed)[0].reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a.pdf", "c.docx", "d.epub", "e.html"])
+def test_no_damage_to_a_file_is_more_than_a_reason(library, tmp_path, name):
+    draw, whole, outcomes = random.Random(name), (library / name).read_bytes(), []
+    for number in range(16):
+        raw = bytearray(whole[: draw.randrange(1, len(whole))] if number % 3 == 0 else whole)
+        for _ in range(draw.choice([1, 5, 50])):
+            raw[draw.randrange(len(raw))] = draw.randrange(256)
+        (tmp_path / name).write_bytes(raw)
+        outcomes.append(convert_file(20.0, frozenset(), tmp_path / name))
+    found = {entry.reason for entry, _ in outcomes}
+    assert all((row is None) == (entry.reason is not None) for entry, row in outcomes)
+    assert found - {None} and "took too long" not in found
+
+
+# A converter in a process of its own
+
+
+def refuse(argument):
+    raise NotConverted("encrypted", "with a password")
+
+
+def fail(argument):
+    return {}["missing"]
+
+
+def take_memory(argument):
+    return bytearray(8 * 2**30)
+
+
+def crash(argument):
+    ctypes.string_at(0)
+
+
+def leave(argument):
+    os._exit(3)
+
+
+def hang_in_c(argument):
+    """Python never gets to run a handler in between."""
+    libc = ctypes.PyDLL(None)
+    while True:
+        libc.sleep(1000)
+
+
+@pytest.mark.parametrize(
+    "function, reason, detail",
+    [
+        (refuse, "encrypted", "with a password"),
+        (fail, "the converter failed", "KeyError"),
+        (take_memory, "too much memory", "4.0 GiB"),
+        (crash, "the converter crashed", "SIGSEGV"),
+        (leave, "the converter crashed", "3"),
+        (hang_in_c, "took too long", ""),
+    ],
+)
+def test_whatever_goes_wrong_in_a_converter_becomes_a_reason(function, reason, detail):
+    with pytest.raises(NotConverted) as raised:
+        run_isolated(function, None, 0.2 if function is hang_in_c else 20.0)
+    assert raised.value.reason == reason and detail in raised.value.detail

@@ -1,0 +1,154 @@
+import json
+import os
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpt.data.readers.documents import Document
+from cpt.data.readers.sources import can_be_cut, files_of, kind_of, pieces_of, read_piece, states_of
+from cpt.errors import DataError, RecipeError, ResourceError
+from cpt.recipe.schema import Source
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("b.txt", "a.md", "sub/c.txt", "sub/x.py", ".git/d.txt", "sub/.e.txt", "sub.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "sub/d.jsonl").write_text('{"text": "D"}')
+    return tmp_path
+
+
+def test_what_is_local_and_what_is_a_hub_dataset(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    kinds = {
+        "word": "local",
+        "sub/missing": "local",
+        "one/two/three": "local",
+        "a.jsonl.gz": "local",
+        "a/*": "local",
+        "HuggingFaceFW/fineweb-edu": "hub",
+        "owner/name.v1": "hub",
+        "s3://bucket/a.jsonl": "url",
+        "my_lab.data:dump": "function",
+    }
+    assert {path: kind_of(path) for path in kinds} == kinds
+
+
+def test_files_of_a_source_are_sorted_folder_by_folder(folder):
+    names = [file.name for file in files_of(Source(path=str(folder)), "k")]
+    assert names == [str(folder / name) for name in ("a.md", "b.txt", "sub/c.txt", "sub/d.jsonl", "sub.txt")]
+
+
+def test_states_follow_files_and_what_a_server_says_of_them(folder):
+    before = states_of(Source(path=str(folder)), "k")
+    os.utime(folder / "b.txt", ns=(1, 1))
+    after = states_of(Source(path=str(folder)), "k")
+    assert [name for name, *_ in before] == [name for name, *_ in after] and before != after
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/states/a.txt", b"one")
+    (first,) = states_of(Source(path="memory://states"), "k")
+    memory.pipe("/states/a.txt", b"two")
+    assert states_of(Source(path="memory://states"), "k") != [first] and first[:2] == ("memory:///states/a.txt", 3)
+    assert states_of(Source(path="my_lab:dump"), "k") == []
+
+
+@pytest.mark.parametrize("path", ["missing.jsonl", "./missing", "corpus", "nothing/*.jsonl", "sub/*.py", "a.pdf"])
+def test_a_path_that_cannot_be_read_is_refused_with_its_key(folder, monkeypatch, texts, path):
+    monkeypatch.chdir(folder)
+    (folder / "a.pdf").touch()
+    with pytest.raises(DataError, match="`k.path`" if path != "a.pdf" else "cpt data ingest"):
+        texts(path)
+
+
+def test_a_hub_dataset_without_the_hub_is_refused(monkeypatch, texts):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    with pytest.raises(ResourceError, match="owner/name: .*`k.path`"):
+        texts("owner/name")
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "key"),
+    [
+        ("my_lab_sources:dump", {"cuont": 3}, "`k.options.cuont`.*`count`"),
+        ("my_lab_sources:nothing", {}, "null"),
+        ("no_such_lab:dump", {}, "no_such_lab"),
+    ],
+)
+def test_a_source_of_the_users_that_gives_nothing_is_refused(tmp_path, monkeypatch, read, path, options, key):
+    (tmp_path / "my_lab_sources.py").write_text(
+        "def dump(*, count: int = 1):\n    yield 'text'\ndef nothing():\n    return None\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RecipeError, match=key):
+        read(path, options=options)
+
+
+# Pieces of files
+
+
+def test_files_are_cut_where_a_part_can_be_read_alone():
+    names = [
+        "s3://bucket/a.jsonl",
+        "hf://datasets/owner/name@main/a.parquet",
+        "a.csv",
+        "a.json",
+        "a.jsonl.gz",
+        "a.txt",
+    ]
+    assert [name for name in names if can_be_cut(name, Source(path=name))] == names[:2]
+
+
+def read_all(source, piece_bytes):
+    """Each item as its text or reason, with its place; and how many pieces there were."""
+    pieces = pieces_of(source, "k", piece_bytes)
+    items = [item for piece in pieces for item in read_piece(source, piece, "k")]
+    found = [item.text if isinstance(item, Document) else (item.reason, item.byte) for item in items]
+    return list(zip(found, [item.where for item in items], strict=True)), len(pieces)
+
+
+SPECIAL = ['{"text": "twö 🎉"}', "", "   ", "\ufeff\u2028x", "bad", '{"text": "a\\u2028b"}', '{"text": "x\u2028y"}']
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=30)
+LINE = st.sampled_from(SPECIAL) | TEXT.map(lambda text: json.dumps({"text": text}, ensure_ascii=False))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "txt"])
+@given(st.lists(LINE, max_size=40), st.sampled_from(["\n", "\r\n"]), st.booleans(), st.booleans(), st.integers(1, 200))
+@settings(max_examples=40)
+def test_pieces_of_lines_give_what_the_whole_file_gives(tmp_path_factory, kind, lines, end, bom, last, piece_bytes):
+    path = tmp_path_factory.mktemp("pieces") / f"a.{kind}"
+    path.write_bytes(b"\xef\xbb\xbf" * bom + end.join([*lines, '{"text": "last"}' + end * last]).encode())
+    source = Source(path=str(path), text_documents="line")
+    whole, _ = read_all(source, 10**9)
+    parts, num_pieces = read_all(source, piece_bytes)
+    assert parts == whole and num_pieces == -(-path.stat().st_size // piece_bytes)
+    by_hand = [line for line in path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()]
+    assert len(whole) == len(by_hand)
+
+
+def write_table(path, rows, group):
+    table = pa.table({"text": [f"text {row}" if row % 7 else None for row in range(rows)]})
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=group)
+        return
+    new = pa.ipc.new_stream if "stream" in path.name else pa.ipc.new_file
+    with pa.OSFile(str(path), "wb") as file, new(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=group)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "stream.arrow"])
+@given(st.integers(1, 300), st.integers(1, 50), st.integers(1, 30))
+@settings(max_examples=20)
+def test_pieces_of_tables_give_what_the_whole_file_gives(tmp_path_factory, name, rows, group, num_cuts):
+    path = tmp_path_factory.mktemp("pieces") / name
+    write_table(path, rows, group)
+    source, piece_bytes = Source(path=str(path)), path.stat().st_size // num_cuts
+    parts, num_pieces = read_all(source, piece_bytes)
+    assert parts == read_all(source, 10**9)[0]
+    assert num_pieces == (1 if path.suffix == ".arrow" else -(-path.stat().st_size // piece_bytes))
+    assert [where for _, where in parts] == [f"{path}: row {row}" for row in range(1, rows + 1)]

@@ -1,0 +1,161 @@
+from collections import Counter
+from dataclasses import replace
+from itertools import accumulate
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset
+
+from cpt.data.rows.build import rows_of_run
+from cpt.data.rows.loader import CPTDataLoader
+from cpt.data.rows.mixture import MixtureRows, RowsOfSteps, Stretch, Turns
+from cpt.data.rows.packing import stack_rows
+from cpt.data.store.shards import seed_of, shuffled
+from cpt.recipe.schema import Budget, Data, Source
+
+
+class Numbers(list):
+    """The rows of a source where only their numbers matter."""
+
+    def row_at(self, turn, seed):
+        epoch, place = divmod(turn, len(self))
+        return self, shuffled(place, len(self), seed_of(seed, epoch)), epoch
+
+    def row(self, number, epoch):
+        return self[number]
+
+
+def phased(plan, sizes=(7, 5, 11)):
+    firsts = [0, *accumulate(rows for rows, _ in plan)]
+    turns = Turns([(row, weights) for row, (_, weights) in zip(firsts, plan, strict=False)])
+    return MixtureRows([Stretch([Numbers(range(size)) for size in sizes], turns, [])], seed=1)
+
+
+def located(rows, number):
+    """The source of a global row, and the row's number there."""
+    return rows.turn(number)[0], rows.row_at(number)[1]
+
+
+def test_the_order_is_the_one_of_every_other_version():
+    """Another order here would make the runs of this version impossible to resume."""
+    rows = phased([(0, [0.7, 0.3])], [5, 70_000])
+    found = [located(rows, number) for number in (0, 1, 2, 3, 10**9, 10**9 + 1)]
+    assert found == [(0, 4), (0, 3), (0, 1), (1, 41013), (0, 0), (0, 3)]
+
+
+def test_a_position_is_a_stretch_and_a_row_in_it():
+    first, second = (phased([(0, [1])], [size]).stretches[0] for size in (5, 7))
+    rows = MixtureRows([first, replace(second, first_row=8)], seed=1)
+    assert [rows.stretch_at(number)[::2] for number in (0, 7, 8, 10)] == [(0, 0), (0, 7), (1, 0), (1, 2)]
+    assert rows[10] == phased([(0, [1])], [7])[2]
+
+
+PLANS = st.lists(  # 1 to 5 phases of 1 to 60 rows over 3 sources, some of them left out
+    st.tuples(st.integers(1, 60), st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(PLANS)
+@settings(max_examples=50)
+def test_each_phase_has_its_own_quotas_to_within_one_row_a_source(plan):
+    rows, first = phased(plan), 0
+    for length, weights in plan:
+        taken = Counter(rows.turn(number)[0] for number in range(first, first + length))
+        for source, weight in enumerate(weights):
+            assert abs(taken[source] - length * weight / sum(weights)) < (2 if weight else 1e-9)
+        first += length
+
+
+@given(PLANS)
+@settings(max_examples=50)
+def test_every_row_of_a_source_comes_once_an_epoch_across_phases_and_not_in_file_order(plan):
+    rows, length = phased(plan, sizes=(9, 9, 9)), sum(rows for rows, _ in plan) + 60
+    for source in range(3):
+        read = [row for which, row in (located(rows, number) for number in range(length)) if which == source]
+        epochs = [read[first : first + 9] for first in range(0, len(read), 9)]
+        assert all(sorted(epoch) == list(range(9)) for epoch in epochs[:-1])
+        assert all(len(set(epoch)) == len(epoch) for epoch in epochs)
+        assert len(epochs) < 4 or len({tuple(epoch) for epoch in epochs[:-1]}) > 1
+
+
+BLOCK = st.tuples(st.integers(1, 9), st.lists(st.integers(1, 50), min_size=2, max_size=2))
+
+
+@given(st.lists(BLOCK, min_size=3, max_size=60))
+@settings(max_examples=40)
+def test_many_short_blocks_add_up_to_their_shares(blocks):
+    """As in a linear change of a short phase: rounding must not favour a source in each block anew."""
+    firsts = [0, *accumulate(length for length, _ in blocks)]
+    turns = Turns(list(zip(firsts, [*(shares for _, shares in blocks), [1, 1]], strict=True)))
+    expected = sum(length * first / (first + second) for length, (first, second) in blocks)
+    assert abs(turns.counts(firsts[-1])[0] - expected) < 1.5
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100, 65_536])
+def test_an_epoch_is_a_permutation_and_not_the_identity(size):
+    places = [shuffled(place, size, seed=5) for place in range(size)]
+    assert sorted(places) == list(range(size))
+    if size >= 100:
+        assert sum(place == number for number, place in enumerate(places)) < 10
+        assert abs(sum(places[: size // 2]) / (size // 2) - size / 2) < 0.2 * size
+
+
+def test_a_batch_is_what_its_rows_are(build, source):
+    sources = [source("a", ["one", "two " * 9, "three"] * 20), source("b", ["x" * 40] * 9)]
+    for packing, numbers in (("best_fit", [0, 1, 2, 700, 3]), ("none", [0, 9, 700]), ("token_budget", [5])):
+        rows = build(*sources, sequence_length=16, packing=packing).rows
+        batch, stacked = rows.batch(numbers), stack_rows([rows[number] for number in numbers])
+        assert batch.keys() == stacked.keys() and all(torch.equal(batch[name], stacked[name]) for name in batch)
+
+
+# Skipped rows
+
+
+class Indices(Dataset):
+    def __getitem__(self, index):
+        return {"input_ids": torch.tensor([index])}
+
+
+def test_skipped_stretches_are_jumped_over():
+    rows = RowsOfSteps(8)
+    rows.leave_out([(16, 24), (40, 48)])
+    assert [rows.of(step) for step in range(5)] == [(0, 8), (8, 16), (24, 32), (32, 40), (48, 56)]
+    rows.leave_out([rows.of(1)])
+    assert rows.left_out == [(8, 24), (40, 48)]
+    assert [rows.first(step) for step in range(4)] == [0, 24, 32, 48]
+
+
+@pytest.mark.parametrize(("world_size", "first_step"), [(1, 0), (2, 0), (1, 2)])
+def test_the_loader_reads_the_rows_of_the_steps_on_any_number_of_processes_and_from_any_step(world_size, first_step):
+    rows = RowsOfSteps(8, [(8, 24), (40, 48)])
+    read = {step: [] for step in range(first_step, 6)}
+    for rank in range(world_size):
+        options = {"rank": rank, "world_size": world_size, "first_row": first_step * 8, "left_out": rows.left_out}
+        for number, batch in enumerate(CPTDataLoader(Indices(), micro_batch=2, rows_in_all=6 * 8, **options)):
+            read[first_step + number // (4 // world_size)] += batch["input_ids"][:, 0].tolist()
+    assert {step: sorted(numbers) for step, numbers in read.items()} == {
+        step: list(range(*rows.of(step))) for step in read
+    }
+
+
+# How long a run is
+
+
+@pytest.mark.parametrize(
+    ("budget", "rows", "max_epochs"),
+    [
+        ({"tokens": 1001}, 11, None),
+        ({"epochs": 2.5}, 25, None),
+        ({"tokens": 1001, "global_batch_tokens": 400}, 12, None),
+        ({"tokens": 1}, 1, None),
+        ({"epochs": 1, "global_batch_tokens": 400}, 12, None),
+        ({"epochs": 1, "global_batch_tokens": 400}, 8, 1),  # no row may be read twice
+    ],
+)
+def test_a_run_is_as_long_as_its_budget_in_whole_steps(budget, rows, max_epochs):
+    data = Data(sources=[Source(path="a/b", max_epochs=max_epochs)], sequence_length=100)
+    assert rows_of_run(data, Budget(**budget), rows_of_epoch=10) == rows

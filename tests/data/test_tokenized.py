@@ -1,0 +1,204 @@
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from full_disk import files_end_at
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from cpt.data.readers.sources import open_source, states_of
+from cpt.data.store import shards
+from cpt.data.store import tokenized as tokenized_module
+from cpt.data.store.shards import SHARD_BYTES, in_windows, plan_of
+from cpt.data.store.token_files import TokenFiles
+from cpt.data.store.tokenization import DocumentEncoder
+from cpt.errors import DataError, ResourceError
+from cpt.recipe.schema import Component, Source
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """How often a source was opened."""
+    opened, original = [], shards.read_piece
+    monkeypatch.setattr(
+        shards, "read_piece", lambda source, piece, key: opened.append(key) or original(source, piece, key)
+    )
+    return opened
+
+
+def decoded(opened, tokenizer):
+    documents = opened.documents(range(len(opened.plan.shards)))
+    begins, lengths = documents.offsets[:-1].tolist(), np.diff(documents.offsets).tolist()
+    return [tokenizer.decode(documents.tokens(begin, n - 1)) for begin, n in zip(begins, lengths, strict=True)]
+
+
+def contents(opened):
+    """Every file that the store ends with."""
+    files = (file for file in opened.folder.rglob("*") if file.is_file())
+    return {str(file.relative_to(opened.folder)): file.read_bytes() for file in files}
+
+
+def test_a_source_whose_documents_are_all_dropped_is_refused_with_the_counts(tokenized, source):
+    with pytest.raises(DataError, match=r"characters: 2, empty: 1\).*data.filters"):
+        tokenized(source("a", ["one", "", "two"]), Component(name="length", min_characters=9))
+
+
+def test_options_that_could_change_the_tokens_make_them_anew(tokenized, source, reads, tokenizer):
+    first = source("a", ["one", "two"])
+    names = [tokenized(first).name, tokenized(first, Component(name="length")).name]
+    names += [tokenized(first, Component(name="length", min_characters=1)).name]
+    names += [tokenized(first.model_copy(update={"max_documents": 1})).name]
+    names += [
+        tokenized(first, by=type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<eot>")).name
+    ]
+    os.utime(first.path, ns=(1, 1))
+    names += [tokenized(first).name]
+    assert len(set(names)) == len(reads) == 6
+
+
+def test_options_that_change_only_the_use_make_nothing_anew(tokenized, source, reads):
+    first = source("a", ["one", "two"])
+    for change in ({"weight": 2.0}, {"name": "b"}, {"max_tokens": 5}, {"max_epochs": 1.0}, {"licence": "CC0-1.0"}):
+        assert tokenized(first).folder == tokenized(first.model_copy(update=change)).folder
+    assert len(reads) == 1
+
+
+def test_a_changed_filter_of_the_users_reads_again(tokenized, source, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    module, mine, first = tmp_path / "my_filter.py", Component(name="my_filter:check"), source("a", ["one", "two"])
+    module.write_text("def check(document):\n    return None\n")
+    assert tokenized(first, mine).description.documents == 2
+    monkeypatch.delitem(sys.modules, "my_filter")
+    module.write_text("def check(document):\n    return 'two' if document['text'] == 'two' else None\n")
+    assert tokenized(first, mine).description.documents == 1
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tokenized, source, tmp_path, monkeypatch):
+    (tmp_path / "my_growing_filter.py").write_text(
+        "def check(document):\n    with open(document['where'].rpartition(':')[0], 'a') as file:\n"
+        "        file.write('\\n')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DataError, match="files changed"):
+        tokenized(source("a", ["one"]), Component(name="my_growing_filter:check"))
+
+
+@pytest.fixture
+def large(tmp_path, monkeypatch):
+    """A source of some shards: jsonl files cut in the middle of lines, small text files that share a shard, and rows
+    that filters drop."""
+    monkeypatch.setattr("cpt.data.store.shards.SHARD_BYTES", 10_000)
+    folder = tmp_path / "large"
+    folder.mkdir()
+    for name in "ab":
+        lines = [json.dumps({"text": f"{name} {number} " + "wörd " * (number % 70)}) for number in range(200)]
+        (folder / f"{name}.jsonl").write_text("\n".join(["", *lines, json.dumps({"text": " "})]))
+    for number in range(10):
+        (folder / f"small{number}.txt").write_text(f"small {number}")
+    return Source(path=str(folder))
+
+
+@pytest.mark.heavy
+def test_the_store_does_not_depend_on_the_number_of_workers(large, tokenized, tokenizer):
+    alone, parallel = (tokenized(large, cache=f"cache{workers}", workers=workers) for workers in (0, 2))
+    assert contents(alone) == contents(parallel)
+    assert alone.description.documents == 410 and alone.description.dropped == {"empty": 2}
+    assert decoded(alone, tokenizer) == [
+        document.text for document in open_source(large, "k") if document.text.strip()
+    ]
+
+
+def test_a_bad_row_deep_in_a_file_has_its_line_and_can_be_skipped(large, tokenized, tmp_path):
+    path = Path(large.path) / "b.jsonl"
+    lines = path.read_text().splitlines()
+    lines[100], lines[150] = "bad", "bad too"
+    path.write_text("\n".join(lines))
+    with pytest.raises(DataError, match="b.jsonl:101: not valid JSON"):
+        tokenized(large)
+    assert not list((tmp_path / "cache" / "tokens").glob("*/description.json"))
+    skipping = tokenized(large, on_bad_row="skip", max_bad_share=0.1)
+    assert skipping.description.bad_rows == {"not valid JSON": 2} and skipping.description.documents == 408
+    listed = contents(skipping)["bad_rows.jsonl"].splitlines()
+    assert [json.loads(line)["where"] for line in listed] == [f"{path}:101", f"{path}:151"]
+    for stricter in ({"on_bad_row": "skip", "max_bad_share": 0.001}, {}):
+        with pytest.raises(DataError, match="2 of 412 rows|b.jsonl:101"):
+            tokenized(large, **stricter)
+
+
+def test_a_shard_that_is_made_again_with_other_tokens_is_refused_at_each_start(large, tokenized, monkeypatch):
+    opened = tokenized(large)
+    tokens = opened.shard_folder(0) / "tokens.bin"
+    tokens.write_bytes(bytes(tokens.stat().st_size))  # as after a power cut: its length and not its content
+    one = np.ones(1, np.int64)
+    monkeypatch.setattr(
+        DocumentEncoder,
+        "encode",
+        lambda self, texts: (one.repeat(len(texts)).astype(self.dtype), one.repeat(len(texts))),
+    )
+    for _ in range(2):
+        with pytest.raises(DataError, match="other tokens"):
+            tokenized(large).documents([0])
+
+
+def test_a_changed_file_makes_only_its_own_shards_anew(large, tokenized, tokenizer, reads):
+    before, pieces = tokenized(large), len(reads)
+    path = Path(large.path) / "b.jsonl"
+    path.write_text(path.read_text().replace("b 7 ", "c 7 "))
+    after = tokenized(large)
+    own = [shard for shard in after.plan.shards if any(piece.path == str(path) for piece in shard)]
+    assert len(reads) - pieces == sum(map(len, own)) and len(own) < len(after.plan.shards)
+    assert any(text.startswith("c 7 ") for text in decoded(after, tokenizer)) and before.folder == after.folder
+
+
+def test_a_full_disk_names_the_folder_and_leaves_nothing_that_looks_complete(large, tokenized, tmp_path):
+    with files_end_at(8_000), pytest.raises(ResourceError, match=f"{tmp_path}/cache/tokens/.*File too large"):
+        tokenized(large, workers=0)
+    (folder,) = (tmp_path / "cache" / "tokens").iterdir()
+    finished = [shard for shard in folder.glob("*") if shard.is_dir() and not shard.suffix]
+    assert not (folder / "description.json").exists() and all(TokenFiles(shard).is_sound() for shard in finished)
+
+
+def test_large_sources_are_encoded_by_gigatoken_once_it_is_proven(large, tokenized, tokenizer_folder, monkeypatch):
+    by = AutoTokenizer.from_pretrained(tokenizer_folder)
+    slowly = tokenized(large, by=by, cache="slowly", workers=0).description
+    monkeypatch.setattr(tokenized_module, "PROOF_BYTES", 1000)
+    fast = tokenized(large, by=by, cache="fast", workers=0).description
+    assert slowly.made_from["engine"].startswith("tokenizers") and fast.made_from["engine"].startswith("gigatoken")
+    assert slowly.shards == fast.shards
+
+
+def test_of_an_endless_source_only_enough_is_read(tmp_path, monkeypatch, tokenized):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_endless_documents.py").write_text(
+        "from itertools import count\ndef texts():\n    return (f'text {n}' for n in count())\n"
+    )
+    endless = Source(path="my_endless_documents:texts", max_tokens=2_000)
+    assert 2_000 <= tokenized(endless).description.tokens < 20_000
+    assert tokenized(endless.model_copy(update={"max_tokens": 30_000})).description.tokens >= 30_000
+
+
+# How a source is cut
+
+
+@given(st.lists(st.integers(0, SHARD_BYTES), min_size=1, max_size=80))
+@settings(max_examples=50)
+def test_windows_begin_small_and_grow_to_their_size(num_bytes):
+    windows = in_windows(range(len(num_bytes)), num_bytes, SHARD_BYTES, 4 * SHARD_BYTES)
+    assert [shard for window in windows for shard in window] == list(range(len(num_bytes)))
+    sizes = [sum(num_bytes[shard] for shard in window) for window in windows]
+    assert all(size <= most * SHARD_BYTES for size, most in zip(sizes, [1, 1, 2, *[4] * len(sizes)], strict=False))
+
+
+def test_moving_the_files_changes_no_fingerprint_and_other_sizes_do(large, tmp_path):
+    def fingerprint(source):
+        return plan_of(source, "k", states_of(source, "k"), window_bytes=10_000, seed=1).fingerprint
+
+    there = large.model_copy(update={"path": str(shutil.copytree(large.path, tmp_path / "there"))})
+    assert fingerprint(there) == fingerprint(large)
+    (tmp_path / "there" / "small1.txt").write_text("another length")
+    assert fingerprint(there) != fingerprint(large)

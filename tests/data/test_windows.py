@@ -1,0 +1,166 @@
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_run import damage
+
+from cpt.data.rows.build import build_data
+from cpt.data.rows.packing import PACKINGS
+from cpt.errors import DataError, RecipeError
+from cpt.recipe.schema import Budget, Data, Source
+
+NUMBER = 800
+
+
+@pytest.fixture
+def large(tmp_path, monkeypatch):
+    """About 13 shards of numbered documents of very different lengths, in three files."""
+    monkeypatch.setattr("cpt.data.store.shards.SHARD_BYTES", 2_000)
+    folder = tmp_path / "large"
+    folder.mkdir()
+    lines = [json.dumps({"text": f"{number:04}" + "x" * (number % 40)}) + "\n" for number in range(NUMBER)]
+    for part, name in enumerate("abc"):
+        (folder / f"{name}.jsonl").write_text("".join(lines[part::3]))
+    return Source(path=str(folder))
+
+
+@pytest.fixture
+def windowed(build, large):
+    """`windowed(cache="other")`: its rows in small windows."""
+
+    def run(**options):
+        return build(large, **{"window_bytes": 6_000, **options})
+
+    return run
+
+
+def all_rows(prepared, numbers):
+    return [prepared.rows[row]["input_ids"].tolist() for row in numbers]
+
+
+def shards_on_disk(cache):
+    return [path for path in (cache / "tokens").glob("*/*") if path.is_dir()]
+
+
+def test_training_begins_with_one_shard(windowed, tmp_path):
+    prepared = windowed()
+    assert len(prepared.windowed[0].tokenized.plan.windows) > 3
+    prepared.rows[0]
+    assert len(shards_on_disk(tmp_path / "cache")) == 1
+
+
+def test_every_document_is_read_once_each_time_through_all_windows(windowed, tokenizer):
+    prepared = windowed(packing="none")
+    for epoch in range(3):
+        rows = all_rows(prepared, range(epoch * NUMBER, (epoch + 1) * NUMBER))
+        assert Counter(tokenizer.decode(row)[:4] for row in rows) == {f"{number:04}": 1 for number in range(NUMBER)}
+
+
+LENGTHS = st.lists(st.integers(1, 90), min_size=2, max_size=60)
+CASES = {
+    "sequence_length": st.integers(8, 40),
+    "window_bytes": st.integers(300, 3000),
+    "packing": st.sampled_from(sorted(set(PACKINGS) - {"sliding_window", "concatenate"})),
+}
+
+
+@pytest.mark.heavy
+@settings(max_examples=8)
+@given(LENGTHS, st.lists(st.integers(0, 200), min_size=1, max_size=8), st.integers(0, 5), st.fixed_dictionaries(CASES))
+def test_a_row_does_not_depend_on_what_was_read_before(tokenizer, lengths, numbers, seed, options):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "corpus.jsonl"
+        texts = [f"{number:03}" + "abcdefg"[number % 7] * length for number, length in enumerate(lengths)]
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        data = Data(sources=[Source(path=str(path))], **options)
+        straight, cold = (
+            build_data(data, tokenizer, seed=seed, cache_dir=Path(folder) / cache).rows for cache in "ab"
+        )
+        in_order = {number: straight[number] for number in sorted(set(numbers))}
+        for number in numbers:
+            row, other = cold[number], in_order[number]
+            assert row.keys() == other.keys() and all(torch.equal(row[name], other[name]) for name in row)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "how"),
+    [
+        ("rows/*/000001.json", "truncate"),
+        ("rows/*/000001.json", "missing"),
+        ("rows/*/000001/starts.npy", "zeros"),
+        ("tokens/*/*/tokens.bin", "bit flip"),
+        ("tokens/*/*/tokens.bin", "missing"),
+        ("tokens/*/*/description.json", "empty"),
+    ],
+)
+def test_damage_to_a_source_that_is_half_read_changes_no_row(windowed, tmp_path, pattern, how):
+    rows = all_rows(windowed(), range(100))
+    damage(sorted((tmp_path / "cache").glob(pattern))[0], how)
+    again = windowed()
+    assert again.windowed[0].total is None and all_rows(again, range(100)) == rows
+
+
+def test_the_fingerprint_does_not_depend_on_how_much_is_stored(windowed):
+    first = windowed().fingerprint
+    assert windowed(cache="other", whole=True).fingerprint == first == windowed().fingerprint
+    assert windowed(window_bytes=16_000).fingerprint != first
+
+
+def test_a_checkpoint_continues_where_the_store_is_empty(windowed, tmp_path):
+    straight = windowed()
+    rows, state = all_rows(straight, range(200, 300)), json.loads(json.dumps(straight.state(200)))
+    resumed = windowed(cache="empty")
+    resumed.restore(state)
+    assert all_rows(resumed, range(200, 300)) == rows
+    # Shards before the checkpoint are not read again.
+    assert len(shards_on_disk(tmp_path / "empty")) < len(straight.windowed[0].tokenized.plan.shards) / 1.5
+
+
+def test_other_documents_than_those_a_run_began_with_are_refused(windowed):
+    state = json.loads(json.dumps(windowed().state(200)))
+    state["windows"]["large"]["entry"]["own_digest"] = "what it was"
+    other = windowed(cache="other")
+    other.restore(state)
+    with pytest.raises(DataError, match="not those that the run began with"):
+        other.rows[200]
+
+
+def test_a_removed_window_is_made_again_the_same(windowed):
+    prepared = windowed(whole=True)
+    rows, other = all_rows(prepared, range(250)), windowed(whole=True)
+    for window in range(prepared.windowed[0].total.windows):
+        prepared.windowed[0].remove(window)
+    tokenized = prepared.windowed[0].tokenized
+    assert tokenized.missing(range(len(tokenized.plan.shards))) == list(range(len(tokenized.plan.shards)))
+    # `other` believes that all is there.
+    assert all_rows(other, range(250)) == rows == all_rows(windowed(), range(250))
+
+
+def test_bad_rows_end_the_run_before_the_window_that_holds_them_is_used(windowed, large):
+    path = Path(large.path) / "c.jsonl"
+    path.write_text(path.read_text().replace('{"text": "0797', '{"toxt": "0797'))
+    with pytest.raises(DataError, match="c.jsonl:266: .*`text`"):
+        all_rows(windowed(), range(400))
+    for path in Path(large.path).iterdir():
+        path.write_text(path.read_text().replace("5xxxxx", "5\\u0000"))
+    with pytest.raises(DataError, match="data.max_bad_share"):
+        all_rows(windowed(on_bad_row="skip", max_bad_share=0.01), range(400))
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"deduplicate": "exact"}, "data.deduplicate"),
+        ({"temperature": 2.0}, "data.temperature"),
+        ({"budget": Budget(epochs=1, global_batch_tokens=64)}, "budget.epochs"),
+        ({"disk_bytes": 300}, "300"),
+    ],
+)
+def test_a_bounded_disk_refuses_options_that_need_more(windowed, changes, key):
+    with pytest.raises(RecipeError, match=key):
+        windowed(**{"disk_bytes": 90_000, **changes})

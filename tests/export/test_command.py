@@ -1,0 +1,100 @@
+"""`cpt export` as it is typed."""
+
+import json
+import shutil
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from typed_export import export
+
+from cpt.errors import CheckpointError, RecipeError
+from cpt.plugins import import_user_module
+
+LSTM = "examples.lstm.lstm_language_model"
+
+
+@pytest.mark.slow
+def test_rounding_is_reported_and_the_export_in_shards_is_exact_in_its_own_dtype(base_folder, tmp_path):
+    report = export(base_folder, "-o", tmp_path / "out", "--max-shard-size", "50KB")
+    assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
+    assert "Rounded from float32 to bfloat16" in report and "without cpt: largest difference of logits 0 " in report
+    with pytest.raises(CheckpointError, match="rounding"):
+        export(base_folder, "-o", tmp_path / "strict", "--tolerance", "1e-7")
+
+
+@pytest.mark.slow
+def test_the_adapter_alone_is_loaded_back_by_plain_peft(adapter_folder, base_folder, tmp_path):
+    report = export(adapter_folder, "-o", tmp_path / "out", "--adapter-only")
+    assert "by plain peft, in a process without cpt" in report
+    record = json.loads((tmp_path / "out" / "base_weights.json").read_text())
+    assert record["path"] == str(base_folder) and len(record["sha256"]["model.safetensors"]) == 64
+    shutil.copy(adapter_folder / "adapter_model.safetensors", tmp_path / "out")
+    assert "Wrote" in export(tmp_path / "out", "-o", tmp_path / "again")  # the hash beside it is its base's
+
+
+@pytest.mark.heavy
+def test_a_model_of_a_users_own_family_is_exported_with_its_module(tokenizer_folder, tmp_path):
+    import_user_module(LSTM)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    config = AutoConfig.for_model("lstm_lm", vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "lstm")
+    tokenizer.save_pretrained(tmp_path / "lstm")
+    report = export(tmp_path / "lstm", "-o", tmp_path / "out", "--import", LSTM)
+    assert f"cpt serve {tmp_path / 'out'} --import {LSTM}" in report.replace("\n", " ")
+    assert (tmp_path / "out" / "lstm_language_model.py").is_file()
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_a_base_whose_weights_changed_since_is_refused(adapter_folder, tmp_path):
+    adapter = shutil.copytree(adapter_folder, tmp_path / "adapter")
+    (adapter / "base_weights.json").write_text(json.dumps({"path": "", "sha256": {"model.safetensors": "0" * 64}}))
+    with pytest.raises(CheckpointError, match="other weights"):
+        export(adapter, "-o", tmp_path / "out")
+
+
+def test_more_tokens_than_rows_are_refused(base_folder, tmp_path):
+    folder = shutil.copytree(base_folder, tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["kinase"])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(CheckpointError, match="321 tokens.*320 rows"):
+        export(folder, "-o", tmp_path / "out")
+
+
+def test_a_missing_tensor_is_named(base_folder, tmp_path):
+    folder = shutil.copytree(base_folder, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop("model.norm.weight")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="model.norm.weight"):
+        export(folder, "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "named"),
+    [
+        ("-o taken", CheckpointError, "taken"),
+        ("-o new --max-shard-size huge", RecipeError, "--max-shard-size"),
+        ("-o taken/file/inside", CheckpointError, "--output"),
+        ("-o new --adapter-only", CheckpointError, "--adapter-only"),
+        ("-o new --max-rise 0.1", RecipeError, "--quantize"),
+        ("-o new --private", RecipeError, "--push-to-hub"),
+        ("--push-to-hub me/x --private --quantize int8", RecipeError, "--quantize"),
+        ("", RecipeError, "--output"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_at_once(base_folder, tmp_path, monkeypatch, words, error, named):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    with pytest.raises(error, match=named):
+        export(base_folder, *words.split())
+
+
+def test_an_export_without_its_proof_is_never_pushed(base_folder, monkeypatch):
+    monkeypatch.setattr("cpt.commands.export.check_push", lambda *_, **__: None)
+    with pytest.raises(CheckpointError, match="not a proven export"):
+        export(base_folder, "--push-to-hub", "chemist/model", "--yes")

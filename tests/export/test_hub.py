@@ -1,0 +1,99 @@
+"""`cpt export --push-to-hub`; huggingface_hub's own uploads are not tested again here."""
+
+from unittest.mock import create_autospec
+
+import httpx
+import pytest
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import HfHubHTTPError
+
+from cpt.errors import RecipeError, ResourceError
+from cpt.export import write
+from cpt.export.write import check_push, push
+
+CARD = """# chemist
+
+Licence of the base: apache-2.0.
+
+## Data
+
+| source | licence | share of the training tokens | documents | tokens |
+| --- | --- | --- | --- | --- |
+| papers | CC-BY-4.0 | 70.0% | 10 | 1,000 |
+| letters | not stated | 30.0% | 5 | 400 |
+
+| held-out set | before | after |
+"""
+
+
+def answer_of(status):
+    return HfHubHTTPError("refused", response=httpx.Response(status, request=httpx.Request("GET", "https://hub")))
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """In place of HfApi, with its signatures."""
+    hub = create_autospec(HfApi, instance=True)
+    hub.whoami.return_value = {"name": "chemist", "orgs": [{"name": "lab"}]}
+    hub.upload_folder.return_value.oid = "0" * 40
+    monkeypatch.setattr(write, "HfApi", lambda: hub)
+    monkeypatch.setattr(write, "get_token", lambda: "hf_token")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    return hub
+
+
+@pytest.fixture
+def export(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "README.md").write_text(CARD)
+    return tmp_path
+
+
+def test_a_public_push_reports_who_sees_it_and_which_licences_are_not_stated(hub, export):
+    report = list(push(export, "chemist/model", private=False, sure=True))
+    assert hub.create_repo.call_args.kwargs["private"] is False
+    assert hub.upload_folder.call_args.kwargs["folder_path"] == export
+    assert "EVERYBODY" in report[0] and any("apache-2.0" in line for line in report)
+    assert "CC-BY-4.0" in report[2] and "letters" in report[2] and report[3].startswith("warning")
+
+
+def test_a_private_push_never_goes_to_a_public_repository(hub, export):
+    report = list(push(export, "chemist/model", private=True, sure=False))
+    assert hub.create_repo.call_args.kwargs["private"] is True and not any("warning" in line for line in report)
+    hub.model_info.return_value.private = False
+    with pytest.raises(RecipeError, match="chemist/open"):
+        list(push(export, "chemist/open", private=True, sure=False))
+    assert hub.upload_folder.call_count == 1
+
+
+def test_an_interrupted_push_names_the_command_that_continues_it(hub, export):
+    problem = RuntimeError("Error while uploading 'model.safetensors'")
+    problem.__cause__ = answer_of(500)
+    hub.upload_folder.side_effect = problem
+    with pytest.raises(ResourceError, match=f"cpt export {export} --push-to-hub chemist/model"):
+        list(push(export, "chemist/model", private=False, sure=True))
+
+
+@pytest.mark.parametrize(("status", "reason"), [(401, "does not know the token"), (403, "may not write to chemist")])
+def test_a_token_that_the_hub_refuses_is_an_error_before_anything_is_sent(hub, export, status, reason):
+    hub.whoami.side_effect = hub.create_repo.side_effect = answer_of(status)
+    with pytest.raises(ResourceError, match=reason):
+        check_push("chemist/model", private=False, sure=True)
+    with pytest.raises(ResourceError, match=reason):
+        list(push(export, "chemist/model", private=False, sure=True))
+    hub.upload_folder.assert_not_called()
+
+
+def test_no_token_and_a_strangers_name_are_refused(hub, monkeypatch):
+    with pytest.raises(ResourceError, match="stranger.*chemist, lab"):
+        check_push("stranger/model", private=False, sure=True)
+    monkeypatch.setattr(write, "get_token", lambda: None)
+    with pytest.raises(ResourceError, match="needs a token"):
+        check_push("chemist/model", private=False, sure=True)
+
+
+@pytest.mark.parametrize(("name", "named"), [("chemist", "--push-to-hub chemist"), ("chemist/model", "--yes")])
+def test_nothing_is_published_by_accident(monkeypatch, name, named):
+    monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115
+    with pytest.raises(RecipeError, match=named):
+        check_push(name, private=False, sure=False)

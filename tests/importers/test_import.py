@@ -1,0 +1,231 @@
+"""A config of another tool becomes a recipe; what it does not become is listed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cpt.commands.recipes import import_command as command
+from cpt.commands.recipes import translated
+from cpt.errors import RecipeError
+from cpt.importers.translation import Translation
+from cpt.recipe.load import load_recipe
+
+CONFIGS = Path(__file__).parent / "configs"
+AXOLOTL = {"base_model": "example/base", "datasets": [{"path": "example/texts", "type": "completion"}]}
+LLAMAFACTORY = {"model_name_or_path": "example/base", "stage": "pt", "finetuning_type": "full"}
+LLAMAFACTORY |= {"dataset": "example/texts", "dataset_dir": "ONLINE"}
+
+
+@pytest.fixture
+def translate(tmp_path):
+    """Translate the smallest config with these keys on top; the recipe is loaded too."""
+
+    def run(smallest: dict[str, Any], gpus: int = 1, **values: Any) -> Translation:
+        path = tmp_path / "config.yml"
+        path.write_text(yaml.safe_dump({**smallest, **values}, sort_keys=False))
+        found = translated(path, gpus=gpus)
+        (tmp_path / "recipe.yaml").write_text(found.text())
+        load_recipe(tmp_path / "recipe.yaml")
+        return found
+
+    return run
+
+
+def keys_not_translated(found: Translation) -> set[str]:
+    return {line.partition(":")[0] for line in found.not_translated()}
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.y*ml")), ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_an_example_config_becomes_a_recipe(path, tmp_path, capsys):
+    command(path, output=tmp_path / "r.yaml")
+    load_recipe(tmp_path / "r.yaml")
+    missing = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    written = (tmp_path / "r.yaml").read_text().splitlines()
+    assert [f"#   {line}" for line in missing] == [line for line in written if line.startswith("#   ")]
+
+
+def test_every_key_is_in_the_recipe_or_listed_with_its_value(translate):
+    found = translate(AXOLOTL, wandb_watch="all", datasets=[{"path": "a/b", "type": "completion", "shards": 3}])
+    assert found.not_translated() == ["datasets[0].shards: 3", "wandb_watch: all"]
+    assert "# base_model" in found.text() and "#   wandb_watch: all" in found.text()
+
+
+def test_steps_become_tokens_of_all_gpus(translate):
+    keys = {"sequence_len": 1000, "micro_batch_size": 2, "gradient_accumulation_steps": 3, "max_steps": 10}
+    recipe = translate(AXOLOTL, gpus=4, warmup_steps=2, **keys).recipe
+    assert recipe["budget"] == {"tokens": 240_000} and recipe["schedule"]["warmup_tokens"] == 48_000
+
+
+def test_epochs_and_a_share_of_warm_up_stay(translate):
+    recipe = translate(LLAMAFACTORY, num_train_epochs=2, warmup_ratio=0.1, cutoff_len=512).recipe
+    assert recipe["budget"] == {"epochs": 2} and recipe["schedule"]["warmup_share"] == 0.1
+
+
+def test_defaults_that_differ_are_written(translate):
+    recipe = translate(LLAMAFACTORY).recipe
+    assert recipe["budget"]["epochs"] == 3 and recipe["training"]["per_device_train_batch_size"] == 8
+    assert recipe["training"]["gradient_checkpointing"] and recipe["checkpoints"] == {"every_steps": 500, "keep": None}
+    assert recipe["optimizer"] == {"name": "adamw", "learning_rate": 5e-5, "weight_decay": 0, "betas": [0.9, 0.999]}
+    assert recipe["schedule"] == {"name": "linear", "floor": 0}
+    assert translate(AXOLOTL, num_epochs=4).recipe["checkpoints"] == {"every_steps": 0.25, "keep": 4}
+    assert translate(AXOLOTL).recipe["schedule"] == {"name": "cosine", "floor": 0, "warmup_share": 0.03}
+
+
+@pytest.mark.parametrize(
+    ("values", "every"),
+    [
+        ({"save_steps": 50, "eval_steps": 50}, 50),
+        ({"saves_per_epoch": 4, "evals_per_epoch": 4, "num_epochs": 2}, 0.125),
+        ({"save_strategy": "epoch", "eval_strategy": "epoch", "num_epochs": 2}, 0.5),
+        ({"save_strategy": "no", "eval_strategy": "no"}, None),
+    ],
+)
+def test_intervals_of_checkpoints_and_evaluation(translate, values, every):
+    recipe = translate(AXOLOTL, val_set_size=0.1, **values).recipe
+    assert recipe.get("checkpoints", {}).get("every_steps") == every == recipe["evaluation"].get("every_steps")
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"), [("adamw_bnb_8bit", "adamw_8bit"), ("paged_adamw_32bit", "adamw"), ("galore_adamw", "adamw")]
+)
+def test_an_optimizer(translate, asked, name):
+    found = translate(AXOLOTL, optimizer=asked, learning_rate="1e-4")
+    assert found.recipe["optimizer"]["name"] == name and found.recipe["optimizer"]["learning_rate"] == 1e-4
+    assert ("optimizer" in keys_not_translated(found)) == (asked == "galore_adamw")
+
+
+def test_a_schedule_with_a_floor(translate):
+    options = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.2, "num_cycles": 1}}
+    found = translate(LLAMAFACTORY, **options)
+    assert found.recipe["schedule"] == {"name": "cosine", "floor": 0.2}
+    assert keys_not_translated(found) == {"lr_scheduler_kwargs.num_cycles"}
+
+
+@pytest.mark.parametrize(
+    ("values", "written"),
+    [
+        ({"bf16": "auto"}, {"bf16": True}),
+        ({"bf16": "auto", "fp16": True}, {"fp16": True}),
+        ({"liger_rope": True}, {"use_liger_kernel": True}),
+        ({"fsdp_config": {"offload_params": True}}, {"fsdp": True, "fsdp_config": {"version": 2}}),
+        ({"deepspeed": "elsewhere/zero3_bf16.json"}, {"deepspeed": "deepspeed_configs/ds_config_production.json"}),
+        ({"max_grad_norm": 0.5, "logging_steps": 3}, {"max_grad_norm": 0.5, "logging_steps": 3}),
+    ],
+)
+def test_what_goes_to_training(translate, values, written):
+    training = translate(AXOLOTL, **values).recipe["training"]
+    assert written.items() <= training.items()
+
+
+def test_a_deepspeed_file_that_is_here_is_kept(translate, tmp_path):
+    profile = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    (tmp_path / "mine.json").write_text(json.dumps(profile))
+    training = translate(AXOLOTL, deepspeed=str(tmp_path / "mine.json")).recipe["training"]
+    assert training["deepspeed"] == {**profile, "zero_force_ds_cpu_optimizer": False}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "stage", "source"),
+    [
+        ({"type": "completion", "field": "body"}, "cpt", {"text_column": "body"}),
+        ({"type": "chat_template", "field_messages": "talk"}, "sft", {"chat": "talk"}),
+        ({"type": "sharegpt"}, "sft", {"chat": "conversations"}),
+        ({"split": "train[:10%]", "name": "en"}, "cpt", {"split": "train[:10%]", "subset": "en"}),
+    ],
+)
+def test_a_dataset_of_axolotl(translate, dataset, stage, source):
+    recipe = translate(AXOLOTL, datasets=[{"path": "a/b", **dataset}]).recipe
+    assert recipe["stage"] == stage and recipe["data"]["sources"] == [{"path": "a/b", **source}]
+
+
+def test_axolotls_alpaca_has_its_own_template(translate):
+    recipe = translate(AXOLOTL, datasets=[{"path": "a/b", "type": "alpaca"}]).recipe
+    assert recipe["stage"] == "sft" and "### Inst" in recipe["data"]["sources"][0]["chat"]["prompt"]
+
+
+def test_local_files_of_axolotl_are_sources_of_their_own(translate):
+    files = {"path": "json", "data_files": ["one.jsonl", "two.jsonl"], "ds_type": "json", "type": "completion"}
+    data = translate(AXOLOTL, datasets=[files]).recipe["data"]
+    assert data["sources"] == [{"path": "one.jsonl"}, {"path": "two.jsonl"}] and data["temperature"] == 1
+
+
+@pytest.mark.parametrize(
+    ("rl", "kind", "stage", "chat"),
+    [
+        ("dpo", "chatml.intel", "dpo", {"user": "question", "chosen": "chosen", "rejected": "rejected"}),
+        ("simpo", "llama3.argilla", "cpo", {"user": "instruction", "chosen": "chosen_response"}),
+        ("kto", "llama3.ultra", "kto", {"user": "prompt", "assistant": "completion", "label": "label"}),
+    ],
+)
+def test_preferences_of_axolotl(translate, rl, kind, stage, chat):
+    recipe = translate(AXOLOTL, rl=rl, datasets=[{"path": "a/b", "type": kind}]).recipe
+    assert recipe["stage"] == stage and chat.items() <= recipe["data"]["sources"][0]["chat"].items()
+
+
+@pytest.mark.parametrize(
+    ("entry", "stage", "chat"),
+    [
+        ({}, "sft", {"user": "{instruction}\n{input}", "assistant": "output"}),
+        (
+            {"columns": {"response": "a", "history": "h"}},
+            "sft",
+            {"user": "instruction", "assistant": "a", "history": "h"},
+        ),
+        ({"columns": {"prompt": "q"}}, "dpo", {"user": "q", "chosen": "chosen", "rejected": "rejected"}),
+        ({"columns": {"prompt": "q"}}, "kto", {"user": "q", "assistant": "output", "label": "kto_tag"}),
+        ({"formatting": "sharegpt"}, "sft", {"messages": "conversations"}),
+        ({"formatting": "sharegpt"}, "rm", {"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"}),
+    ],
+)
+def test_a_dataset_of_llamafactory(translate, tmp_path, entry, stage, chat):
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"d": {"hf_hub_url": "a/b", "num_samples": 9, **entry}}))
+    found = translate(LLAMAFACTORY, stage=stage, dataset="d", dataset_dir=str(tmp_path))
+    assert found.recipe["data"]["sources"] == [{"path": "a/b", "name": "d", "chat": chat, "max_documents": 9}]
+
+
+def test_a_text_of_llamafactory_may_be_in_any_column(translate, tmp_path):
+    (tmp_path / "dataset_info.json").write_text('{"d": {"hf_hub_url": "a/b", "columns": {"prompt": "body"}}}')
+    found = translate(LLAMAFACTORY, dataset="d", dataset_dir=str(tmp_path))
+    assert found.recipe["data"]["sources"] == [{"path": "a/b", "name": "d", "text_column": "body"}]
+
+
+def test_a_mixture_and_an_adapter_of_llamafactory(translate):
+    adapter = {"finetuning_type": "lora", "lora_target": "q_proj,v_proj", "quantization_bit": 4}
+    recipe = translate(LLAMAFACTORY, dataset="a/b,c/d", interleave_probs="0.7,0.3", **adapter).recipe
+    assert [source["weight"] for source in recipe["data"]["sources"]] == [0.7, 0.3]
+    lora = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}
+    assert recipe["model"]["lora"] == {**lora, "quantize": "nf4", "double_quantize": True}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("base_modle: a/b\n", ""),
+        ("base_model: a\nmodel_name_or_path: b\n", ""),
+        ("base_model: a\n", ""),
+        ("base_model: a\ndatasets: x\nmax_steps: many\n", ":3"),
+        ("base_model: a\ndatasets: [{type: alpaca}]\n", ":2"),
+        ("model_name_or_path: a\nstage: mlm\n", ":2"),
+        ("model_name_or_path: a\ndataset_dir: nowhere\ndataset: x\n", ":3"),
+        ("base_model: a\nbase_model: b\n", ":2"),
+        ("a: [\n", ":1"),
+    ],
+)
+def test_a_config_that_cannot_be_translated_is_refused_with_its_line(tmp_path, text, line):
+    path = tmp_path / "c.yml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=f"{path.name}{line}"):
+        translated(path)
+
+
+def test_an_existing_file_is_kept_without_force(tmp_path):
+    output = tmp_path / "r.yaml"
+    output.write_text("mine")
+    with pytest.raises(RecipeError):
+        command(CONFIGS / "axolotl" / "kto.yml", output=output)
+    assert output.read_text() == "mine"
+    command(CONFIGS / "axolotl" / "kto.yml", output=output, force=True)
+    assert output.read_text() != "mine"

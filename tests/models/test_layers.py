@@ -1,0 +1,253 @@
+"""Layers that are computed again in the backward pass, offloaded or compiled: loss and gradients stay what they
+were."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition, nop
+from tiny_models import assert_same_gradients, gradients, tiny_config, tiny_model
+from torch import _dynamo as dynamo
+from torch._dynamo.backends.common import aot_autograd
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cpt.errors import RecipeError, ResourceError
+from cpt.models.layers import (
+    Compiling,
+    check_compiling,
+    compile_layers,
+    compiled_parts,
+    keep_attention,
+    read_recomputing,
+    set_up_recomputing,
+    take_compiling,
+    wanted_compiling,
+)
+
+LAYERS = 4
+
+
+def arguments(sub_keys, *, checkpoints=True):
+    """What is read of a Trainer's arguments."""
+    return SimpleNamespace(
+        gradient_checkpointing=checkpoints, gradient_checkpointing_kwargs=sub_keys, torch_compile=False
+    )
+
+
+def built(family, sub_keys=None, *, compiling=None):
+    """In the Trainer's order: layers are compiled first, and checkpoints switched on after."""
+    config = tiny_config(family)
+    config["n_layer" if "n_layer" in config else "num_hidden_layers"] = LAYERS
+    model = tiny_model(config).train()
+    given = arguments(sub_keys, checkpoints=sub_keys is not None)
+    set_up_recomputing(model, given)
+    if compiling is not None:
+        compile_layers(model, compiling)
+    if sub_keys is not None:
+        options = dict(given.gradient_checkpointing_kwargs)
+        every = options.pop("every_n_layers", 1)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options, every_n_layers=every)
+    return model
+
+
+def ids(rows=2, tokens=24):
+    return torch.randint(4, 96, (rows, tokens), generator=torch.Generator().manual_seed(1))
+
+
+# --- training.gradient_checkpointing_kwargs --------------------------------------------------------------------------
+
+
+class Attentions(TorchDispatchMode):
+    """Counts how often attention is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operation, types, inputs=(), options=None):
+        self.count += operation is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        return operation(*inputs, **(options or {}))
+
+
+def step(model):
+    """Loss, gradients, and how often attention was computed in the forward and in the backward pass."""
+    with Attentions() as attentions:
+        loss = model(input_ids=ids(), labels=ids()).loss
+        before = attentions.count
+        loss.backward()
+    return loss, gradients(model), (before, attentions.count - before)
+
+
+@pytest.mark.parametrize(
+    ("family", "sub_keys", "again"),
+    [
+        ("llama", {}, LAYERS),
+        ("gpt2", {"selective": True}, 0),
+        ("llama", {"selective": True}, 0),
+        ("gpt2", {"every_n_layers": 2}, LAYERS // 2),
+    ],
+)
+def test_attention_is_computed_again_where_it_is_not_kept(family, sub_keys, again):
+    loss, expected, _ = step(built(family))
+    found, others, attentions = step(built(family, sub_keys))
+    assert attentions == (LAYERS, again) and torch.equal(found, loss)
+    assert_same_gradients(others, expected, rtol=0, atol=0)
+
+
+ON = {"gradient_checkpointing": True}
+
+
+@pytest.mark.parametrize(
+    ("training", "sub_keys", "options"),
+    [
+        (ON, {"selectiv": True}, {}),
+        (ON, {"every_n_layers": 0}, {}),
+        (ON, {"every_n_layers": True}, {}),
+        (ON, {"offload": 1}, {}),
+        (ON, {"selective": True, "use_reentrant": True}, {}),
+        (ON, {"offload": True, "every_n_layers": 2}, {"zero3": True}),
+        ({}, {"selective": True}, {}),
+        ({**ON, "torch_compile": True}, {"selective": True}, {"experts": True}),
+    ],
+)
+def test_sub_keys_that_mean_nothing_are_refused(training, sub_keys, options):
+    with pytest.raises(RecipeError, match=r"`training\.gradient_checkpointing_kwargs`"):
+        read_recomputing({**training, "gradient_checkpointing_kwargs": sub_keys}, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        *((f"aten::_scaled_dot_product_{kind}_attention", "MUST_SAVE") for kind in ("flash", "efficient", "cudnn")),
+        ("torch_attn::_varlen_attn", "MUST_SAVE"),
+        ("_flash_attn2_cuda_f1::fwd", "MUST_SAVE"),
+        ("aten::mm.default", "PREFER_RECOMPUTE"),
+    ],
+)
+def test_attentions_of_a_gpu_are_kept_too(name, policy):
+    assert keep_attention(None, SimpleNamespace(name=lambda: name)).name == policy
+
+
+# --- training.torch_compile ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compiler():
+    dynamo.reset()
+    dynamo.utils.counters.clear()
+    yield dynamo.utils.counters
+    dynamo.reset()
+
+
+def losses(model, steps=3):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    found = []
+    for rows in ids(rows=2 * steps).chunk(steps):
+        loss = model(input_ids=rows, labels=rows).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("family", "sub_keys"), [("gpt2", {}), ("llama", {"selective": True})])
+def test_layers_that_are_alike_are_compiled_once_for_the_whole_run(family, sub_keys, compiler):
+    expected = losses(built(family, sub_keys))
+    found = losses(built(family, sub_keys, compiling=Compiling("aot_eager")))
+    assert found == expected
+    assert not compiler["graph_break"] and compiler["frames"]["ok"] == compiler["frames"]["total"] == 1
+    assert losses(built(family, sub_keys, compiling=Compiling("aot_eager"))) == expected
+    assert compiler["stats"]["unique_graphs"] == 1, "another model of the same shape compiles nothing"
+
+
+@pytest.mark.heavy
+def test_of_layers_with_experts_the_rest_is_compiled(compiler):
+    model = built("minimind2_moe", {}, compiling=Compiling("aot_eager"))
+    assert {type(part).__name__ for part in compiled_parts(model)} == {"LlamaAttention", "LlamaRMSNorm"}
+    assert losses(model) == pytest.approx(losses(built("minimind2_moe", {})), rel=1e-6)
+    assert compiler["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.heavy
+def test_evaluation_and_generation_of_any_shape_compile_nothing(compiler):
+    model, plain = built("llama", compiling=Compiling("aot_eager")), built("llama")
+    assert losses(model, steps=1) == losses(plain, steps=1)
+    before = compiler["frames"]["total"]
+    model.eval()
+    plain.eval()
+    for length in (3, 9, 17):
+        with torch.no_grad():
+            assert torch.equal(model(ids(1, length)).logits, plain(ids(1, length)).logits)
+    wanted = {"inputs": torch.tensor([[5, 6]]), "max_new_tokens": 8, "do_sample": False}
+    assert torch.equal(model.generate(**wanted), plain.generate(**wanted))
+    assert compiler["frames"]["total"] == before
+    losses(model.train(), steps=1)
+    assert compiler["stats"]["unique_graphs"] == 1, "training goes on with its graph"
+
+
+@pytest.mark.slow
+def test_inductors_kernels_have_the_same_losses(compiler):
+    expected = losses(built("llama", {"selective": True}), steps=4)
+    found = losses(built("llama", {"selective": True}, compiling=Compiling()), steps=4)
+    assert found == pytest.approx(expected, rel=1e-5) and compiler["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("sub_keys", "again"), [({}, 1), ({"selective": True}, 0)])
+def test_the_graph_of_the_backward_pass_holds_what_is_computed_again(sub_keys, again, compiler):
+    backward = []
+
+    def keep(graph, inputs):
+        # An operation that could be random is handed to another, which gives it the same numbers again.
+        backward.extend(
+            str(node.args[1] if "run_with_rng_state" in str(node.target) else node.target)
+            for node in graph.graph.nodes
+        )
+        return make_boxed_func(graph.forward)
+
+    by_inductor = min_cut_rematerialization_partition
+    backend = aot_autograd(fw_compiler=nop, bw_compiler=keep, partition_fn=by_inductor)
+    losses(built("llama", sub_keys, compiling=Compiling(backend)), steps=1)
+    assert sum("flash_attention_for_cpu.default" in name for name in backward) == again
+    assert sum("flash_attention_for_cpu_backward" in name for name in backward) == 1
+    of_gradients = 2 * 7  # two for each matrix
+    assert sum(name in ("aten.mm.default", "aten.addmm.default") for name in backward) > of_gradients
+
+
+def test_hugging_face_no_longer_compiles_what_is_taken():
+    mode = "max-autotune-no-cudagraphs"
+    given = SimpleNamespace(torch_compile=True, torch_compile_backend="inductor", torch_compile_mode=mode)
+    assert take_compiling(given) == Compiling("inductor", mode)
+    assert take_compiling(given) is None and given.torch_compile_backend is None
+    assert wanted_compiling({"torch_compile_mode": "default"}) == Compiling("inductor", "default")
+
+
+@pytest.mark.parametrize(
+    ("training", "zero3", "key"),
+    [
+        ({"torch_compile_backend": "inducter"}, False, "torch_compile_backend"),
+        ({"torch_compile_mode": "max_autotune"}, False, "torch_compile_mode"),
+        ({"torch_compile_backend": "eager", "torch_compile_mode": "default"}, False, "torch_compile_mode"),
+        ({"torch_compile_mode": "reduce-overhead"}, False, "torch_compile_mode"),
+        ({"torch_compile": True}, True, "torch_compile"),
+        ({"torch_compile": True, "fsdp": True, "activation_checkpointing": True}, False, "torch_compile"),
+    ],
+)
+def test_layers_that_cannot_be_compiled_are_a_recipe_error(training, zero3, key):
+    with pytest.raises(RecipeError, match=rf"`training\.{key}`"):
+        check_compiling(training, zero3=zero3, has_gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("program", "target"),
+    [("triton", "cpt.models.layers.importlib.util.find_spec"), ("g++", "cpt.hardware.find_program")],
+)
+def test_a_compiler_that_is_missing_is_named_before_the_start(program, target, monkeypatch):
+    check_compiling({"torch_compile": True}, zero3=False, has_gpu=False)
+    monkeypatch.setattr(target, lambda name: None)
+    with pytest.raises(ResourceError) as problem:
+        check_compiling({"torch_compile": True}, zero3=False, has_gpu=True)
+    assert program in str(problem.value)
+    check_compiling({"torch_compile_backend": "aot_eager"}, zero3=False, has_gpu=True)

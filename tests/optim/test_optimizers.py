@@ -1,0 +1,176 @@
+"""Every optimizer by its name: which parameters get which rate and decay, that it learns and resumes, and what is
+refused."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from tiny import write_recipe
+from tiny_models import tiny_model
+from tiny_training import learns_and_resumes, steps, tiny_llama
+from torch import nn
+
+from cpt.errors import RecipeError
+from cpt.optim.build import build_optimizer, check_optimizer, check_rounding, muon, shampoo, soap
+from cpt.optim.groups import IS_EMBEDDING, MATRICES, parameter_groups
+from cpt.recipe.load import load_recipe
+from cpt.recipe.schema import Optimizer
+
+
+class Tiny(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.linear = nn.Linear(4, 3)
+        self.norm = nn.LayerNorm(3)
+
+
+def values_of(key, model, groups):
+    """A value of its group by a parameter's name."""
+    values = {id(parameter): group.get(key) for group in groups for parameter in group["params"]}
+    return {name: values[id(parameter)] for name, parameter in model.named_parameters() if id(parameter) in values}
+
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+
+
+def test_embeddings_norms_and_biases_have_no_weight_decay():
+    model = Tiny()
+    groups = build_optimizer(Optimizer(name="adamw", learning_rate=1e-3, weight_decay=0.3), model).param_groups
+    decays = {name for name, decay in values_of("weight_decay", model, groups).items() if decay}
+    assert decays == {"linear.weight"}
+
+
+def test_matrices_of_layers_are_told_from_embeddings_head_and_norms():
+    llama = tiny_llama()
+    layers = {name for name, _ in llama.named_parameters() if name.endswith("_proj.weight")}
+    matrices = values_of(MATRICES, llama, parameter_groups(llama, matrices_apart=True))
+    assert {name for name, is_matrix in matrices.items() if is_matrix} == layers
+    decays = values_of("weight_decay", llama, parameter_groups(llama))
+    assert {name for name, decay in decays.items() if decay is None} == {*layers, "lm_head.weight"}
+
+
+def test_trained_embeddings_have_a_rate_of_their_own_and_frozen_ones_cannot():
+    section = Optimizer(learning_rate=1e-3, embedding_learning_rate=1e-4)
+    model = tiny_model("llama", lora="cpt")
+    rates = values_of("lr", model, build_optimizer(section, model).param_groups)
+    ends = {name for name, rate in rates.items() if rate == 1e-4}
+    assert {name.split(".")[-4] for name in ends} == {"embed_tokens", "lm_head"}
+    assert all("lora_" in name for name in rates if name not in ends)
+    with pytest.raises(RecipeError, match=r"`optimizer\.embedding_learning_rate`"):
+        build_optimizer(section, tiny_model("llama", lora={}))
+
+
+@pytest.mark.parametrize(("name", "paged"), [("adamw_8bit", False), ("paged_adamw_8bit", True)])
+def test_8_bit_is_built_by_name_with_embeddings_apart(name, paged):
+    model = Tiny().bfloat16()
+    optimizer = build_optimizer(Optimizer(name=name, learning_rate=1e-3, betas=[0.8, 0.9], weight_decay=0.2), model)
+    assert (optimizer.eight_bit, optimizer.paged, optimizer.rounding) == (True, paged, "stochastic")
+    assert optimizer.defaults == {"lr": 1e-3, "betas": (0.8, 0.9), "eps": 1e-8, "weight_decay": 0.2}
+    apart = values_of(IS_EMBEDDING, model, optimizer.param_groups)
+    assert {name for name, is_embedding in apart.items() if is_embedding} == {"embedding.weight"}
+
+
+# --- learning --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("name", "rate"), [("muon", 2e-2), ("soap", 5e-3), ("shampoo", 5e-2), ("torch.optim:NAdam", 5e-3)]
+)
+def test_it_learns_and_resumes_from_its_saved_state_bit_for_bit(name, rate):
+    if name in ("soap", "shampoo"):
+        pytest.importorskip("pytorch_optimizer")
+    learns_and_resumes(Optimizer(name=name, learning_rate=rate))
+
+
+def test_muon_makes_matrices_orthogonal_and_leaves_the_rest_to_adamw():
+    model = tiny_llama()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    steps(model, build_optimizer(Optimizer(name="muon", learning_rate=1e-3, weight_decay=0.0), model), 1)
+    moved = {name: before[name] - parameter.detach() for name, parameter in model.named_parameters()}
+    values = torch.linalg.svdvals(moved["model.layers.0.mlp.up_proj.weight"])
+    assert values.min() > 0.3 * values.max()  # Newton-Schulz leaves them between 0.7 and 1.2
+    # AdamW's first step is the rate, for each number.
+    assert moved["lm_head.weight"].abs().max() == pytest.approx(1e-3, rel=0.05)
+
+
+@pytest.mark.parametrize("shape", [(16, 1024), (64, 64), (1024, 16)])
+def test_muons_updates_are_as_large_as_adamws_whatever_the_shape(shape):
+    """0.2 of the rate for each number (arXiv 2502.16982, section 2.2)."""
+    matrix = nn.Parameter(torch.zeros(shape))
+    matrix.grad = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    muon([{"params": [matrix], MATRICES: True}], 1e-3).step()
+    # Newton-Schulz leaves singular values near 0.7 to 1.2.
+    assert matrix.detach().square().mean().sqrt().item() == pytest.approx(0.2e-3, rel=0.35)
+
+
+@pytest.mark.parametrize("build", [soap, shampoo])
+def test_weights_decay_by_rate_times_decay_and_not_through_the_preconditioner(build):
+    pytest.importorskip("pytorch_optimizer")
+    matrix = nn.Parameter(torch.ones(4, 4))
+    optimizer = build([{"params": [matrix]}], 0.1, weight_decay=0.5)
+    for _ in range(3):
+        matrix.grad = torch.full((4, 4), 1e-12)
+        before = matrix.detach().clone()
+        optimizer.step()
+    assert matrix.detach().mean().item() == pytest.approx(0.95 * before.mean().item(), rel=1e-3)
+
+
+# --- what is refused or warned of ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("section", "engine", "key"),
+    [
+        (Optimizer(name="adamv"), {}, "adamv"),
+        (Optimizer(name="adamw", beta=0.9), {}, r"`optimizer\.beta`"),
+        (Optimizer(name="adamw", embedding_learning_rate=0), {}, r"`optimizer\.embedding_learning_rate`"),
+        (Optimizer(name="adamw_8bit", rounding="up"), {}, r"`optimizer\.rounding`"),
+        (Optimizer(name="sgd"), {"offloaded": True}, r"`optimizer\.name`"),
+        (Optimizer(name="adamw_8bit"), {"partitioned": True}, r"`optimizer\.name`"),
+        (Optimizer(name="muon"), {"partitioned": True}, r"`optimizer\.name`"),
+        (Optimizer(name="adamw", rounding="kahan"), {"partitioned": True}, r"`optimizer\.rounding`"),
+    ],
+)
+def test_a_wrong_optimizer_is_a_recipe_error(section, engine, key):
+    with pytest.raises(RecipeError, match=key):
+        build_optimizer(section, Tiny(), **engine)
+
+
+def test_options_of_a_class_are_its_own_arguments():
+    section = Optimizer(name="torch.optim:NAdam", learning_rate=1e-3, betas=[0.8, 0.9])
+    built = build_optimizer(section, Tiny())
+    assert built.defaults["betas"] == (0.8, 0.9) and built.defaults["lr"] == 1e-3
+    with pytest.raises(RecipeError, match=r"`optimizer\.momentum_decoy`"):
+        check_optimizer(Optimizer(name="torch.optim:NAdam", momentum_decoy=0.1))
+
+
+@pytest.mark.parametrize("options", [{}, {"rounding": None}])
+def test_deepspeed_gets_torchs_adamw_whatever_the_weights_are(options):
+    section = Optimizer(name="adamw", **options)
+    assert type(build_optimizer(section, Tiny().bfloat16(), partitioned=True)) is torch.optim.AdamW
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "warns"),
+    [("sgd", torch.bfloat16, True), ("sgd", torch.float32, False), ("adamw", torch.bfloat16, False)],
+)
+def test_bfloat16_weights_without_a_copy_are_warned_of(caplog, name, dtype, warns):
+    build_optimizer(Optimizer(name=name), Tiny().to(dtype))
+    assert ("fp32 copy" in caplog.text) is warns
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_rounded"),
+    [
+        (["model.dtype=bfloat16"], True),
+        ([], False),
+        (["model={path: a/b, lora: {}, dtype: bfloat16}", "stage=cpt"], False),
+    ],
+)
+def test_a_rounding_of_weights_that_are_not_rounded_is_refused(tiny_recipe, tmp_path, overrides, is_rounded):
+    sections = {**tiny_recipe, "optimizer": {"name": "adamw", "rounding": "kahan"}}
+    recipe = load_recipe(write_recipe(sections, tmp_path / "r.yaml"), overrides)
+    with nullcontext() if is_rounded else pytest.raises(RecipeError, match=r"`optimizer\.rounding`"):
+        check_rounding(recipe)

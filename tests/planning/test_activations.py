@@ -1,0 +1,187 @@
+"""What a step keeps for its backward pass: the formula, whole steps on fake tensors, and real tensors."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from planned_setups import PLAIN, SHAPES, WAYS, setup_for
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
+from transformers import AutoModelForCausalLM
+
+from cpt.models.config import config_from
+from cpt.models.layers import Compiling, Recomputing, compile_layers, move_checkpoints_into_graphs
+from cpt.planning import activations
+from cpt.planning.activations import Activations, SavedBytes, count_activations
+from cpt.planning.dry_run import PeakOfStorages, computing_as, dry_run, fake_row, keep_planned_attention, model_on_meta
+from cpt.planning.memory import plan_memory
+from cpt.planning.model_sizes import sizes_of_model
+from cpt.plugins import import_user_module
+
+
+def count(shape, **changes):
+    config = config_from(SHAPES[shape] if isinstance(shape, str) else shape)
+    return count_activations(config, setup_for(**changes))
+
+
+def planned_bytes(config, setup):
+    sizes = sizes_of_model(config, setup.lora, setup.sequence_length)
+    return plan_memory(sizes, setup, count_activations(config, setup)).model_alone
+
+
+# --- the formula --------------------------------------------------------------------------------------------------
+
+
+def test_rows_multiply_activations_and_weight_copies_stay():
+    both = count("llama", weights_bytes=4)
+    copies = 2 * both.one.kept - both.two.kept
+    in_layers = 4 * (512 * 512 * 2 + 512 * 256 * 2 + 3 * 512 * 1408)
+    assert copies == pytest.approx(2 * in_layers, rel=0.1)
+    assert (both.of_rows(1), both.of_rows(2)) == (both.one, both.two)
+    assert both.of_rows(5).kept == 5 * both.one.kept - 4 * copies
+
+
+@pytest.mark.heavy
+def test_packed_documents_need_a_mask_for_each_layer_unless_attention_is_flash():
+    packed = count("llama").one
+    flash = count("llama", attention="flash_attention_2").one
+    mask = 2 * 512 * 512
+    assert packed.kept - flash.kept >= 4 * mask
+    assert count("llama", packed=False).one.kept == flash.kept == count("llama", attention="varlen").one.kept
+    assert count("llama", attention="varlen", on_cpu=True) == count("llama", on_cpu=True)
+
+
+def test_a_router_whose_code_needs_values_is_estimated():
+    config = {"model_type": "jetmoe", "vocab_size": 640, "hidden_size": 64, "num_hidden_layers": 2, "kv_channels": 16}
+    found = count(config).one
+    assert not found.is_counted and 0 < found.again < 2 * found.kept
+
+
+def test_a_model_of_the_users_own_is_counted():
+    import_user_module("examples.lstm.lstm_language_model")
+    config = {"model_type": "lstm_lm", "vocab_size": 640, "hidden_size": 64, "num_hidden_layers": 2}
+    packed, alone = (count(config, on_cpu=True, packed=packed).one for packed in (True, False))
+    assert (packed.kept, packed.layers) == (alone.kept, 2) and packed.is_counted
+    tokens, width = 512, 64
+    assert packed.kept > 2 * tokens * width * 4 * 2  # each layer keeps its gates at least
+
+
+ON = Recomputing(checkpoints=True)
+EIGHT = Activations(kept=8_000, layer_inputs=800, backward=300, again=1_300, attention=160, layers=8)
+
+
+@pytest.mark.parametrize(
+    ("how", "kept"), [(ON, 800), (replace(ON, selective=True), 960), (replace(ON, every_n_layers=3), 5_300)]
+)
+def test_layers_that_are_not_recomputed_keep_all(how, kept):
+    assert EIGHT.kept_with(replace(PLAIN, checkpointing=True, recomputing=how)) == (pytest.approx(kept), 0)
+    assert EIGHT.kept_with(replace(PLAIN, recomputing=how)) == (8_000, 0)
+
+
+def test_two_layers_of_offloaded_activations_are_in_transit():
+    offloads = replace(PLAIN, recomputing=replace(ON, offload=True))
+    assert EIGHT.kept_with(replace(offloads, checkpointing=True)) == (800, 600)
+    assert EIGHT.kept_with(offloads) == (8_000, 6_000)
+
+
+# --- dry runs -----------------------------------------------------------------------------------------------------
+
+FAST = {"fused loss": "qwen3", "autocast": "gpt2", "8 bit, stochastic, released": "llama"}
+EACH_WAY = [(list(SHAPES)[number % len(SHAPES)], way) for number, way in enumerate(WAYS) if way not in FAST]
+CASES = [(shape, way) for way, shape in FAST.items()]
+CASES += [pytest.param(*pair, marks=pytest.mark.slow) for pair in EACH_WAY]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("shape", "way"), CASES)
+def test_the_formula_is_within_5_percent_of_a_dry_run_and_hardly_below(shape, way):
+    config, setup = config_from(SHAPES[shape]), setup_for(**WAYS[way])
+    assert 0.97 <= planned_bytes(config, setup) / dry_run(config, setup) <= 1.05
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_dry_run_takes_what_a_real_step_takes(checkpointing):
+    config = config_from({**SHAPES["llama"], "num_hidden_layers": 2})
+    setup = setup_for(on_cpu=True, half=False, weights_bytes=4, packed=True, checkpointing=checkpointing)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    model.config.use_cache = False
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    row = fake_row(setup)
+    with PeakOfStorages() as storages:
+        for tensor in (*model.parameters(), *model.buffers()):
+            storages.watch(tensor.untyped_storage())
+        for _ in range(2):
+            storages.peak = storages.now
+            model(**row, labels=row["input_ids"]).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert dry_run(config, setup) == pytest.approx(storages.peak, rel=0.01)
+
+
+# --- compiled layers ----------------------------------------------------------------------------------------------
+
+SHORT = {"attention": "varlen", "sequence_length": 128}
+
+
+def saved_by_torch(shape, **changes):
+    """Bytes that autograd saves of real tensors in a forward pass, through dynamo and AOTAutograd."""
+    torch._dynamo.reset()
+    setup = setup_for(**SHORT, compiles=True, **changes)
+    model = model_on_meta(config_from(SHAPES[shape]), setup).to_empty(device="cpu")
+    if setup.checkpointing:
+        options = {"use_reentrant": False}
+        if setup.recomputing.selective:
+            options["context_fn"] = partial(create_selective_checkpoint_contexts, keep_planned_attention)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+    backend = aot_autograd(
+        fw_compiler=lambda graph, _: graph,
+        bw_compiler=lambda graph, _: graph,
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=select_decomp_table(),
+    )
+    compile_layers(model, Compiling(backend))
+    move_checkpoints_into_graphs(model)
+    saved = SavedBytes(model)
+    with saved_tensors_hooks(saved.keep, lambda tensor: tensor), computing_as(setup):
+        model.base_model(**fake_row(setup, setup.micro_batch))
+    return saved.total
+
+
+SELECTIVE = Recomputing(checkpoints=True, selective=True)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("shape", "changes"),
+    [
+        pytest.param("gpt2", {}, marks=pytest.mark.slow),
+        pytest.param("qwen3", {"weights_bytes": 4, "micro_batch": 3}, marks=pytest.mark.slow),
+        pytest.param("llama", {"lora": {"r": 8}}, marks=pytest.mark.slow),
+        ("llama", {"checkpointing": True, "recomputing": SELECTIVE}),
+    ],
+)
+def test_compiled_layers_keep_what_torch_saves(shape, changes):
+    setup = setup_for(**SHORT, compiles=True, **changes)
+    planned, _ = count(shape, **SHORT, compiles=True, **changes).of_rows(setup.micro_batch).kept_with(setup)
+    assert planned == pytest.approx(saved_by_torch(shape, **changes), rel=0.01)
+
+
+def test_a_layer_that_cannot_be_traced_is_counted_without_the_compiler(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("no graph")
+
+    monkeypatch.setattr(activations, "count_compiled", fail)
+    found = count("llama", **SHORT, compiles=True)
+    assert found == count("llama", **SHORT)
+    sizes = sizes_of_model(config_from(SHAPES["llama"]), None, 128)
+    plan = plan_memory(sizes, setup_for(**SHORT, compiles=True), found)
+    notes = [term.note for moment in plan.moments for term in moment.terms if term.name == "activations"]
+    assert all("not compiled" in note for note in notes)

@@ -1,0 +1,133 @@
+"""The model, the tokenizer and the first examples of a recipe: they exist and fit each other."""
+
+import pytest
+from tiny import TINY_LLAMA
+from tiny_checkpoints import save_llama
+from tiny_extended import write_model
+from tiny_tasks import TINY
+from transformers import AutoTokenizer
+
+from cpt.planning.check_model import check_first_examples
+from cpt.planning.check_resources import PreflightReport
+from cpt.planning.gate import check_reality
+from cpt.recipe.load import load_recipe
+from cpt.recipe.schema import Recipe
+
+
+def mistakes(recipe: Recipe) -> list[str]:
+    return [f"{type(mistake).__name__}: {mistake}" for mistake in check_reality(recipe).mistakes]
+
+
+def test_packing_is_refused_where_documents_would_leak(load, tiny_recipe):
+    shape = {"vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 1}
+    mamba = {"model_type": "mamba2", **shape, "num_heads": 4, "head_dim": 16, "state_size": 8}
+    model = {"from_scratch": True, "config": mamba, "attention": "eager"}
+    assert any("`data.packing`: mamba2" in line for line in mistakes(load(model=model)))
+    for packing in ("none", "token_budget"):
+        data = {**tiny_recipe["data"], "packing": packing}
+        assert mistakes(load(model=model, data=data, training={"per_device_train_batch_size": 1})) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "packing", "mistake"),
+    [
+        ({**TINY_LLAMA, "attention_dropout": 0.1}, "best_fit", "no dropout"),
+        (TINY_LLAMA, "token_budget", "rows without a mask"),
+        ({"model_type": "opt", "vocab_size": 320}, "none", "opt has not been tried with it"),
+    ],
+)
+def test_varlen_is_refused_where_it_would_do_nothing_or_be_wrong(load, tiny_recipe, config, packing, mistake):
+    recipe = load(
+        model={"from_scratch": True, "attention": "varlen", "config": config},
+        data={**tiny_recipe["data"], "packing": packing},
+        training={"per_device_train_batch_size": 1},
+    )
+    assert any(mistake in line for line in mistakes(recipe))
+
+
+@pytest.mark.parametrize("option", [{"chat": "messages"}, {"fill_in_the_middle": {}}])
+def test_a_tokenizer_without_what_a_source_needs_is_a_mistake(load, tiny_recipe, tokenizer_folder, tmp_path, option):
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path / "plain")
+    sources = [{"path": tiny_recipe["data"]["sources"][0]["path"], **option}]
+    found = mistakes(
+        load(data={**tiny_recipe["data"], "sources": sources}, tokenizer={"path": str(tmp_path / "plain")})
+    )
+    assert sum(f"`data.sources[0].{next(iter(option))}`" in line for line in found) == 1
+
+
+def test_rows_longer_than_the_learned_positions_are_a_mistake(load):
+    shape = {"model_type": "gpt2", "vocab_size": 320, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    found = mistakes(load(model={"from_scratch": True, "config": shape}))
+    assert any("`data.sequence_length` is 64" in line for line in found)
+
+
+def test_the_hub_is_unchecked_when_it_cannot_be_reached(load):
+    found = check_reality(load(stage="cpt", model={"path": "Qwen/Qwen3-0.6B"}, tokenizer={"path": "Qwen/Qwen3-0.6B"}))
+    assert found.mistakes == []
+    assert [line.partition(":")[0] for line in found.unchecked] == ["`model.path`", "`tokenizer.path`"]
+
+
+def test_a_model_without_a_record_of_new_rows_cannot_train_them_alone(load, tmp_path, tokenizer_folder):
+    model = write_model(tmp_path / "model", tokenizer_folder, tied=True)
+    (mistake,) = mistakes(load(stage="cpt", model={"path": str(model), "train_only": "new_rows"}))
+    assert "`model.train_only`" in mistake
+
+
+def test_a_learning_rate_for_embeddings_that_adapters_do_not_train_is_a_mistake(load):
+    both = load(optimizer={"learning_rate": 1e-4, "embedding_learning_rate": 1e-5})
+
+    def mistakes_with(**lora) -> list[str]:
+        return mistakes(both.model_copy(update={"model": both.model.model_copy(update={"lora": lora})}))
+
+    assert "`optimizer.embedding_learning_rate`" in mistakes_with()[0]
+    assert mistakes_with(preset="cpt") == mistakes_with(target_modules=["embed_tokens", "q_proj"]) == []
+
+
+def test_a_teacher_has_to_exist_unless_another_run_makes_it(load, tokenizer_folder, tmp_path):
+    def found_with(teacher):
+        training = {"per_device_train_batch_size": 2, "teacher_model_name_or_path": str(teacher)}
+        return mistakes(load(stage="distill_text", training=training))
+
+    assert found_with(save_llama(tmp_path / "fits", tokenizer_folder, 1, hidden_size=48)) == []
+    assert found_with(tmp_path / "runs" / "big") == []
+    for wrong in ("./gone", save_llama(tmp_path / "other", tokenizer_folder, 1, vocab_size=384)):
+        (mistake,) = found_with(wrong)
+        assert "`training.teacher_model_name_or_path`" in mistake
+
+
+def test_a_reward_model_needs_an_architecture_with_a_classifier(load, tmp_path):
+    rows = tmp_path / "pairs.jsonl"
+    rows.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+    data = {"sequence_length": 64, "sources": [{"path": str(rows)}]}
+
+    def found_for(model_type):
+        model = {"from_scratch": True, "config": {**TINY_LLAMA, "model_type": model_type}}
+        return mistakes(load(stage="reward", data=data, model=model))
+
+    (mistake,) = found_for("minimind3")
+    assert "`stage` reward" in mistake and found_for("llama") == []
+
+
+# --- the first example of each source -----------------------------------------------------------------------------
+
+
+def mistakes_in_examples(stage, *overrides, template=True):
+    found = PreflightReport()
+    tokenizer = AutoTokenizer.from_pretrained(TINY / "tokenizer")
+    if not template:
+        tokenizer.chat_template = None
+    check_first_examples(load_recipe(TINY / f"{stage}.yaml", overrides), tokenizer, found)
+    return " ".join(str(mistake) for mistake in found.mistakes)
+
+
+def test_messages_need_a_chat_template():
+    assert "`tokenizer.path`" in mistakes_in_examples("dpo", template=False)
+    assert mistakes_in_examples("dpo") == mistakes_in_examples("kto") == ""
+    assert mistakes_in_examples("grpo", template=False) == ""  # its prompts are plain texts
+
+
+def test_a_column_that_a_reward_reads_has_to_exist():
+    mistake = mistakes_in_examples("grpo", "rewards=[{name: exact_match, column: solution}]")
+    assert "`rewards[0]`" in mistake and "`solution`" in mistake

@@ -1,0 +1,235 @@
+"""Each thing of the world that a recipe can be wrong about, planted one at a time, then all together."""
+
+import json
+
+import pytest
+import torch
+from loopback_hub import Client, Hub
+from tiny import TINY_LLAMA, write_recipe
+
+from cpt.errors import RecipeError
+from cpt.planning import gate
+from cpt.recipe.load import load_with_places
+from cpt.recipe.schema import Recipe
+
+MICRO_BATCH = {"per_device_train_batch_size": 2}
+QLORA = {"quantize": "nf4"}
+ZERO_2 = {"zero_optimization": {"stage": 2}}
+ZERO_3 = {"zero_optimization": {"stage": 3}, "gradient_clipping": "auto"}
+OFFLOADING = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+
+
+def mistakes(recipe: Recipe) -> list[str]:
+    found = gate.check_reality(recipe)
+    return [f"{type(problem).__name__}: {problem}" for problem in (*found.mistakes, *found.blockers)]
+
+
+@pytest.mark.parametrize(
+    ("sections", "complaint"),
+    [
+        ({"optimizer": {"name": "adamv"}}, "Did you mean `adamw`?"),
+        ({"optimizer": {"name": "adamw", "momentum": 0.9}}, "`optimizer.momentum`"),
+        ({"optimizer": {"release_gradients": True}}, "`training.max_grad_norm: 0`"),
+        ({"optimizer": {"rounding": "kahan"}, "training": {**MICRO_BATCH, "deepspeed": OFFLOADING}}, "fp32 weights"),
+        ({"model": {"path": "./nowhere", "lora": QLORA}, "training": {**MICRO_BATCH, "deepspeed": ZERO_3}}, "ZeRO-3"),
+        ({"schedule": {"name": "cosinus"}}, "Did you mean `cosine`?"),
+        ({"schedule": {"name": "cosine", "warmup_tokens": 10**9}}, "`schedule.warmup_tokens`"),
+        ({"stage": "my_lab.nowhere"}, "`my_lab.nowhere`"),
+        ({"evaluation": {"tasks": [{"name": "exam", "folder": "./nowhere"}]}}, "`evaluation.tasks[0]`"),
+        ({"monitoring": {"trackers": ["wandbb"]}}, "Did you mean `wandb`?"),
+        ({"monitoring": {"trackers": ["swanlab"]}}, "ResourceError: `monitoring.trackers[0]`"),
+        ({"model": {"from_scratch": True, "config": {**TINY_LLAMA, "model_type": "lama"}}}, "Did you mean `llama`?"),
+        ({"model": {"from_scratch": True, "config": {**TINY_LLAMA, "vocab_size": 300}}}, "320 tokens"),
+        ({"model": {"from_scratch": True, "config": TINY_LLAMA, "attention": "sdqa"}}, "model.attention"),
+        ({"output_dir": "/proc/runs"}, "`output_dir`"),
+        ({"training": {**MICRO_BATCH, "deepspeed": ZERO_2}}, "`gradient_clipping`"),
+        ({"training": {**MICRO_BATCH, "parallelism_config": {"sp_size": 2}}}, "parallelism_config"),
+        ({"checkpoints": {"every_steps": 1, "keep": {"lasst": 2}}}, "`checkpoints.keep.lasst`"),
+        ({"checkpoints": {"archive": "nowhere://x"}}, "RecipeError: `checkpoints.archive`"),
+        ({"checkpoints": {"archive": "adl://x/y"}}, "ResourceError: `checkpoints.archive`"),
+        ({"training": {**MICRO_BATCH, "torch_compile_mode": "fast"}}, "`training.torch_compile_mode`"),
+        ({"training": {**MICRO_BATCH, "gradient_checkpointing_kwargs": {"selective": True}}}, "`selective`"),
+        ({"training": {**MICRO_BATCH, "torch_compile": True, "deepspeed": ZERO_3}}, "`training.torch_compile`"),
+    ],
+)
+def test_one_mistake_is_reported_with_its_key_or_remedy(load, sections, complaint):
+    found = mistakes(load(**sections))
+    assert any(complaint in line for line in found), found
+
+
+def test_all_mistakes_come_in_one_error_with_their_lines(tiny_recipe, tmp_path):
+    wrong = {"optimizer": {"name": "adamv"}, "schedule": {"name": "cosinus"}, "output_dir": "/proc/runs"}
+    path = write_recipe({**tiny_recipe, **wrong}, tmp_path / "recipe.yaml")
+    recipe, root = load_with_places(path)
+    with pytest.raises(RecipeError) as error:
+        gate.refuse_mistakes(recipe, root=root)
+    written = path.read_text().splitlines()
+    for line, key in zip(str(error.value).splitlines(), wrong, strict=True):
+        number = int(line.removeprefix(f"{path}:").split(":")[0])
+        assert f"`{key}" in line and written[number - 1].split(":")[0].strip() in (key, "name")
+
+
+@pytest.mark.parametrize(
+    ("sections", "code", "group"),
+    [
+        ({}, 0, "no mistakes"),
+        ({"optimizer": {"name": "adamv"}}, 2, "error: RecipeError"),
+        ({"stage": "cpt", "model": {"path": "a/b"}, "tokenizer": {"path": "a/b"}}, 3, "not checked: "),
+        ({"monitoring": {"trackers": ["swanlab"]}}, 3, "blocker on this machine: ResourceError"),
+        ({"optimizer": {"name": "adamv"}, "monitoring": {"trackers": ["swanlab"]}}, 2, "blocker on this machine"),
+    ],
+)
+def test_the_report_has_a_line_for_each_finding_and_an_exit_code(load, tmp_path, capsys, sections, code, group):
+    assert gate.report(tmp_path / "recipe.yaml", load(**sections)).exit_code == code
+    assert group in capsys.readouterr().out
+
+
+# --- documents and other files ------------------------------------------------------------------------------------
+
+
+def test_a_held_out_set_of_one_document_is_a_mistake(load, tmp_path):
+    (tmp_path / "exam.txt").write_text("One line.\nAnother one.\n")
+    held_out = {"path": str(tmp_path / "exam.txt")}
+    (line,) = mistakes(load(evaluation={"perplexity": [held_out]}))
+    assert "exam.txt" in line and "`text_documents: line`" in line
+    assert mistakes(load(evaluation={"perplexity": [{**held_out, "text_documents": "line"}]})) == []
+
+
+def test_a_held_out_set_too_small_for_its_test_is_a_warning(load, corpus):
+    held_out = {"path": str(corpus / "held_out.jsonl"), "name": "domain"}
+    recipe = load(evaluation={"perplexity": [held_out]}, stage="cpt", model={"path": "./nowhere"})
+    (warning,) = [line for line in gate.check_reality(recipe).warnings if "perplexity" in line]
+    assert "12 document(s)" in warning
+
+
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [
+        ("model.path", "./a"),
+        ("model.path", "runs/a"),
+        ("tokenizer.path", "runs/a"),
+        ("training.teacher_model_name_or_path", "./a"),
+        ("data.sources", "runs/a"),
+        ("rewards", "runs/a"),
+    ],
+)
+def test_a_local_path_that_does_not_exist_is_never_taken_for_the_hub(load, tiny_recipe, key, path):
+    teacher = {**MICRO_BATCH, "teacher_model_name_or_path": path}
+    changed = {
+        "model.path": {"stage": "cpt", "model": {"path": path}},
+        "tokenizer.path": {"tokenizer": {"path": path}},
+        "training.teacher_model_name_or_path": {"stage": "distill_text", "training": teacher},
+        "data.sources": {"data": {**tiny_recipe["data"], "sources": [{"path": path}]}},
+        "rewards": {"stage": "grpo", "rewards": [{"name": "reward_model", "path": path}]},
+    }
+    found = gate.check_reality(load(**changed[key]))
+    assert any(path in str(mistake) and key in str(mistake) for mistake in found.mistakes), found
+    assert not any(path in unchecked for unchecked in found.unchecked)
+
+
+def test_a_result_that_another_run_still_has_to_make_is_a_blocker(load):
+    base = {"stage": "cpt", "output_dir": "elsewhere", "model": {"path": "elsewhere/base"}}
+    found = gate.check_reality(load(**base, tokenizer={"path": "a/b"}))
+    assert found.mistakes == [] and found.exit_code == 3
+    assert any("elsewhere/base" in str(blocker) for blocker in found.blockers)
+    assert not any("elsewhere/base" in unchecked for unchecked in found.unchecked)
+
+
+def test_sft_on_plain_text_alone_is_a_mistake(load, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "Plain text."}\n')
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (tmp_path / "talks.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
+
+    def about_sft(*names):
+        sources = [{"path": str(tmp_path / name)} for name in names]
+        found = mistakes(load(stage="sft", data={"sequence_length": 64, "sources": sources}))
+        return [line for line in found if "sft" in line]
+
+    assert len(about_sft("rows.jsonl")) == 1
+    assert about_sft("talks.jsonl") == about_sft("talks.jsonl", "rows.jsonl") == []
+
+
+def test_a_share_that_holds_nothing_out_is_a_mistake(load):
+    found = gate.found_in(load(evaluation={"held_out_share": 1e-9}))
+    assert ["held_out_share" in str(mistake) for mistake in found.mistakes] == [True]
+
+
+@pytest.mark.slow
+def test_a_dataset_on_a_hub_that_answers_is_checked(tiny_recipe, tmp_path):
+    hub = Hub()
+    hub.commit("lab/texts", {"train.jsonl": "".join(json.dumps({"body": f"Text {n}."}) + "\n" for n in range(50))})
+    client = Client(hub, tmp_path / "home")
+    for source, code in (({"path": "lab/texts", "text_column": "body"}, 0), ({"path": "lab/texts"}, 2)):
+        data = {**tiny_recipe["data"], "sources": [source]}
+        path = str(write_recipe({**tiny_recipe, "data": data}, tmp_path / "r.yaml"))
+        program = "from cpt.planning.gate import check_reality\nfrom cpt.recipe.load import load_recipe\n"
+        assert client(f"{program}result = check_reality(load_recipe({path!r})).exit_code") == code
+    client.close()
+    hub.shutdown()
+
+
+# --- this machine -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="for machines without a GPU")
+def test_without_a_gpu_the_memory_of_a_run_in_bf16_is_unchecked(load):
+    found = gate.check_reality(load(training={**MICRO_BATCH, "bf16": True}))
+    assert found.exit_code == 3 and any("memory" in line for line in found.unchecked)
+
+
+def test_a_missing_compiler_is_a_blocker_on_this_machine(load, monkeypatch):
+    monkeypatch.setattr("cpt.hardware.find_program", lambda name: None)
+    found = gate.check_reality(load(training={**MICRO_BATCH, "torch_compile": True}))
+    assert found.mistakes == [] and found.exit_code == 3 and "g++" in str(found.blockers[0])
+
+
+# --- settings outside what is published ---------------------------------------------------------------------------
+
+SOUND = {
+    "name": "r",
+    "model": {"path": "meta-llama/Llama-2-7b-hf"},
+    "data": {
+        "sources": [{"path": "mine", "weight": 0.95}, {"path": "general-replay", "weight": 0.05}],
+        "sequence_length": 4096,
+    },
+    "budget": {"tokens": 10**9, "global_batch_tokens": 2**20},
+    "optimizer": {"learning_rate": 3e-5},
+    "schedule": {"name": "rewarm_cosine", "warmup_tokens": 10**7},
+}
+UNKNOWN_BASE = {"path": "a/b"}
+
+
+def warnings(**sections) -> list[str]:
+    return gate.craft_warnings(Recipe.model_validate({**SOUND, **sections}), 6_700_000_000, 4096)
+
+
+def replaying(share: float) -> dict:
+    return {"sources": [{"path": "mine", "weight": 1 - share}, {"path": "general-replay", "weight": share}]}
+
+
+@pytest.mark.parametrize(
+    ("sections", "warning"),
+    [
+        ({"optimizer": {"learning_rate": 4e-4}}, "0.0003 (arXiv 2307.09288)"),
+        ({"optimizer": {"learning_rate": 1e-7}}, "`optimizer.learning_rate`"),
+        ({"model": UNKNOWN_BASE, "optimizer": {"learning_rate": 1e-3}}, "6.7B"),
+        ({"model": {**UNKNOWN_BASE, "lora": {}}, "optimizer": {"learning_rate": 1e-3}}, "LoRA"),
+        ({"model": {**UNKNOWN_BASE, "lora": "cpt"}, "optimizer": {"learning_rate": 1e-4}}, "embedding_learning_rate"),
+        ({"optimizer": {"learning_rate": 1e-5, "embedding_learning_rate": 1e-4}}, "embedding_learning_rate"),
+        ({"data": {"sources": [{"path": "mine"}]}}, "`data.sources`"),
+        ({"data": replaying(0.001)}, "0.1 %"),
+        ({"data": replaying(0.6)}, "60 %"),
+        ({"schedule": {"name": "cosine"}}, "`schedule.warmup_tokens`"),
+        ({"schedule": {"name": "cosine", "warmup_tokens": 2 * 10**8}}, "20 %"),
+        ({"data": {**replaying(0.05), "sequence_length": 8192}}, "4,096 positions"),
+        ({"budget": {"tokens": 10**9, "global_batch_tokens": 2**24}}, "4,194,304"),
+    ],
+)
+def test_one_setting_outside_its_band_is_one_warning(sections, warning):
+    (found,) = warnings(**sections)
+    assert warning in found
+
+
+def test_pre_training_has_other_bands_than_continuing():
+    model = {"from_scratch": True, "config": {"model_type": "llama"}}
+    assert warnings(stage="pretrain", model=model, schedule={"name": "cosine"}) == []

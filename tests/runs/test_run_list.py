@@ -1,0 +1,118 @@
+"""`cpt runs`: finding and listing runs."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from run_folders import write_run
+
+from cpt.cli import main
+from cpt.errors import CheckpointError, RecipeError
+from cpt.runs.folder import find_run, list_runs
+
+
+@pytest.fixture
+def runs(tmp_path):
+    def failed(recipe, status, **others):
+        status.update(state="failed", step=7)
+        recipe.update(stage="sft", tags=["a", "long one"])
+
+    write_run(tmp_path / "runs" / "good")
+    write_run(tmp_path / "runs" / "search" / "bad[red]", failed, losses=[9.0, 8.0])
+    return tmp_path / "runs"
+
+
+def names(runs, *conditions, **options):
+    return [run["name"] for run in list_runs(runs, conditions, **options).values()]
+
+
+def test_runs_are_found_at_any_depth_but_not_inside_checkpoints(runs):
+    write_run(runs / "good" / "checkpoint-20")
+    write_run(runs / "good" / "final")
+    assert sorted(names(runs)) == ["good", "search/bad[red]"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "found"),
+    [
+        ("state=finished", ["good"]),
+        ("tag=long one", ["search/bad[red]"]),
+        ("loss<3.5", ["good"]),
+        ("loss > 5", ["search/bad[red]"]),
+        ("tokens=20_480", ["good", "search/bad[red]"]),
+        ("step=x", []),
+    ],
+)
+def test_conditions_choose(runs, condition, found):
+    assert sorted(names(runs, condition)) == found
+
+
+def test_runs_are_sorted_and_those_that_lack_the_figure_come_last(runs):
+    write_run(runs / "empty")
+    (runs / "empty/metrics.jsonl").unlink()
+    assert names(runs, order="loss") == ["good", "search/bad[red]", "empty"]
+    assert names(runs, order="-loss") == ["search/bad[red]", "good", "empty"]
+
+
+def test_a_wrong_column_or_condition_is_refused_with_the_right_ones(runs):
+    with pytest.raises(RecipeError, match="`loss`"):
+        list_runs(runs, ["los<3"])
+    with pytest.raises(RecipeError, match="--sort.*zzzzzz.*name, stage"):
+        list_runs(runs, order="-zzzzzz")
+    for condition in ("loss", "loss<low"):
+        with pytest.raises(RecipeError, match=f"--where '{condition}'"):
+            list_runs(runs, [condition])
+    with pytest.raises(CheckpointError, match="nowhere"):
+        list_runs(runs / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "status.json", "environment.json", "metrics.jsonl"])
+def test_a_damaged_file_costs_only_its_own_columns(runs, name):
+    of_other_types = {"stage": 5, "state": [], "steps": "x", "started": 3, "tags": 1}
+    for content in (b"", b"{", b"\xff\x00", b"[1]", json.dumps(of_other_types).encode()):
+        (runs / "good" / name).write_bytes(content)
+        assert "good" in names(runs)
+
+
+def test_a_run_is_found_by_its_path_or_its_name(runs):
+    assert find_run(str(runs / "good")) == runs / "good"
+    assert find_run("good", beside=runs) == runs / "good"
+    with pytest.raises(CheckpointError, match=r"goood.*runs/good\?"):
+        find_run(str(runs / "goood"))
+    with pytest.raises(CheckpointError, match="recipe.yaml"):
+        find_run(str(runs))
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def listed(capsys, *words):
+    with pytest.raises(SystemExit):
+        main(["runs", *map(str, words)])
+    return capsys.readouterr().out
+
+
+def test_the_table_has_a_line_for_each_run(runs, capsys):
+    heading, *lines = listed(capsys, runs).splitlines()
+    assert heading.split()[:5] == ["run", "stage", "state", "step", "tokens"]
+    (good,) = (line for line in lines if line.startswith("good"))
+    assert good.split()[:8] == ["good", "cpt", "finished", "20", "20,480", "3.0000", "1.2500", "1,020"]
+    assert any(line.startswith("search/bad[red]") and "failed" in line for line in lines)
+    assert f"No runs below {runs}" in listed(capsys, runs, "--where", "tag=x")
+
+
+@pytest.mark.heavy
+def test_neither_runs_nor_compare_import_torch(tmp_path):
+    folders = [str(write_run(tmp_path / name)) for name in ("one", "two")]
+    code = f"""
+import sys
+from cpt.cli import main
+for words in (["runs", {str(tmp_path)!r}], ["compare", *{folders!r}]):
+    try:
+        main(words)
+    except SystemExit:
+        pass
+assert not {{"torch", "transformers", "datasets"}} & sys.modules.keys()"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 0 and "one" in ended.stdout, ended.stderr

@@ -1,0 +1,237 @@
+import pytest
+import torch
+from tiny_models import SHAPE, make_tokenizer
+from transformers import LlamaConfig, LlamaForSequenceClassification
+
+from cpt.errors import DataError, RecipeError, TrainingError
+from cpt.recipe.schema import Reward
+from cpt.stages.rewards import (
+    build_rewards,
+    exact_match,
+    find_rewards,
+    length,
+    load_reward_model,
+    matches_format,
+    maths_answer,
+    reward_model,
+)
+
+GIVEN = {"prompts": ["1+1?", "2+2?"], "completions": ["2", "5"], "completion_ids": [[1], [2, 3]], "answer": ["2", "4"]}
+
+
+def built(*rewards: Reward, columns=("answer",)):
+    return build_rewards(rewards, list(columns))
+
+
+def test_rewards_are_called_by_name_with_their_options():
+    rewards = built(
+        Reward(name="exact_match"), Reward(name="format", pattern="2|4"), Reward(name="length", at_most=1, weight=0.5)
+    )
+    assert [reward.__name__ for reward in rewards] == ["exact_match", "format", "length"]
+    assert [reward(**GIVEN) for reward in rewards] == [[1, 0], [1, 0], [1, 0]]
+
+
+def test_two_of_one_kind_have_different_names():
+    first, second = built(Reward(name="format", pattern="a"), Reward(name="format", pattern="b"))
+    assert (first.__name__, second.__name__) == ("format", "format_2")
+
+
+@pytest.mark.parametrize(
+    ("reward", "named"),
+    [
+        (Reward(name="exact_mach"), "exact_match"),
+        (Reward(name="format"), r"rewards\[0\].*pattern"),
+        (Reward(name="format", pattern="("), r"rewards\[0\]"),
+        (Reward(name="length", at_least="long"), "at_least"),
+        (Reward(name="length", at_least=3, at_most=2), "at_least <= at_most"),
+        (Reward(name="exact_match", colum="a"), "column"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_loaded(reward, named):
+    with pytest.raises(RecipeError, match=named):
+        find_rewards([reward])
+
+
+def test_a_missing_column_is_named_before_the_run():
+    with pytest.raises(DataError, match=r"`rewards\[1\]`.*`solution`"):
+        built(Reward(name="exact_match"), Reward(name="maths_answer", column="solution"))
+
+
+# --- the user's own ---
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A reward of the user's own: a function with these parameters that returns this."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(parameters: str, returned: str, **options: object) -> Reward:
+        name = f"own_rewards_{tmp_path.name.replace('-', '_')}"
+        (tmp_path / f"{name}.py").write_text(
+            f"import numpy, torch\ndef reward({parameters}):\n    return {returned}\n"
+        )
+        return Reward(name=f"{name}:reward", **options)
+
+    return write
+
+
+def test_columns_are_parameters_and_options_are_keyword_only(own):
+    reward = own(
+        "completions, answer, *, worth=1.0", "[worth * (a == c) for a, c in zip(answer, completions)]", worth=3
+    )
+    assert built(reward)[0](**GIVEN) == [3, 0]
+    with pytest.raises(DataError, match="`answer`"):
+        built(reward, columns=("solution",))
+
+
+def test_an_option_does_not_collide_with_a_column_of_its_name(own):
+    (reward,) = built(own("prompts, completions, *, answer='2', **columns", "[c == answer for c in completions]"))
+    assert reward(**GIVEN) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "returned", "values"),
+    [
+        ("prompts, completions, **columns", "[len(columns)] * 2", [2, 2]),
+        ("completions", "[None, True]", [None, 1.0]),
+        ("completions", "numpy.array([0.5, 1])", [0.5, 1.0]),
+        ("completions", "torch.tensor([0.0, 1.0])", [0.0, 1.0]),
+    ],
+)
+def test_rewards_may_be_numbers_arrays_tensors_and_none_where_they_do_not_apply(own, parameters, returned, values):
+    (reward,) = built(own(parameters, returned))
+    assert reward(**GIVEN) == values
+
+
+@pytest.mark.parametrize(
+    ("returned", "named"),
+    [
+        ("[1.0]", "2 numbers"),
+        ("[1.0, float('nan')]", "nan.*completion: '5'"),
+        ("['good', 1.0]", r"'good'.*prompt: '1\+1\?'"),
+        ("1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_what_is_no_reward_is_named_with_its_row(own, returned, named):
+    (reward,) = built(own("completions", returned))
+    with pytest.raises(TrainingError, match=rf"`rewards\[0\]`.*{named}"):
+        reward(**GIVEN)
+
+
+# --- texts ---
+
+SAID = [{"role": "assistant", "content": " Paris\n"}]
+IN_PARTS = [{"role": "assistant", "content": [{"type": "text", "text": "Par"}, {"type": "text", "text": "is"}]}]
+SILENT = [{"role": "assistant", "tool_calls": []}]
+
+
+def test_an_exact_match_reads_texts_and_messages_and_ignores_space_and_case_unless_told_otherwise():
+    said, answers = ["paris ", SAID, IN_PARTS, SILENT, "Paris.", "7"], ["Paris"] * 5 + [7]
+    assert exact_match(["?"] * 6, said, answer=answers) == [1, 1, 1, 0, 0, 1]
+    assert exact_match(["?"] * 2, ["paris", "Paris"], column="city", case_sensitive=True, city=["Paris"] * 2) == [0, 1]
+
+
+def test_a_format_has_to_match_the_whole_completion():
+    said = ["<a>\nx</a>", "<a>x</a> and more", [{"role": "assistant", "content": "<a></a>"}]]
+    assert matches_format(["?"] * 3, said, pattern="<a>.*</a>") == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"at_most": 4}, [1, 1, 0]),
+        ({"at_least": 4}, [0, 1, 1]),
+        ({"at_most": 4, "falloff": 8}, [1, 1, 0.5]),
+        ({"at_least": 4, "at_most": 4, "falloff": 4}, [0.5, 1, 0]),
+    ],
+)
+def test_a_length_falls_off_outside_of_its_bounds(options, expected):
+    ids = [[0] * 2, [0] * 4, [0] * 8]
+    assert length(["?"] * 3, ["xx", "xxxx", "x" * 8], ids, unit="tokens", **options) == expected
+    assert length(["?"] * 3, ["xx", "xxxx", "x" * 8], [[]] * 3, unit="characters", **options) == expected
+
+
+# --- maths ---
+
+
+RIGHT = [
+    (r"so \boxed{1} or rather \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+    ("It takes 3 days, that is 72 hours.", "72"),
+    (r"\boxed{4", "4"),
+    ("72", 72),
+    ("#### 1,234,567", "1234567"),
+    (r"\boxed{\dfrac{3}{4}}", "0.75"),
+    (r"\boxed{-2\frac{1}{2}}", "-2.5"),
+    (r"\boxed{50\%}", "0.5"),
+    ("it is 50", "50%"),
+    (r"$x = 5$, so \boxed{x=5}", "5"),
+    ("about 0.333333333", "1/3"),
+    (r"\boxed{12\text{ cm}}", r"12\text{cm}"),
+    (r"\boxed{\left( 2x + 1 \right)}", "(2x+1)"),
+    ("The answer is −3.", "-3"),
+    ("we get 5.", "The sum is\n#### 5"),
+]
+WRONG = [
+    ("no number", "72"),
+    ("73", "72"),
+    (r"\boxed{}", ""),
+    (r"\boxed{0.34}", "1/3"),
+    (r"\boxed{2x}", "x"),
+    (r"\boxed{1/0}", "0"),
+    ("12,34", "1234"),
+    (r"\boxed{72} or rather \boxed{73}", "72"),
+]
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "reward"), [*((*case, 1) for case in RIGHT), *((*case, 0) for case in WRONG)]
+)
+def test_equal_answers_in_other_words_are_right_and_others_are_wrong(said, answer, reward):
+    assert maths_answer(["?"], [said], answer=[answer]) == [reward]
+
+
+def test_maths_takes_messages_another_column_and_a_tolerance():
+    said = [{"role": "assistant", "content": "it is 3.14"}]
+    assert maths_answer([[]], [said], column="solution", tolerance=0.01, solution=["3.14159"]) == [1]
+
+
+# --- models ---
+
+
+def save_reward_model(folder, num_labels=1):
+    torch.manual_seed(0)
+    config = LlamaConfig(**SHAPE, intermediate_size=48, num_labels=num_labels, pad_token_id=2)
+    model, tokenizer = LlamaForSequenceClassification(config).eval(), make_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+@torch.no_grad()
+def test_rewards_are_the_models_own_scores_whatever_the_batch(tmp_path):
+    model, tokenizer = save_reward_model(tmp_path / "judge")
+    prompts, said = ["w3 w4 ", "w5 ", "w6 "], ["w7", "w8 w9 w10", "w11"]
+    texts = [prompt + answer for prompt, answer in zip(prompts, said, strict=True)]
+    ids = [tokenizer(text, return_tensors="pt", add_special_tokens=False) for text in texts]
+    expected = [model(**each).logits[0, 0].item() for each in ids]
+    for size in (1, 2):
+        found = reward_model(prompts, said, path=str(tmp_path / "judge"), batch_size=size)
+        assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_messages_go_through_the_models_template_and_a_run_is_its_export(tmp_path):
+    save_reward_model(tmp_path / "rm" / "final")
+    prompt, said = [{"role": "user", "content": "w3"}], [{"role": "assistant", "content": "w4"}]
+    found = reward_model([prompt], [said], path=str(tmp_path / "rm"))
+    assert reward_model(["w3 "], ["w4"], path=str(tmp_path / "rm")) == pytest.approx(found, abs=1e-6)
+    assert not any(parameter.requires_grad for parameter in load_reward_model(str(tmp_path / "rm"))[0].parameters())
+
+
+@pytest.mark.parametrize("num_labels", [None, 2])
+def test_what_is_no_reward_model_is_refused_before_the_run(num_labels, tmp_path):
+    if num_labels is not None:
+        save_reward_model(tmp_path / "judge", num_labels=num_labels)
+    with pytest.raises(RecipeError, match="judge"):
+        build_rewards([Reward(name="reward_model", path=str(tmp_path / "judge"))], [])

@@ -1,0 +1,193 @@
+"""Processes of a run: the launcher's settings and the recipe's, who decides, and who shares rows."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpt.distributed import (
+    Parallelism,
+    agree_with_launcher,
+    environment_alone,
+    groups_of_rows,
+    is_main_process,
+    main_process_decides,
+    main_process_first,
+    rank,
+    read_parallelism,
+    world_size,
+)
+from cpt.errors import LaunchError, RecipeError
+from cpt.hardware import scripts_folder
+from cpt.process import free_port
+
+ROOT = Path(__file__).parents[1]
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}
+DEEPSPEED = {"ACCELERATE_USE_DEEPSPEED": "true"}
+PROFILE = ROOT / "deepspeed_configs/ds_config_production.json"
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Set what a launcher leaves in the environment."""
+    for name in list(os.environ):
+        if name.startswith(("ACCELERATE_", "FSDP_", "WORLD_SIZE")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("RANK", "0")
+
+    def launch(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return launch
+
+
+@pytest.mark.parametrize(
+    ("variables", "training"),
+    [({}, {"fsdp": True}), ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {"bf16": True}), (FSDP, {"fsdp": True})],
+)
+def test_a_launcher_may_repeat_the_recipe(launched, variables, training):
+    launched(**variables)
+    assert agree_with_launcher(training) is None
+    assert not [name for name in os.environ if name.startswith("FSDP_")], "the recipe's options alone count"
+
+
+@pytest.mark.parametrize(
+    ("variables", "training", "key"),
+    [
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {}, "bf16: true"),
+        ({"ACCELERATE_MIXED_PRECISION": "fp8"}, {}, "fp8"),
+        (FSDP, {}, "fsdp: true"),
+        (DEEPSPEED, {"fsdp": True}, "training.fsdp"),
+        ({**DEEPSPEED, "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(PROFILE)}, {"deepspeed": {}}, "training.deepspeed"),
+        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, {}, "training.parallelism_config"),
+    ],
+)
+def test_a_launcher_that_contradicts_the_recipe_is_refused(launched, variables, training, key):
+    launched(**variables)
+    with pytest.raises(LaunchError, match=key):
+        agree_with_launcher(training)
+
+
+def test_accelerates_deepspeed_config_is_used(launched):
+    launched(**DEEPSPEED, ACCELERATE_DEEPSPEED_CONFIG_FILE=str(PROFILE))
+    assert agree_with_launcher({}) == str(PROFILE)
+    assert agree_with_launcher({"deepspeed": json.loads(PROFILE.read_text())}) == json.loads(PROFILE.read_text())
+
+
+def test_zero_stage_in_accelerates_config_becomes_a_deepspeed_config(launched):
+    launched(**DEEPSPEED, ACCELERATE_DEEPSPEED_ZERO_STAGE="3")
+    config = agree_with_launcher({})
+    assert config["zero_optimization"]["stage"] == 3
+    assert config["gradient_clipping"] == config["bf16"]["enabled"] == "auto"
+
+
+@pytest.mark.parametrize("variable", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_processes_that_do_not_know_each_other_are_refused(launched, monkeypatch, variable):
+    launched(**{variable: "4"})
+    agree_with_launcher({})
+    monkeypatch.delenv("RANK")
+    with pytest.raises(LaunchError, match="4"):
+        agree_with_launcher({})
+
+
+def test_a_process_that_continues_alone_has_no_variable_of_its_launcher(monkeypatch):
+    of_launchers = ("RANK", "WORLD_SIZE", "MASTER_PORT", "ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
+    for variable in (*of_launchers, "CROSS_SIZE"):
+        monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("CPT_CACHE", "/somewhere")
+    left = environment_alone()
+    assert left["CPT_CACHE"] == "/somewhere" and not {*of_launchers, "CROSS_SIZE"} & set(left)
+
+
+# The training section reaches the processes by the environment; each writes a report.
+CHILD = """
+import json, os, sys
+from pathlib import Path
+from cpt.errors import DataError
+from cpt.distributed import is_main_process, join_processes, leave_processes, start_deepspeed
+from cpt.distributed import main_process_decides, main_process_first, name_of_launcher, rank
+
+def work():
+    if is_main_process():
+        raise DataError("the file is empty")
+
+launched = join_processes(json.loads(os.environ["TRAINING"]))
+start_deepspeed(launched)
+import torch.distributed as dist
+report = [name_of_launcher(), rank(), dist.get_backend() if dist.is_initialized() else None]
+for decide in (main_process_first, main_process_decides):
+    try:
+        decide(work)
+    except DataError as problem:
+        report.append(str(problem))
+Path(os.environ["FOLDER"], f"{rank()}.json").write_text(json.dumps([*report, main_process_decides(rank)]))
+leave_processes()
+"""
+ACCELERATE = ["accelerate", "launch", "--config_file", str(ROOT / "launch/cpu_2_processes.yaml")]
+ZERO2 = {"deepspeed": {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}}
+
+
+@pytest.mark.parametrize(
+    ("command", "training", "launcher", "processes"),
+    [
+        pytest.param(
+            ["torchrun", "--standalone", "--nproc_per_node", "2"], {}, "torchrun", 2, marks=pytest.mark.heavy
+        ),
+        pytest.param(
+            [*ACCELERATE, "--main_process_port", str(free_port())], {}, "accelerate", 2, marks=pytest.mark.slow
+        ),
+        pytest.param(["deepspeed", "--num_gpus", "2"], ZERO2, "deepspeed", 2, marks=pytest.mark.long),
+        pytest.param([sys.executable], ZERO2, "python", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_launchers_processes_form_a_group_and_stop_where_the_main_process_does(
+    launched, tmp_path, command, training, launcher, processes
+):
+    (tmp_path / "child.py").write_text(CHILD)
+    ours = {"TRAINING": json.dumps(training), "FOLDER": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    inherited = {name: value for name, value in os.environ.items() if name != "RANK"}
+    path = f"{scripts_folder()}:{os.environ['PATH']}"
+    words = [*command, str(tmp_path / "child.py")]
+    ended = subprocess.run(words, env={**inherited, **ours, "PATH": path}, capture_output=True, text=True, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    reports = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*.json"))]
+    stopped = ["the file is empty"] * 2
+    assert reports == [[launcher, rank, "gloo", *stopped, 0] for rank in range(processes)]
+
+
+def test_a_process_without_a_launcher_is_alone_and_main():
+    assert (rank(), world_size(), is_main_process()) == (0, 1, True)
+    assert main_process_first(lambda: 7) == main_process_decides(lambda: 7) == 7
+
+
+# --- training.parallelism_config ----------------------------------------------------------------------------------
+
+
+def test_processes_that_share_rows_read_as_one():
+    training = {"parallelism_config": {"sp_size": 4, "sp_backend": "deepspeed"}}
+    assert read_parallelism(training).sp_size == 4 and groups_of_rows(training, 8) == 2
+    assert read_parallelism({}) == Parallelism() and groups_of_rows({}, 8) == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sp_sise": 2}, "Did you mean `sp_size`"),
+        ({"sp_size": 0}, "sp_size"),
+        ({"sp_size": "2"}, "sp_size"),
+        ({"pp_size": 2}, "pp_size"),
+        (2, "parallelism_config"),
+    ],
+)
+def test_a_wrong_parallelism_is_refused(given, message):
+    with pytest.raises(RecipeError, match=message):
+        read_parallelism({"parallelism_config": given})
+
+
+def test_processes_that_cannot_be_divided_are_refused():
+    with pytest.raises(RecipeError, match="multiple of 4"):
+        groups_of_rows({"parallelism_config": {"sp_size": 4}}, 6)

@@ -1,0 +1,252 @@
+"""From the recipe to the arguments of the Trainer: length of a run, shared rows, prompts of a step, hashes."""
+
+from hashlib import sha256
+from types import SimpleNamespace
+
+import pytest
+import torch
+import trl
+from tiny_checkpoints import save_llama
+from tiny_models import TINY
+from transformers import AutoConfig, AutoTokenizer
+
+from cpt.data.rows.mixture import shift_past_skipped
+from cpt.errors import RecipeError
+from cpt.models.config import hash_weights
+from cpt.models.inventory import build_on_meta
+from cpt.optim.adamw import automatic_dtype
+from cpt.recipe.schema import Recipe
+from cpt.stages.ppo import PPOConfig
+from cpt.training.arguments import (
+    Generations,
+    PromptRows,
+    check_parallelism,
+    describe_inputs,
+    describe_teacher,
+    parallelism_config,
+    prompts_of_step,
+    run_length,
+    training_arguments,
+    warn_of_rounding,
+)
+from cpt.training.restart import remember_micro_batch
+
+
+def recipe(**changes):
+    """20 steps of 8 rows of 64 tokens."""
+    sections = {
+        "name": "a-run",
+        "model": {"path": "some/model"},
+        "data": {"sequence_length": 64, "sources": [{"path": "a.txt"}]},
+        "budget": {"tokens": 10_000, "global_batch_tokens": 512},
+        "training": {"per_device_train_batch_size": 2},
+    }
+    return Recipe.model_validate({**sections, **changes})
+
+
+def arguments(recipe, tmp_path, held_out=("a",)):
+    return training_arguments(recipe, tmp_path, SimpleNamespace(form="document", num_rows=100, held_out=held_out))
+
+
+def test_intervals_in_tokens_become_steps(tmp_path):
+    made = arguments(recipe(checkpoints={"every_tokens": 1500, "keep": 2}, evaluation={"every_steps": 7}), tmp_path)
+    assert (made.save_steps, made.save_total_limit, made.eval_steps, made.eval_on_start) == (3, None, 7, True)
+
+
+def test_without_intervals_only_the_end_is_saved_and_evaluated(tmp_path):
+    made = arguments(recipe(), tmp_path)
+    assert (made.save_steps, made.eval_steps, made.max_steps) == (20, 20, 20)
+    assert arguments(recipe(), tmp_path, held_out=()).eval_strategy == "no"
+
+
+def test_what_hugging_face_refuses_is_a_recipe_error(tmp_path):
+    with pytest.raises(RecipeError, match="`training`"):
+        arguments(recipe(training={"logging_strategy": "sometimes"}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "keeps_a_copy"),
+    [({}, True), ({"training": {"bf16": True, "fsdp": True}}, False), ({"optimizer": {"name": "muon"}}, False)],
+)
+def test_on_a_gpu_weights_are_bfloat16_where_the_optimizer_keeps_a_master_copy(changes, keeps_a_copy):
+    half = recipe(**{"training": {"bf16": True}, **changes})
+    expected = torch.bfloat16 if keeps_a_copy else torch.float32
+    assert automatic_dtype(half, deepspeed=False, on_gpu=True) == expected
+
+
+# --- the length of a run ---
+
+
+def test_the_budget_is_rounded_up_to_whole_steps():
+    length = run_length(recipe(), 0)
+    assert (length.steps, length.tokens) == (20, 10_240)
+    assert (length.rows_per_step, length.gradient_accumulation_steps) == (8, 4)
+
+
+@pytest.mark.parametrize(("tokens", "warned"), [(100, True), (10_000, False)])
+def test_a_budget_far_below_one_step_is_a_warning(caplog, tokens, warned):
+    short = recipe(budget={"tokens": tokens, "global_batch_tokens": 512})
+    warn_of_rounding(short, run_length(short, 0))
+    assert ("budget.tokens" in caplog.text) is warned
+
+
+def test_the_same_global_batch_on_more_processes_needs_less_accumulation(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    length = run_length(recipe(), 0)
+    assert (length.steps, length.rows_per_step, length.gradient_accumulation_steps) == (20, 8, 1)
+
+
+def test_epochs_are_passes_over_all_sources():
+    assert run_length(recipe(budget={"epochs": 1.5, "global_batch_tokens": 512}), 80).steps == 15
+
+
+def test_a_learned_micro_batch_is_for_its_number_of_processes_and_keeps_the_global_batch(tmp_path, monkeypatch):
+    remember_micro_batch(tmp_path, 2, 2)
+    large = recipe(training={"per_device_train_batch_size": 4})
+    alone = run_length(large, 0, tmp_path)
+    assert (alone.micro_batch, alone.gradient_accumulation_steps) == (4, 2)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    together = run_length(large, 0, tmp_path)
+    assert (together.micro_batch, together.gradient_accumulation_steps, together.rows_per_step) == (2, 2, 8)
+
+
+def test_a_learned_micro_batch_that_does_not_divide_the_recipes_is_not_used(tmp_path):
+    remember_micro_batch(tmp_path, 1, 4)
+    length = run_length(recipe(), 0, tmp_path)
+    assert (length.micro_batch, length.gradient_accumulation_steps) == (2, 4)
+
+
+def test_an_interval_below_1_is_a_share_of_the_steps():
+    length = run_length(recipe(), 0)
+    assert [length.steps_between(None, every) for every in (None, 3, 0.25, 0.26, 0.001)] == [None, 3, 5, 6, 1]
+
+
+# --- processes that share rows ---
+
+
+def sharing(parallelism, **sections):
+    """A recipe whose attention keeps documents apart by their bounds."""
+    training = {"per_device_train_batch_size": 2, "parallelism_config": parallelism, **sections.pop("training", {})}
+    model = {"path": "base", "attention": "varlen"}
+    return recipe(**{"stage": "cpt", "model": model, "budget": {"tokens": 4096}, "training": training, **sections})
+
+
+def check(recipe, *, zero_stage=2, model_type="llama", processes=2):
+    model = build_on_meta(AutoConfig.for_model(model_type, **TINY[model_type]))
+    profile = {"zero_optimization": {"stage": zero_stage}}
+    check_parallelism(recipe, profile, model, processes=processes, elsewhere=False)
+
+
+def test_shared_rows_under_zero_are_accepted():
+    check(sharing({"sp_size": 2}))
+    check(sharing({"sp_size": 2}), processes=1)  # before it is started
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "processes"),
+    [({"tp_size": 2}, 6), ({"cp_size": 2}, 6), ({"dp_shard_size": 2}, 6), ({"sp_size": 3}, 3), ({"sp_size": 4}, 6)],
+)
+def test_sizes_that_were_not_compared_with_one_process_or_do_not_divide_are_refused(parallelism, processes):
+    with pytest.raises(RecipeError, match="parallelism_config"):
+        check(sharing(parallelism), processes=processes)
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"data": {"packing": "token_budget", "sources": [{"path": "a.jsonl"}]}}, "token_budget"),
+        ({"model": {"path": "base", "attention": "sdpa"}}, "sdpa"),
+        ({"training": {"torch_compile": True}}, "torch_compile"),
+        ({"stage": "dpo"}, "dpo"),
+    ],
+)
+def test_sections_that_would_train_something_else_on_shared_rows_are_refused(sections, named):
+    with pytest.raises(RecipeError, match=named):
+        check(sharing({"sp_size": 2}, **sections))
+
+
+@pytest.mark.parametrize(("options", "named"), [({"zero_stage": 0}, "ZeRO"), ({"model_type": "deepseek_v3"}, "deep")])
+def test_rows_are_shared_only_under_zero_and_by_models_that_were_compared(options, named):
+    with pytest.raises(RecipeError, match=named):
+        check(sharing({"sp_size": 2}), **options)
+
+
+def test_a_step_has_the_rows_of_groups(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    config = parallelism_config({"parallelism_config": {"sp_size": 2}})
+    assert (config.sp_size, config.data_parallel_size, config.non_data_parallel_size) == (2, 4, 2)
+    length = run_length(sharing({"sp_size": 2}), 10_000)
+    assert (length.rows_per_step, length.tokens_per_step) == (2 * 4, 2 * 4 * 64)
+    assert parallelism_config({}) is None
+
+
+# --- prompts of a step ---
+
+
+def prompts_of(plan, world_size, step, left_out=()):
+    """The prompts that a step's micro-batches belong to, once each."""
+    rows = PromptRows([{"prompt": number} for number in range(100)], plan, world_size, list(left_out))
+    items = range(step * plan.accumulation * world_size, (step + 1) * plan.accumulation * world_size)
+    return list(dict.fromkeys(prompt["prompt"] for item in items for prompt in rows[item]))
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (Generations(prompts=4, micro_batches=2, accumulation=2), [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (Generations(prompts=4, micro_batches=4, accumulation=2), [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 6, 7]]),
+        (Generations(prompts=2, micro_batches=1, accumulation=2), [[0, 1, 2, 3], [4, 5, 6, 7]]),
+    ],
+    ids=["one step each", "two steps each", "two in a step"],
+)
+def test_a_step_has_the_same_prompts_whatever_the_number_of_processes(plan, expected):
+    for step, prompts in enumerate(expected):
+        assert prompts_of(plan, 1, step) == prompts_of(plan, 3, step) == prompts
+
+
+def test_prompts_that_are_left_out_are_read_by_no_process():
+    plan = Generations(prompts=4, micro_batches=2, accumulation=2)
+    later = [shift_past_skipped(row, [(4, 8)]) for row in range(4, 8)]
+    assert prompts_of(plan, 2, 1, left_out=[(4, 8)]) == later == [8, 9, 10, 11]
+
+
+def test_the_number_of_prompts_of_a_step_follows_from_the_recipe():
+    assert prompts_of_step(trl.GRPOConfig, {}, 64) == 8
+    assert prompts_of_step(trl.GRPOConfig, {"num_generations": 4, "num_iterations": 2}, 64) == 8
+    assert prompts_of_step(PPOConfig, {}, 12) == 3
+
+
+def test_no_whole_number_of_prompts_or_of_steps_of_a_generation_is_refused():
+    with pytest.raises(RecipeError, match="multiple of 8"):
+        prompts_of_step(trl.GRPOConfig, {}, 60)
+    with pytest.raises(RecipeError, match="multiple"):
+        Generations(prompts=6, micro_batches=3, accumulation=2).check()
+    Generations(prompts=6, micro_batches=3, accumulation=6).check()
+
+
+# --- hashes of inputs ---
+
+
+def test_the_record_holds_the_hashes_of_model_tokenizer_and_data(tokenizer_folder, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    facts = {"documents": 3, "held_out": 0, "tokens": 10, "share": 1.0, "licence": None, "is_estimate": False}
+    source = SimpleNamespace(name="a", dropped={}, files={"a.txt": "0f"}, **facts)
+    held_out = {"exam": {"b.txt": "1e"}}
+    data = SimpleNamespace(fingerprint="abc", num_tokens=10, sources=[source], held_out_files=held_out)
+    profile = {"zero_optimization": {"stage": 2}}
+    chosen = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "deepspeed": profile}
+    made = SimpleNamespace(device=torch.device("cpu"), **chosen)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    inputs = describe_inputs(recipe(model={"path": str(tmp_path)}), data, tokenizer, made)
+    assert inputs["weights"]["sha256"] == {"model.safetensors": sha256(b"weights").hexdigest()}
+    assert inputs["data"]["sources"]["a"]["files"] == {"a.txt": "0f"} and inputs["data"]["held_out"] == held_out
+    assert len(inputs["tokenizer"]["xxh3"]) == 32 and inputs["training"] == chosen
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_teacher_is_recorded_with_its_hashes_where_it_is_on_the_disk(is_local, tmp_path, tokenizer_folder):
+    path = str(save_llama(tmp_path / "teacher", tokenizer_folder, 1)) if is_local else "lab/large"
+    distilled = recipe(stage="distill_text", training={"teacher_model_name_or_path": path})
+    hashes = hash_weights(path) if is_local else {}
+    assert describe_teacher(distilled) == {"teacher": {"path": path, "revision": None, "sha256": hashes}}
+    assert bool(hashes) is is_local and describe_teacher(recipe()) == {}

@@ -1,0 +1,279 @@
+"""Callbacks: what they see, what they write, and that none of them changes the training."""
+
+import gzip
+import io
+import json
+
+import pytest
+import torch
+from full_disk import disk_of_its_own, fill
+from rich.console import Console
+from tiny_trainers import events, metrics, same, trainer_of, weights
+from tiny_watchers import SEEN
+from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import TensorBoardCallback
+
+from cpt.errors import DataError, RecipeError
+from cpt.recipe.schema import Monitoring
+from cpt.runs.events import read_events
+from cpt.runs.folder import read_metrics
+from cpt.runs.record import Run
+from cpt.training.callbacks import (
+    SECONDS_BETWEEN_WRITES,
+    Alert,
+    ConsoleProgress,
+    MetricsFile,
+    StatusFile,
+    Tracker,
+    check_callbacks,
+    check_profiled_steps,
+)
+
+
+@pytest.fixture
+def trained(tiny_recipe, tmp_path):
+    """A run of two steps with these callbacks."""
+    SEEN.clear()
+
+    def run(*callbacks):
+        trainer = trainer_of({**tiny_recipe, "monitoring": {"callbacks": list(callbacks)}}, tmp_path, steps=2)
+        trainer.train()
+        return trainer
+
+    return run
+
+
+def messages(trainer, kind):
+    return [event["message"] for event in read_events(trainer.run_folder) if event["kind"] == kind]
+
+
+@pytest.mark.heavy
+def test_a_function_sees_all_figures_and_its_sentences_are_alerts(trained):
+    trainer = trained({"name": "tiny_watchers:note", "above": 0.0})
+    lines = metrics(trainer)[:2]
+    assert SEEN[:2] == [{name: float(value) for name, value in line.items()} for line in lines]
+    assert messages(trainer, "alert") == [f"The loss is {line['loss']:.3f}." for line in lines]
+
+
+@pytest.mark.heavy
+def test_a_class_may_add_figures_and_end_the_run(trained):
+    trainer = trained({"name": "tiny_watchers:Adds", "figure": "seven", "stop_at": 1})
+    assert read_metrics(trainer.run_folder).curve("seven")[1].tolist()[:1] == [7.0]
+    assert trainer.state.global_step == 1
+
+
+@pytest.mark.heavy
+def test_one_that_fails_costs_an_event_and_is_not_called_again(trained):
+    failing = ["tiny_watchers:fails", "tiny_watchers:answers_a_number", "tiny_watchers:AddsTensor"]
+    trainer = trained(*failing, "tiny_watchers:note")
+    found = messages(trainer, "callback_failed")
+    assert len(found) == 3 and all(name in message for name, message in zip(failing, found, strict=True))
+    assert "KeyError: 'x'" in found[0] and "`odd`" in found[2]
+    assert trainer.state.global_step == 2 and len(SEEN) == 3
+    assert "odd" not in read_metrics(trainer.run_folder).names
+
+
+@pytest.mark.heavy
+def test_an_error_that_is_meant_for_the_user_ends_the_run(trained):
+    with pytest.raises(DataError, match="this is meant"):
+        trained("tiny_watchers:refuses")
+
+
+@pytest.mark.parametrize(
+    ("callback", "named"),
+    [
+        ("costs", "`cost`"),
+        ("cost", "`dollars_per_gpu_hour`"),
+        ({"name": "alert", "figure": "loss"}, "`above`"),
+        ({"name": "tiny_watchers:note", "abov": 1}, "`above`"),
+        ("tiny_watchers:NoCallback", "TrainerCallback"),
+    ],
+)
+def test_mistakes_are_found_before_the_run(callback, named):
+    with pytest.raises(RecipeError) as refused:
+        check_callbacks(Monitoring.model_validate({"callbacks": [callback]}).callbacks)
+    assert named in str(refused.value) and "monitoring.callbacks[0]" in str(refused.value)
+
+
+def alerts_of(folder, values, **bounds):
+    """(kind, step) of the events that these gradient norms cause."""
+    alert = Alert(folder, figure="grad_norm", **bounds)
+    for step, value in enumerate(values, start=1):
+        state = TrainerState(global_step=step, is_world_process_zero=True)
+        alert.on_log(None, state, TrainerControl(), logs={"other": 1.0} if value is None else {"grad_norm": value})
+    alert.on_train_end(None, TrainerState(global_step=9, is_world_process_zero=True), TrainerControl())
+    return [(event["kind"], event["step"]) for event in read_events(folder)]
+
+
+def test_each_crossing_of_a_bound_is_one_alert(tmp_path):
+    assert alerts_of(tmp_path, [1, 11, 12, None, 13, 2, 14], above=10) == [("alert", 2), ("alert", 7)]
+
+
+@pytest.mark.parametrize(("value", "alerts"), [(0.5, 1), (1.0, 0), (5.0, 0), (5.1, 1), (float("nan"), 1), ("text", 0)])
+def test_bounds_are_inclusive_and_nan_is_beyond_them(value, alerts, tmp_path):
+    assert len(alerts_of(tmp_path, [value], above=5.0, below=1.0)) == alerts
+
+
+# --- all at once ---
+
+FIGURES = """
+    loss loss_smoothed grad_norm learning_rate epoch tokens tokens_per_second data_wait step_seconds_p50
+    step_seconds_p95 share_domain share_general tokens_domain tokens_general loss_domain loss_general host_memory_gib
+    cpu_percent cost
+"""
+WATCHING = ("cpt.training.callbacks", "cpt.training.metrics", "cpt.training.source_losses")
+ALL = {
+    "profile": 2,
+    "callbacks": [
+        {"name": "cost", "dollars_per_gpu_hour": 2.5},
+        {"name": "alert", "figure": "loss", "above": 0.1},
+        {"name": "tiny_watchers:note", "above": 0.0},
+    ],
+}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("fused", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["logits", "fused loss"])
+def test_watching_changes_no_weight(fused, tiny_recipe, tmp_path):
+    # dropout: random numbers that a watcher draws would be missed
+    config = {**tiny_recipe["model"]["config"], "attention_dropout": 0.3}
+    recipe = {**tiny_recipe, "model": {**tiny_recipe["model"], "fused_loss": fused, "config": config}}
+    watched = trainer_of({**recipe, "monitoring": ALL}, tmp_path / "watched")
+    alone = trainer_of(recipe, tmp_path / "alone")
+    handler = alone.callback_handler
+    handler.callbacks = [one for one in handler.callbacks if type(one).__module__ not in WATCHING]
+    for trainer in (watched, alone):
+        torch.manual_seed(7)
+        trainer.train()
+    assert same(weights(watched), weights(alone))
+    assert set().union(*metrics(watched)) >= {*FIGURES.split()}
+    assert not (alone.run_folder / "metrics.jsonl").exists()
+    assert events(watched, "profile") == [("profile", 2)]
+    assert_three_steps_are_traced(watched.run_folder / "profile" / "steps-2-4.json.gz")
+
+
+def assert_three_steps_are_traced(file):
+    with gzip.open(file) as content:
+        trace = json.load(content)["traceEvents"]
+    names = [event.get("name", "") for event in trace if event.get("cat") == "user_annotation"]
+    assert len([name for name in names if name.startswith("ProfilerStep#")]) == 3
+    assert "aten::mm" in file.with_name("steps-2-4.txt").read_text()
+
+
+def test_steps_that_the_run_does_not_have_cannot_be_profiled():
+    check_profiled_steps(7, steps=9)
+    with pytest.raises(RecipeError, match="monitoring.profile"):
+        check_profiled_steps(8, steps=9)
+
+
+# --- trackers ---
+
+
+class Recorder(TensorBoardCallback):
+    """A tracker that records its calls, and fails while it has a problem."""
+
+    def __init__(self):
+        self.logged, self.calls, self.problem = {}, [], None
+
+    def __getattribute__(self, name):
+        if name.startswith("on_"):
+            return lambda args, state, control, **kwargs: self.hear(name, state, **kwargs)
+        return super().__getattribute__(name)
+
+    def hear(self, call, state, logs=None, **_):
+        self.calls.append(call)
+        if self.problem is not None:
+            raise self.problem
+        if call == "on_log":
+            self.logged.setdefault(state.global_step, {}).update(logs)
+
+
+@pytest.mark.heavy
+def test_trackers_get_what_other_callbacks_add_to_the_logs(tiny_recipe, tmp_path, monkeypatch):
+    recorder = Recorder()
+    monkeypatch.setattr("transformers.trainer.get_reporting_integration_callbacks", lambda _: [recorder])
+    trainer_of(tiny_recipe, tmp_path, steps=2).train()
+    assert {"tokens_per_second", "data_wait", "share_domain", "loss"} <= recorder.logged[2].keys()
+    assert {"on_train_begin", "on_log", "on_train_end"} <= {*recorder.calls}
+
+
+def test_a_tracker_that_fails_costs_one_event_and_is_tried_again_after_a_pause(tmp_path):
+    recorder, state = Recorder(), TrainerState(global_step=1)
+    recorder.problem = ConnectionError("the service is away")
+    tracker = Tracker(recorder, "tensorboard", tmp_path)
+    for call in (tracker.on_train_begin, tracker.on_log, tracker.on_train_end):
+        call(None, state, TrainerControl(), logs={"loss": 1.0})
+    (event,) = read_events(tmp_path)
+    assert event["kind"] == "tracker_failed" and "the service is away" in event["message"]
+    assert recorder.calls == ["on_train_begin", "on_train_end"]
+    recorder.problem, tracker.paused_until = None, 0.0
+    tracker.on_log(None, state, TrainerControl(), logs={"loss": 2.0})
+    assert recorder.logged == {1: {"loss": 2.0}}
+
+
+# --- files of the run, and the console ---
+
+
+def steps_in(path):
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("resumed_at", "left"), [(2, [0, 1, 2]), (0, [])])
+def test_a_start_removes_the_lines_after_its_checkpoint(resumed_at, left, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (0, 1, 2, 3, 4)) + '{"step": 5, "lo')
+    file = MetricsFile(path, tokens_per_step=256)
+    file.on_train_begin(TrainingArguments(), TrainerState(global_step=resumed_at), TrainerControl())
+    assert steps_in(path) == left
+
+
+def test_lines_that_a_full_disk_did_not_take_are_written_at_the_next_step(tmp_path):
+    with disk_of_its_own(tmp_path / "disk", "64k") as disk:
+        file = MetricsFile(disk / "metrics.jsonl", tokens_per_step=256)
+        ballast = fill(disk)
+        for step in (1, 2, 3):
+            file.on_log(None, TrainerState(global_step=step), TrainerControl(), logs={"loss": 2.5})
+            file.on_step_end(None, TrainerState(global_step=step), TrainerControl())
+        # the run resumes at step 2, so the third line must not appear
+        file.on_train_begin(TrainingArguments(), TrainerState(global_step=2), TrainerControl())
+        ballast.unlink()
+        file.on_step_end(None, TrainerState(global_step=3), TrainerControl())
+        assert steps_in(file.path) == [1, 2]
+
+
+def test_the_status_has_the_step_and_the_last_checkpoint(tmp_path):
+    run = Run(tmp_path)
+    status = StatusFile(run)
+    status.on_save(None, TrainerState(global_step=3, max_steps=9), TrainerControl())
+    assert "checkpoint" not in run.status(), "the save failed"
+    (tmp_path / "checkpoint-4").mkdir()
+    status.on_save(None, TrainerState(global_step=4, max_steps=9), TrainerControl())
+    assert (run.status()["state"], run.status()["step"], run.status()["checkpoint"]) == ("running", 4, "checkpoint-4")
+    status.on_log(None, TrainerState(global_step=5, max_steps=9), TrainerControl())
+    assert run.status()["step"] == 4, "it is written once a second"
+    status.written -= SECONDS_BETWEEN_WRITES
+    status.on_log(None, TrainerState(global_step=5, max_steps=9), TrainerControl())
+    assert (run.status()["step"], run.status()["steps"]) == (5, 9)
+
+
+def test_without_a_terminal_each_log_is_a_plain_line():
+    out, state = io.StringIO(), TrainerState(global_step=0, max_steps=10, is_world_process_zero=True)
+    callback = ConsoleProgress("demo", Console(file=out, width=200))
+    callback.on_train_begin(None, state, TrainerControl())
+    state.global_step = 5
+    logs = {"loss": 2.0, "learning_rate": 0.1, "seconds_to_go": 5.2, "tokens_per_second": 12345.6}
+    callback.on_log(None, state, TrainerControl(), logs=logs)
+    held_out = {"eval_code_loss": 1.0, "eval_code_bits_per_byte": 0.75, "eval_code_tokens": 10}
+    callback.on_log(None, state, TrainerControl(), logs=held_out)
+    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
+        "demo  step 5/10  0:05 to go  loss 2.0000  learning rate 1.00e-01  12,346 tokens/s",
+        "demo  step 5/10  held out: code 0.7500 bits per byte",
+    ]
+
+
+def test_a_console_that_cannot_be_written_ends_nothing():
+    callback = ConsoleProgress("demo", Console(file=open("/dev/full", "w"), width=200))  # noqa: SIM115
+    state = TrainerState(global_step=5, max_steps=10, is_world_process_zero=True)
+    callback.on_log(None, state, TrainerControl(), logs={"loss": 2.0, "learning_rate": 0.1})
+    with pytest.raises(OSError, match="No space left"):
+        callback.console.file.flush()

@@ -1,0 +1,284 @@
+"""Bad steps and out-of-memory in runs of one process: what is skipped, and what the run restarts from."""
+
+import json
+import math
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+import torch
+from launching import launch, zero_profile
+from safetensors.torch import load_file
+from tiny import write_recipe
+from tiny_trainers import at_steps, events, in_rows, losses, same, train_to_the_end, trainer_of, weights
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import TrainerCallback
+
+from cpt.checkpoints.resume import published_checkpoints
+from cpt.errors import Interrupted, ResourceError, RestartNeeded
+from cpt.runs.events import read_events
+
+pytestmark = pytest.mark.heavy
+
+STEPS = 8
+SKIPPED = ("nan_skipped", "spike_skipped")
+
+
+class StatesAt(TrainerCallback):
+    """Copies weights and the optimizer's states after each step."""
+
+    def __init__(self):
+        self.after = {}
+
+    def on_step_end(self, args, state, control, model=None, optimizer=None, **kwargs):
+        states = [value for one in optimizer.optimizer.state.values() for value in one.values()]
+        tensors = [*model.state_dict().values(), *filter(torch.is_tensor, states)]
+        self.after[state.global_step] = dict(enumerate(tensor.clone() for tensor in tensors))
+
+    def unchanged(self):
+        return [step for before, step in pairwise(self.after) if same(self.after[before], self.after[step])]
+
+
+class Scaled(torch.autograd.Function):
+    """A loss whose gradient is multiplied by a factor."""
+
+    @staticmethod
+    def forward(context, loss, factor):
+        context.factor = factor
+        return loss.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * context.factor, None
+
+
+BAD = {
+    "nan": lambda loss: loss * math.nan,
+    "spike": lambda loss: loss * 1e4,
+    "steep": lambda loss: Scaled.apply(loss, 1e5),
+    "nan gradient": lambda loss: Scaled.apply(loss, math.nan),
+}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dtype", "change", "kind"),
+    [
+        ("adamw", "bfloat16", "nan", "nan_skipped"),
+        ("adamw", "float32", "steep", "spike_skipped"),
+        ("sgd", "float32", "spike", "spike_skipped"),
+    ],
+)
+def test_a_bad_step_changes_nothing_and_the_next_one_does(tiny_recipe, tmp_path, optimizer, dtype, change, kind):
+    """AdamW's kernel reads a flag; SGD has no such kernel, so the host leaves its step out."""
+    tiny_recipe["model"]["dtype"] = dtype
+    watcher, settings = StatesAt(), {"name": optimizer, "learning_rate": 3e-3}
+    fault = at_steps(6, change=BAD[change])
+    trainer = trainer_of(tiny_recipe, tmp_path, steps=STEPS, callbacks=[watcher], faults=fault, optimizer=settings)
+    trainer.train()
+    assert events(trainer, *SKIPPED) == [(kind, 6)] and watcher.unchanged() == [6]
+    found = losses(trainer)
+    assert len(found) == STEPS and all(math.isfinite(loss) for step, loss in found.items() if step != 6)
+    assert change == "steep" or not found[6] < 1e4, "it is logged as it was"
+
+
+class AsksOfTheDevice(TorchDispatchMode):
+    """Counts how often the host asks for the value of a tensor."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.count += "_local_scalar_dense" in str(function)
+        return function(*arguments, **(options or {}))
+
+
+def test_a_healthy_run_is_the_same_without_the_guard_which_makes_no_step_wait(tiny_recipe, tmp_path):
+    tiny_recipe["training"]["logging_steps"] = 100
+    guarded = trainer_of(tiny_recipe, tmp_path / "guarded", steps=STEPS)
+    free = trainer_of(tiny_recipe, tmp_path / "free", steps=STEPS, safety={"loss_guard": None})
+    counts = []
+    for trainer in (guarded, free):
+        trainer._save_checkpoint = lambda *_: None
+        with AsksOfTheDevice() as asks:
+            trainer.train()
+        counts.append(asks.count)
+    assert guarded.guard.loss_guard is not None and free.guard.loss_guard is None
+    assert same(weights(guarded), weights(free)) and counts[0] == counts[1] and not events(guarded, *SKIPPED)
+
+
+def test_the_logged_mean_of_several_steps_is_that_of_the_steps_that_counted(tiny_recipe, tmp_path):
+    summed = Counter()
+
+    def fault(trainer, inputs, loss):
+        if loss is None:
+            return None
+        step = trainer.state.global_step + 1
+        summed[step] += loss.item()
+        return BAD["nan"](loss) if step == 3 else loss
+
+    tiny_recipe["training"]["logging_steps"] = 4
+    trainer = trainer_of(tiny_recipe, tmp_path, faults=fault)
+    trainer.train()
+    assert losses(trainer)[4] == pytest.approx((summed[1] + summed[2] + summed[4]) / 3)
+    assert trainer.state.log_history[0]["skipped_steps"] == 1
+
+
+# --- restarts after too many bad steps ---
+
+BAD_ROWS = (8, 12, 16)  # of steps 3, 4 and 5
+TOLERANT = {
+    "checkpoints": {"every_steps": 2, "keep": None},
+    "safety": {"loss_guard": {"name": "robust", "skips": 2, "rollbacks": 1}},
+}
+
+
+def bad_run(sections, folder, **changes):
+    return lambda: trainer_of(sections, folder, **{"steps": 6, "faults": in_rows(*BAD_ROWS), **TOLERANT, **changes})
+
+
+def test_after_too_many_bad_steps_the_run_restarts_before_them_without_their_rows(tiny_recipe, tmp_path):
+    back = train_to_the_end(bad_run(tiny_recipe, tmp_path / "back"), restarts=1)
+    never = bad_run(tiny_recipe, tmp_path / "never", faults=None)()
+    never.rows_of_steps.leave_out([(8, 20)])
+    never.train()
+    assert events(back, *SKIPPED, "rolled_back") == [
+        *(("nan_skipped", step) for step in (3, 4, 5)),
+        ("rolled_back", 5),
+    ]
+    assert losses(back) == losses(never) and same(weights(back), weights(never))
+    assert [path.name for path in (back.run_folder / "set-aside").iterdir()] == ["checkpoint-4"]
+    saved = back.run_folder / "checkpoint-4"
+    after = json.loads((saved / "safety.json").read_text())
+    assert after["left_out"] == [[8, 20]] and after["budget"] == {"recent": [], "total": 3, "rollbacks": 1}
+    assert json.loads((saved / "data_position.json").read_text())["row"] == 4 * 4 + 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [2, 4])
+def test_resumed_after_a_roll_back_the_run_is_the_same(tiny_recipe, tmp_path, step):
+    make = bad_run(tiny_recipe, tmp_path)
+    straight = train_to_the_end(make, restarts=1)
+    again = make()
+    again.train(resume_from_checkpoint=straight.run_folder / f"checkpoint-{step}")
+    assert same(weights(again), weights(straight)) and again.rows_of_steps.left_out == [(8, 20)]
+
+
+@pytest.mark.slow
+def test_a_run_that_begins_anew_forgets_the_roll_back(tiny_recipe, tmp_path):
+    train_to_the_end(bad_run(tiny_recipe, tmp_path), restarts=1)
+    make = bad_run(tiny_recipe, tmp_path, faults=None)
+    anew = make()
+    anew.train()
+    again = make()
+    again.train(resume_from_checkpoint=again.run_folder / "checkpoint-2")
+    assert same(weights(again), weights(anew)) and not again.rows_of_steps.left_out
+
+
+def test_without_a_checkpoint_from_before_the_run_continues(tiny_recipe, tmp_path):
+    trainer = train_to_the_end(bad_run(tiny_recipe, tmp_path, checkpoints={}), restarts=0)
+    (back,) = [event for event in read_events(trainer.run_folder) if event["kind"] == "rolled_back"]
+    assert back["to_step"] is None and len(losses(trainer)) == 6 and not trainer.rows_of_steps.left_out
+
+
+def test_a_run_that_was_asked_to_stop_rolls_back_and_does_not_restart(tiny_recipe, tmp_path):
+    class Stop(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step == 5
+
+    trainer = bad_run(tiny_recipe, tmp_path, callbacks=[Stop()])()
+    with pytest.raises(Interrupted) as stopped:
+        trainer.train()
+    assert not isinstance(stopped.value, RestartNeeded)
+    assert published_checkpoints(trainer.run_folder)[-1].name == "checkpoint-2"
+
+
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.long)])
+def test_under_deepspeed_a_skipped_step_counts_and_changes_nothing(tiny_recipe, tmp_path, monkeypatch, stage):
+    faults = [{"kind": "nan", "steps": [3]}, {"kind": "gradient", "steps": [7]}]
+    monkeypatch.setenv("CPT_TEST_FAULTS", json.dumps(faults))
+    tiny_recipe["training"]["deepspeed"] = zero_profile(tmp_path, stage)
+    changes = {"stage": "tests.end_to_end.faulty_stage", "checkpoints": {"every_steps": 1, "keep": None}}
+    budget = {"tokens": 7 * 256, "global_batch_tokens": 256}
+    ended = launch(write_recipe({**tiny_recipe, **changes, "budget": budget}, tmp_path / "r.yaml"))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    saved = {step: tmp_path / "runs" / "tiny" / f"checkpoint-{step}" for step in range(1, 8)}
+    after = {step: load_file(folder / "model.safetensors") for step, folder in saved.items()}
+    assert [step for step in range(2, 8) if same(after[step - 1], after[step])] == [3, 7]
+    states = "*zero_pp_rank_0*model_states.pt" if stage == 3 else "mp_rank_00_model_states.pt"
+    for step, folder in saved.items():
+        (file,) = (folder / f"global_step{step}").glob(states)
+        engine = torch.load(file, weights_only=False)
+        assert (engine["global_steps"], engine["skipped_steps"]) == (step, (step >= 3) + (step >= 7))
+        assert torch.load(folder / "scheduler.pt")["last_epoch"] == step
+
+
+# --- out of memory ---
+
+
+def too_large_above(limits):
+    """Out of memory with more rows than limits[step], from that step on."""
+
+    def fault(trainer, inputs, loss):
+        limit = min((rows for step, rows in limits.items() if trainer.state.global_step + 1 >= step), default=99)
+        if len(inputs["input_ids"]) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory (injected)")
+        return loss
+
+    return fault
+
+
+def in_micro_batches(sections, size):
+    return {**sections, "training": {**sections["training"], "per_device_train_batch_size": size}}
+
+
+@pytest.mark.parametrize(
+    ("size", "safety", "remedy"),
+    [(1, {}, "gradient_checkpointing"), (4, {"on_oom": "abort"}, "safety.on_oom: split_batch")],
+)
+def test_where_a_step_cannot_be_split_the_run_ends_with_what_helps(tiny_recipe, tmp_path, size, safety, remedy):
+    trainer = trainer_of(
+        in_micro_batches(tiny_recipe, size), tmp_path, faults=too_large_above({2: size - 1}), safety=safety
+    )
+    with pytest.raises(ResourceError, match=f"step 2 .*{remedy}"):
+        trainer.train()
+    assert not (trainer.run_folder / "learned.json").exists()
+
+
+# --- updates in the backward pass ---
+
+
+def released_trainer(sections, folder, *, releases=True, **changes):
+    training = {**sections["training"], "max_grad_norm": 0, "per_device_train_batch_size": 4}
+    optimizer = {"name": "adamw_8bit", "learning_rate": 3e-3, "rounding": "stochastic", "release_gradients": releases}
+    model = {**sections["model"], "dtype": "bfloat16"}
+    return trainer_of(sections, folder, steps=STEPS, optimizer=optimizer, training=training, model=model, **changes)
+
+
+@pytest.mark.slow
+def test_released_gradients_train_and_resume_the_same_and_leave_no_hooks(tiny_recipe, tmp_path):
+    ordinary, released = (
+        released_trainer(tiny_recipe, tmp_path / str(releases), releases=releases, checkpoints={"every_steps": 4})
+        for releases in (False, True)
+    )
+    for trainer in (ordinary, released):
+        trainer.train()
+    assert losses(released) == losses(ordinary) and same(weights(released), weights(ordinary))
+    norms = [
+        [line["grad_norm"] for line in trainer.state.log_history if "loss" in line] for trainer in (ordinary, released)
+    ]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4) and min(norms[1]) > 0
+    assert losses(released)[STEPS] < losses(released)[1]
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in released.model.parameters())
+    for releases in (True, False):
+        again = released_trainer(tiny_recipe, tmp_path / f"again {releases}", releases=releases)
+        again.train(resume_from_checkpoint=released.run_folder / "checkpoint-4")
+        assert same(weights(again), weights(released))
+
+
+@pytest.mark.parametrize(("change", "kind"), [("spike", "spike_skipped"), ("nan gradient", "nan_skipped")])
+def test_with_released_gradients_a_bad_step_is_not_applied(tiny_recipe, tmp_path, change, kind):
+    """A bad loss is found before the backward pass, which updates; a bad gradient in it."""
+    watcher, fault = StatesAt(), at_steps(6, change=BAD[change])
+    trainer = released_trainer(tiny_recipe, tmp_path, callbacks=[watcher], faults=fault)
+    trainer.train()
+    assert events(trainer, *SKIPPED) == [(kind, 6)] and (change == "nan gradient" or watcher.unchanged() == [6])
+    assert all(tensor.isfinite().all() for tensor in weights(trainer).values())

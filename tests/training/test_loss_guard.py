@@ -1,0 +1,156 @@
+import math
+
+import pytest
+import torch
+
+from cpt.data.rows.mixture import RowsOfSteps
+from cpt.errors import RecipeError
+from cpt.recipe.schema import Component
+from cpt.recipe.schema import LossGuard as Section
+from cpt.training.loss_guard import STEPS_BEHIND, SkipBudget, SpikeDetector, StepVerdict, check_loss_guard
+
+CPU = torch.device("cpu")
+
+
+def guard(**options):
+    return SpikeDetector(Section(**options), CPU)
+
+
+def verdicts(guard, losses, norms=None):
+    """Whether each step is skipped."""
+    found = []
+    for step, loss in enumerate(losses, start=1):
+        skip = guard.check(step, torch.tensor([loss, norms[step - 1] if norms else 1.0]))
+        (verdict,) = guard.read()
+        assert bool(skip) is verdict.is_skipped, "the optimizer and the host decide alike"
+        found.append(verdict.is_skipped)
+    return found
+
+
+def healthy(num_steps, *, seed=0, noise=0.03, norm_noise=0.3):
+    """A loss that falls fast and then slowly, and a gradient norm that falls and jumps about."""
+    draw = torch.Generator().manual_seed(seed)
+    step = torch.arange(num_steps)
+    losses = 2 + 9 * torch.exp(-step / 30) + 1.5 * torch.exp(-step / 800)
+    losses = losses * (1 + noise * torch.randn(num_steps, generator=draw))
+    norms = (0.4 + 5 * torch.exp(-step / 60)) * torch.exp(norm_noise * torch.randn(num_steps, generator=draw))
+    return losses.tolist(), norms.tolist()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_skipped_from_the_first_step_on(bad):
+    assert verdicts(guard(), [bad, 5.0, bad, 5.0]) == [True, False, True, False]
+    assert verdicts(guard(), [5.0, 5.0, 5.0], [bad, 1.0, bad]) == [True, False, True]
+
+
+def test_a_spike_in_the_first_steps_is_skipped_and_a_loss_that_doubles_is_none():
+    assert verdicts(guard(), [5.0, 1e6, 5.0, 10.0, 1e6, 5.0]) == [False, True, False, False, True, False]
+
+
+def test_the_first_step_is_skipped_where_its_loss_is_above_what_a_language_model_can_have():
+    assert verdicts(SpikeDetector(Section(), CPU, 100.0), [1e6, 101.0, 99.0, 12.0]) == [True, True, False, False]
+    assert verdicts(SpikeDetector(Section(), CPU), [1e6, 5.0]) == [False, False]
+
+
+@pytest.mark.parametrize("spikes", ["loss", "norm"])
+@pytest.mark.parametrize("after", [6, 20, 300])
+def test_a_spike_is_skipped_and_not_remembered(after, spikes):
+    losses, norms = healthy(after + 3)
+    figures = losses if spikes == "loss" else norms
+    figures[after] *= 1e4
+    assert verdicts(guard(), losses, norms) == [False] * after + [True, False, False]
+
+
+def test_a_loss_of_twice_the_last_ones_is_a_spike_and_one_of_five_fourths_is_none():
+    losses = [3.0 + 0.01 * (step % 7) for step in range(200)]
+    assert verdicts(guard(), [*losses, 6.0, 3.75, 3.0])[-3:] == [True, False, False]
+
+
+def test_healthy_runs_raise_no_false_alarm():
+    skipped = 0
+    for seed in range(3):
+        figures = healthy(400, seed=seed, noise=0.04 * (seed + 1), norm_noise=0.4 * (seed + 1))
+        skipped += sum(verdicts(guard(), *figures))
+    assert skipped <= 1, f"{skipped} of 1,200 steps"
+
+
+def test_a_slow_rise_as_after_a_rewarming_is_no_spike():
+    losses = [2.0] * 200 + [2.0 + 0.5 * step / 100 for step in range(100)] + [2.5] * 100
+    assert not any(verdicts(guard(), losses))
+
+
+def test_a_resumed_guard_decides_as_the_one_that_was_not_interrupted():
+    losses, norms = healthy(200)
+    losses[150] *= 30
+    straight = guard(window=64)
+    expected = verdicts(straight, losses, norms)
+    first, second = guard(window=64), guard(window=64)
+    before = verdicts(first, losses[:130], norms[:130])
+    second.restore(first.state())
+    assert before + verdicts(second, losses[130:], norms[130:]) == expected and expected[150]
+    assert second.state() == straight.state()
+
+
+def test_a_new_level_is_a_spike_unless_the_guard_forgets_the_old_one():
+    remembers, forgets = guard(), guard()
+    assert any(verdicts(remembers, [1.0] * 50 + [4.0] * 10))
+    before = verdicts(forgets, [1.0] * 50)
+    forgets.forget()
+    assert not any(before + verdicts(forgets, [4.0] * 10))
+
+
+def test_the_host_reads_in_order_and_may_stay_behind():
+    watcher = guard()
+    for step in range(1, 7):
+        watcher.check(step, torch.tensor([float(step), 1.0]))
+        read = [(verdict.step, verdict.loss) for verdict in watcher.read(unread=STEPS_BEHIND)]
+        assert read == ([(step - STEPS_BEHIND, step - STEPS_BEHIND)] if step > STEPS_BEHIND else [])
+    assert [verdict.step for verdict in watcher.read()] == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"sigma": 5}, "sigmas"),
+        ({"window": 3}, "window"),
+        ({"skips": "many"}, "skips"),
+        ({"name": "robast"}, "robust"),
+    ],
+)
+def test_a_wrong_option_is_refused(wrong, named):
+    check_loss_guard(Section(window=64, sigmas=5, skips=0, rollbacks=1))
+    with pytest.raises(RecipeError, match=named):
+        check_loss_guard(Component(**{"name": "robust", **wrong}))
+
+
+# --- the budget of skipped steps ---
+
+
+def note(budget, *steps, bad=()):
+    for step in steps:
+        budget.note(StepVerdict(step, math.nan if step in bad else 2.0, 1.0, False, False))
+
+
+@pytest.fixture
+def budget():
+    """Two skips in ten steps of four rows."""
+    return SkipBudget(RowsOfSteps(4), 10, 2)
+
+
+def test_more_skips_than_allowed_within_the_window_exhaust_it(budget):
+    note(budget, *range(1, 8), bad=(3, 5))
+    assert not budget.is_exhausted
+    note(budget, 8, bad=(8,))
+    assert budget.is_exhausted and budget.total == 3
+
+
+def test_a_skip_counts_no_more_once_it_is_older_than_the_window(budget):
+    note(budget, *range(1, 15), bad=(2, 3, 13))
+    assert not budget.is_exhausted and budget.total == 3
+
+
+def test_a_roll_back_names_the_skipped_steps_with_their_rows(budget):
+    note(budget, *range(1, 6), bad=(2, 3, 5))
+    bad = budget.roll_back()
+    assert [skipped.step for skipped in bad] == [2, 3, 5] and budget.rollbacks == 1 and not budget.recent
+    assert [skipped.rows for skipped in bad] == [(4, 8), (8, 12), (16, 20)]

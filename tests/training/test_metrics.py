@@ -1,0 +1,215 @@
+"""Metrics of a log: speed, time left, cost, utilisation of the machine, and the loss of each source."""
+
+import json
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tiny_trainers import metrics, trainer_of
+from torch.nn import functional as F
+from transformers import TrainerControl, TrainerState
+
+from cpt.data.rows.packing import IGNORED
+from cpt.hardware import GIB
+from cpt.models.fused_loss import FusedLoss
+from cpt.models.inventory import build_on_meta, flops_per_token
+from cpt.runs.events import LastHeartbeat, write_heartbeat
+from cpt.runs.folder import read_metrics
+from cpt.training import metrics as module
+from cpt.training.metrics import Cost, MachineUse, SmoothedLoss, TrainingClock
+from cpt.training.source_losses import SourceLosses
+
+TWO_GPUS = SimpleNamespace(world_size=2, n_gpu=1)
+CPU, GPU = (SimpleNamespace(device=torch.device(name), world_size=3) for name in ("cpu", "cuda"))
+
+
+def logged(callback, arguments=None, *, is_main=True, **figures):
+    """A log with the metrics that the callback adds to it."""
+    logs = figures or {"loss": 1.0}
+    state = TrainerState(is_world_process_zero=is_main)
+    callback.on_log(arguments, state, TrainerControl(), logs=logs, train_dataloader=None)
+    return logs
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The clock: a list with its time."""
+    time_now = [100.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: time_now[0]))
+    return time_now
+
+
+def test_the_speed_excludes_evaluation_and_saving(now):
+    clock, state = TrainingClock(tokens_per_step=1000), TrainerState(max_steps=4)
+    clock.on_train_begin(None, state, TrainerControl())
+    for event in (clock.on_evaluate, clock.on_save):
+        state.global_step += 1
+        now[0] += 2
+        clock.on_step_end(None, state, TrainerControl())
+        now[0] += 100
+        event(None, state, TrainerControl())
+    clock.on_log(None, state, TrainerControl(), logs=(logs := {"loss": 1.0}), train_dataloader=None)
+    assert logs["tokens_per_second"] == 500 and logs["tokens"] == 2000 and state.epoch == 0.5
+
+
+def test_the_time_left_is_that_of_the_steps_so_far_without_the_first(now):
+    clock, state = TrainingClock(tokens_per_step=1), TrainerState(max_steps=10)
+    clock.on_train_begin(None, state, TrainerControl())
+    found = []
+    for step, seconds in ((3, 100.0), (4, 2.0), (5, 4.0), (4, 3.0)):  # resumed at 2; the last is after a roll-back
+        now[0] += seconds
+        state.global_step = step
+        clock.on_step_end(None, state, TrainerControl())
+        clock.on_log(None, state, TrainerControl(), logs=(logs := {"loss": 1.0}), train_dataloader=None)
+        found.append(logs.get("seconds_to_go"))
+    assert found == [None, 12.0, 15.0, 18.0]
+
+
+def smoothed(losses, history=()):
+    callback = SmoothedLoss()
+    callback.on_train_begin(None, TrainerState(log_history=[{"loss": loss} for loss in history]), TrainerControl())
+    return [logged(callback, loss=loss).get("loss_smoothed") for loss in losses]
+
+
+def test_each_loss_weighs_nine_tenths_of_the_next_in_a_smoothed_one():
+    assert smoothed([4.0, 2.0, 1.0]) == pytest.approx([4.0, (0.9 * 4 + 2) / 1.9, (0.81 * 4 + 0.9 * 2 + 1) / 2.71])
+
+
+def test_a_resumed_run_smooths_as_if_it_had_never_stopped():
+    assert smoothed([5.0, 6.0], history=[4.0, 2.0, 1.0]) == smoothed([4.0, 2.0, 1.0, 5.0, 6.0])[3:]
+
+
+def test_the_cost_is_that_of_all_gpus(tmp_path, now):
+    callback = Cost(tmp_path, dollars_per_gpu_hour=2.5)
+    callback.on_train_begin(TWO_GPUS, TrainerState(is_world_process_zero=True), TrainerControl())
+    now[0] += 1800
+    found = logged(callback, TWO_GPUS, loss=1.0, seconds_to_go=7200)
+    assert (found["cost"], found["cost_to_go"]) == (2.5, 10.0)
+
+
+@pytest.mark.parametrize(("step", "before"), [(40, 7.0), (0, 0.0)], ids=["resumed", "begun anew"])
+def test_the_cost_of_earlier_starts_counts_even_where_their_steps_were_lost(step, before, tmp_path, now):
+    lines = [
+        {"step": 50, "tokens": 5, "cost": 6.5},
+        {"step": 60, "tokens": 6, "cost": 7.0},
+        {"step": 60, "tokens": 6, "eval_loss": 1.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n{half a li")
+    callback = Cost(tmp_path, dollars_per_gpu_hour=1)
+    callback.on_train_begin(TWO_GPUS, TrainerState(global_step=step, is_world_process_zero=True), TrainerControl())
+    now[0] += 1800
+    assert logged(callback, TWO_GPUS)["cost"] == before + 1.0
+
+
+# --- the machine ---
+
+
+@pytest.fixture
+def machine(tmp_path):
+    callback = MachineUse(tmp_path)
+    callback.on_train_begin(None, TrainerState(), TrainerControl())
+    return callback
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    memory = {"allocated_bytes.all.current": 2, "reserved_bytes.all.current": 5, "allocated_bytes.all.peak": 4}
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {name: size * GIB for name, size in memory.items()})
+    for name, value in {"temperature": 61, "power_draw": 423_500, "utilization": 97}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+
+
+def test_the_main_process_adds_the_machines_use_to_logs_of_the_training_loss(machine):
+    assert logged(machine, CPU, is_main=False) == {"loss": 1.0}
+    assert logged(machine, CPU, eval_loss=1.0) == {"eval_loss": 1.0}
+    figures = logged(machine, CPU)
+    assert 0 <= figures["cpu_percent"] <= 100 and figures["host_memory_gib"] > 0.01
+
+
+def test_the_peak_of_gpu_memory_is_the_largest_of_all_processes(machine, tmp_path, gpu):
+    for rank, peak in enumerate((4.0, 7.5, None, 9.0)):  # the fourth is of an earlier start
+        write_heartbeat(tmp_path, LastHeartbeat(rank, 1, "h", "training", 1, 1, None, peak))
+    memory = {"gpu_memory_allocated_gib": 2.0, "gpu_memory_reserved_gib": 5.0, "gpu_memory_peak_gib": 7.5}
+    for _ in range(2):  # at each log
+        assert logged(machine, GPU).items() >= memory.items()
+
+
+def test_nvml_is_not_asked_again_after_a_refusal(machine, gpu, monkeypatch):
+    pynvml = pytest.importorskip("pynvml")
+    figures = {"gpu_temperature_celsius": 61, "gpu_power_watts": 423.5, "gpu_utilization_percent": 97}
+    assert machine.gpu_state() == figures
+    asked = []
+
+    def refuse():
+        asked.append(1)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    monkeypatch.setattr(torch.cuda, "temperature", refuse)
+    assert machine.gpu_state() == machine.gpu_state() == {} and asked == [1]
+
+
+@pytest.mark.heavy
+def test_mfu_is_the_operations_of_real_tokens_over_the_peak(tiny_recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "peak_flops", lambda *_: 1e9)
+    monkeypatch.setattr(module, "ROWS_MEASURED", 100)
+    tiny_recipe["data"]["packing"] = "none"  # rows with padding, which is not counted
+    trainer = trainer_of(tiny_recipe, tmp_path, steps=2)
+    trainer.train()
+    lengths = np.concatenate([trainer.rows.documents_in(row) for row in range(100)])
+    of_token = flops_per_token(build_on_meta(trainer.model.config), (lengths**2).sum() / lengths.sum())
+    found = read_metrics(trainer.run_folder)
+    speed, filled = found.curve("tokens_per_second")[1], lengths.sum() / (100 * 64)
+    assert found.curve("mfu")[1] == pytest.approx(speed * filled * of_token / 1e9, rel=0.02)
+
+
+# --- the loss of each source ---
+
+
+@pytest.fixture
+def two_sources(tiny_recipe, tmp_path):
+    """A source that repeats one word, and one of random letters; each row of a step is another source's."""
+    draw = random.Random(1)
+    words = {"easy": lambda: ["the"] * 60, "hard": lambda: draw.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=60)}
+    for name, choose in words.items():
+        lines = [json.dumps({"text": " ".join(choose()) + f" {number}"}) for number in range(60)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    tiny_recipe["data"]["sources"] = [{"path": str(tmp_path / f"{name}.jsonl")} for name in words]
+    return tiny_recipe
+
+
+def by_hand(trainer, rows):
+    """The mean over the tokens of each source's rows, one row at a time."""
+    losses = {"loss_easy": [], "loss_hard": []}
+    for number in rows:
+        row, source = trainer.rows[number], ("loss_easy", "loss_hard")[trainer.rows.turn(number)[0]]
+        with torch.no_grad():
+            logits = trainer.model(input_ids=row["input_ids"][None], position_ids=row["position_ids"][None]).logits[0]
+        of_tokens = F.cross_entropy(logits[:-1], row["labels"][1:], ignore_index=IGNORED, reduction="none")
+        losses[source] += of_tokens[row["labels"][1:] != IGNORED].tolist()
+    return {name: sum(values) / len(values) for name, values in losses.items()}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("fused", [False, True], ids=["logits", "fused loss"])
+def test_each_source_has_the_loss_of_its_rows(fused, two_sources, tmp_path):
+    two_sources["model"]["fused_loss"] = fused
+    two_sources["training"]["per_device_train_batch_size"] = 4
+    trainer = trainer_of(two_sources, tmp_path, steps=1)
+    assert isinstance(trainer.model.loss_function, FusedLoss) == fused
+    trainer.model.eval()
+    expected = by_hand(trainer, range(4))
+    trainer.train()
+    first = metrics(trainer)[0]
+    assert {name: first[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+
+
+def test_processes_that_share_rows_measure_the_same_ones():
+    looks = SourceLosses(SimpleNamespace(sources=["a"]), SimpleNamespace(first=lambda step: 100), sharing_rows=2)
+    looks.state, looks.micro_batch = SimpleNamespace(global_step=5), 1
+    seen = []
+    for rank in range(4):
+        looks.args = SimpleNamespace(per_device_train_batch_size=3, world_size=4, process_index=rank)
+        seen.append(looks.rows_under_way())
+    assert seen == [range(106, 109)] * 2 + [range(109, 112)] * 2

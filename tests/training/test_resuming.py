@@ -1,0 +1,128 @@
+import os
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny import write_recipe
+from tiny_run import save_checkpoint
+from tiny_trainers import trainer_of
+
+from cpt.checkpoints.manifest import read_manifest, write_manifest
+from cpt.checkpoints.resume import ResumePoint
+from cpt.errors import CheckpointError
+from cpt.recipe.load import load_recipe
+from cpt.runs.events import read_events
+from cpt.training.resuming import (
+    CheckpointLoader,
+    exactness,
+    keep_global_batch,
+    train_from,
+    warn_elastic,
+)
+
+
+@pytest.fixture
+def point(tmp_path):
+    """At step 4 of a run of one process."""
+    checkpoint = save_checkpoint(tmp_path, 4)
+    return ResumePoint(checkpoint, read_manifest(checkpoint))
+
+
+@pytest.fixture
+def trainer(tiny_recipe, tmp_path):
+    return trainer_of(tiny_recipe, tmp_path)
+
+
+def test_the_same_processes_resume_bit_for_bit_and_a_weaker_class_says_why(point, monkeypatch):
+    assert exactness(ResumePoint(), deterministic=True) == exactness(point, deterministic=True) == "bit-exact"
+    assert exactness(point, deterministic=False).startswith("rounding: GPU")
+    assert exactness(ResumePoint(point.checkpoint), deterministic=True).startswith("unproven: ")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert exactness(point, deterministic=True).startswith("elastic: from step 4 with 2 processes instead of 1")
+    # what is lost is lost
+    lost = ResumePoint(point.checkpoint, replace(point.manifest, exactness="elastic: ..."))
+    assert exactness(lost, deterministic=True) == "elastic: ..."
+
+
+def test_smaller_micro_batches_cost_the_last_bit(trainer):
+    assert trainer.checkpoint_loader.exactness == "bit-exact"
+    trainer.args.per_device_train_batch_size = 1
+    assert trainer.checkpoint_loader.exactness.startswith("rounding: 1 rows at a time instead of 2")
+
+
+def test_another_number_of_processes_keeps_the_rows_of_a_step(tiny_recipe, tmp_path, point, monkeypatch):
+    stated = load_recipe(write_recipe(tiny_recipe, tmp_path / "stated.yaml"))
+    del tiny_recipe["budget"]["global_batch_tokens"]
+    tiny_recipe["training"]["gradient_accumulation_steps"] = 2
+    unstated = load_recipe(write_recipe(tiny_recipe, tmp_path / "unstated.yaml"))
+    assert keep_global_batch(unstated, point) == keep_global_batch(unstated, ResumePoint()) == unstated
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert keep_global_batch(unstated, point).budget.global_batch_tokens == 256
+    assert keep_global_batch(stated, point) == stated
+    tiny_recipe["training"]["parallelism_config"] = {"sp_size": 2}
+    shared = load_recipe(write_recipe(tiny_recipe, tmp_path / "shared.yaml"))
+    assert keep_global_batch(shared, point) == shared, "two processes that share rows read as one"
+
+
+def test_another_number_of_processes_is_an_event(point, tmp_path):
+    warn_elastic(tmp_path, replace(point.manifest, world_size=2))
+    (event,) = read_events(tmp_path)
+    assert event["kind"] == "elastic" and (event["processes"], event["processes_before"]) == (1, 2)
+
+
+def test_random_numbers_of_other_processes_are_replaced_the_same_way_each_time(trainer, tmp_path):
+    other = save_checkpoint(tmp_path / "other", 4, world_size=2)
+    draws = []
+    for step in (4, 4, 5):
+        torch.rand(3)
+        trainer.state.global_step = step
+        trainer.load_random_states(str(other))
+        draws.append(torch.rand(3))
+    assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
+
+
+class Planted:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, mark):
+        self.mark = str(mark)
+
+    def __reduce__(self):
+        return os.mkdir, (self.mark,)
+
+
+def test_what_is_planted_in_a_plain_checkpoint_never_runs(trainer, tmp_path):
+    theirs = save_checkpoint(tmp_path / "theirs", 4, sealed=False)
+    (theirs / "model.safetensors").unlink()
+    for name, load in {
+        "pytorch_model.bin": trainer._load_from_checkpoint,
+        "rng_state.pth": trainer.load_random_states,
+        "optimizer.pt": lambda folder: trainer._prepare_for_training(8, trainer.get_train_dataloader(), folder),
+    }.items():
+        torch.save({"passenger": Planted(tmp_path / "ran")}, theirs / name)
+        with pytest.raises(CheckpointError, match="mkdir"):
+            load(str(theirs))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_checkpoint_of_another_engine_is_refused_with_the_command_that_starts_from_its_weights(trainer, point):
+    checkpoint = point.checkpoint
+    (checkpoint / "manifest.json").unlink()
+    write_manifest(checkpoint, replace(point.manifest, zero_stage=2))
+    with pytest.raises(CheckpointError, match=f"ZeRO-2.*cpt export {checkpoint} .*--new model.path="):
+        train_from(trainer, trainer.prepared_data, replace(point, manifest=read_manifest(checkpoint)))
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_states_of_zero_do_not_move_to_the_host_or_back(tmp_path, on_host):
+    engine = SimpleNamespace(sharding="zero-2", offloads_optimizer=False)
+    loader = CheckpointLoader(SimpleNamespace(engine=engine))
+    (tmp_path / "latest").write_text("global_step4")
+    (tmp_path / "global_step4").mkdir()
+    group = {"lr": 1.0, "bias_correction": True} if on_host else {"lr": 1.0}
+    states = {"optimizer_state_dict": {"optimizer_state_dict": {"state": {}, "param_groups": [group]}}}
+    torch.save(states, tmp_path / "global_step4" / "x_optim_states.pt")
+    with pytest.raises(CheckpointError, match="host memory") if on_host else nullcontext():
+        loader.refuse_other_engine(tmp_path)

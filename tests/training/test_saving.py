@@ -1,0 +1,200 @@
+"""Saving inside a run: what is published, what a failure costs, and that training does not wait."""
+
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from save_both_ways import differing, in_background, save
+from tiny import TINY_LLAMA
+from tiny_trainers import events, published, saved_run
+from transformers import Trainer, TrainerCallback
+
+from cpt.checkpoints import transaction
+from cpt.checkpoints.manifest import damages, read_manifest
+from cpt.checkpoints.transaction import SaveFailed
+from cpt.errors import CheckpointError
+from cpt.runs.events import read_events
+from cpt.training import saving
+
+pytestmark = pytest.mark.heavy
+
+
+class At(TrainerCallback):
+    """Does something at the end of a step."""
+
+    def __init__(self, step, what):
+        self.step, self.what = step, what
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            self.what()
+
+
+def test_a_run_publishes_checkpoints_weights_between_them_and_copies(tiny_recipe, tmp_path):
+    archive = tmp_path / "archive"
+    trainer = saved_run(tiny_recipe, tmp_path, every_steps=2, weights_every_steps=1, keep=1, archive=str(archive))
+    (trainer.run_folder / ".saving" / "checkpoint-9").mkdir(parents=True)  # of a start that was killed
+    trainer.train()
+    assert published(trainer) == ["checkpoint-4", "weights-3"] and events(trainer) == []
+    assert all(damages(archive / "tiny" / f"checkpoint-{step}") == [] for step in (2, 4))
+    checkpoint, weights = trainer.run_folder / "checkpoint-4", trainer.run_folder / "weights-3"
+    manifest = read_manifest(checkpoint)
+    assert (manifest.kind, manifest.step, manifest.tokens, manifest.world_size) == ("full", 4, 1024, 1)
+    assert manifest.zero_stage is None and manifest.versions["torch"] == torch.__version__
+    assert json.loads((checkpoint / "data_position.json").read_text())["row"] == 16
+    assert read_manifest(weights).kind == "weights" and not (weights / "optimizer.pt").exists()
+
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+SHAPES = {"tied": {"tie_word_embeddings": True}, "experts": {**EXPERTS, "model_type": "qwen3_moe"}}
+
+
+@pytest.mark.parametrize("kind", ["tied", "lora", pytest.param("experts", marks=pytest.mark.slow)])
+def test_a_checkpoint_is_what_the_trainer_would_have_written(tiny_recipe, tmp_path, kind):
+    tiny_recipe["model"]["config"] = {**TINY_LLAMA, **SHAPES.get(kind, {})}
+    if kind == "lora":
+        saved_run(tiny_recipe, tmp_path / "base").save_model(str(tmp_path / "model"))
+        tiny_recipe |= {"model": {"path": str(tmp_path / "model"), "lora": {}}, "stage": "cpt"}
+    trainer = saved_run(tiny_recipe, tmp_path / "run", every_steps=None)
+    trainer.train()
+    theirs = save(trainer, tmp_path / "theirs", lambda: Trainer._save_checkpoint(trainer, trainer.model, None))
+    ours = save(trainer, tmp_path / "ours", lambda: trainer.checkpointer.save_once("full"))
+    assert differing(theirs, ours) == [] and damages(ours) == []
+    behind = save(trainer, tmp_path / "behind", lambda: in_background(trainer))
+    assert differing(theirs, behind) == [] and damages(behind) == []
+
+
+# --- in the background ---
+
+
+def test_saves_in_the_background_hold_the_numbers_of_their_step(tiny_recipe, tmp_path, monkeypatch):
+    copy = saving.Checkpointer.copy_to_host
+
+    def slow_copy(self, taken, moment):
+        time.sleep(0.3)  # the next step begins before its copies
+        copy(self, taken, moment)
+
+    monkeypatch.setattr(saving.Checkpointer, "copy_to_host", slow_copy)
+    waiting = saved_run(tiny_recipe, tmp_path / "waiting", every_steps=3)
+    behind = saved_run(tiny_recipe, tmp_path / "behind", every_steps=3, in_background=True)
+    for trainer in (waiting, behind):
+        trainer.train()
+    ours, theirs = (read_manifest(one.run_folder / "checkpoint-3").files for one in (behind, waiting))
+    for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        assert ours[name] == theirs[name], name
+
+
+def test_training_continues_while_a_checkpoint_is_written(tiny_recipe, tmp_path, monkeypatch):
+    trainer = saved_run(tiny_recipe, tmp_path, every_steps=2, in_background=True)
+    may_write, write, seen = threading.Event(), transaction.write, []
+
+    def slow(*arguments):
+        assert may_write.wait(60)
+        return write(*arguments)
+
+    def at_step_3():
+        seen.append("checkpoint-2" in published(trainer))
+        may_write.set()
+
+    monkeypatch.setattr(transaction, "write", slow)
+    trainer.add_callback(At(3, at_step_3))
+    trainer.train()
+    assert seen == [False] and published(trainer) == ["checkpoint-2", "checkpoint-4"]
+
+
+def test_an_error_that_ends_the_run_waits_for_the_save_in_flight(tiny_recipe, tmp_path):
+    trainer = saved_run(tiny_recipe, tmp_path, every_steps=2, in_background=True)
+    trainer.add_callback(At(3, lambda: 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    assert published(trainer) == ["checkpoint-2"] and damages(trainer.run_folder / "checkpoint-2") == []
+
+
+def test_where_memory_is_short_training_waits_for_saves_and_says_so_once(tiny_recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "MOST_OF_THE_MEMORY", 0.0)
+    trainer = saved_run(tiny_recipe, tmp_path, in_background=True)
+    trainer.train()
+    assert events(trainer) == [("saves_block", 1)] and len(published(trainer)) == 3
+
+
+def test_a_checkpoint_is_pushed_to_the_hub_once_it_is_published(tiny_recipe, tmp_path, monkeypatch):
+    trainer = saved_run(tiny_recipe, tmp_path, every_steps=2, weights_every_steps=3, in_background=True)
+    pushed = []
+    push = lambda folder: pushed.append((folder, damages(Path(folder))))  # noqa: E731
+    monkeypatch.setattr(trainer, "_push_from_checkpoint", push)
+    trainer.args.push_to_hub = True
+    trainer.train()
+    assert pushed == [(str(trainer.run_folder / f"checkpoint-{step}"), []) for step in (2, 4)]
+
+
+# --- failures ---
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_the_first_save_is_read_back_until_one_is_sound(tiny_recipe, tmp_path, monkeypatch, in_background):
+    """The disk changes the weights of the first two."""
+    read_back, seen = saving.read_back, []
+
+    def read_from_a_bad_disk(folder, model):
+        seen.append(folder.name)
+        if len(seen) <= 2:
+            path = folder / "model.safetensors"
+            path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+        read_back(folder, model)
+
+    monkeypatch.setattr(saving, "read_back", read_from_a_bad_disk)
+    trainer = saved_run(tiny_recipe, tmp_path, in_background=in_background)
+    trainer.train()
+    assert seen == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert published(trainer) == ["checkpoint-3", "checkpoint-4"]
+    assert events(trainer) == [("save_failed", 1), ("save_failed", 2), ("saved_again", 3)]
+    assert "model.safetensors" in read_events(trainer.run_folder)[0]["message"]
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_first_save_without_the_models_weights_ends_the_run(tiny_recipe, tmp_path, monkeypatch, in_background):
+    # placeholders, as ZeRO-3 may save them
+    monkeypatch.setattr(transaction, "count_stored", lambda _: 7)
+    trainer = saved_run(tiny_recipe, tmp_path, every_steps=2, in_background=in_background)
+    with pytest.raises(SaveFailed, match="weights are 7 numbers"):
+        trainer.train()
+    assert published(trainer) == [] and events(trainer) == [("save_failed", 2)]
+    assert trainer.state.global_step == (4 if in_background else 2), "in the background it is noticed at the next save"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_run_whose_last_save_fails_ends_with_the_newest_checkpoint_named(
+    tiny_recipe, tmp_path, monkeypatch, in_background
+):
+    monkeypatch.setattr(saving, "SECONDS_BEFORE_RETRIES", (0, 0))
+    trainer = saved_run(tiny_recipe, tmp_path, in_background=in_background)
+    full = lambda: monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))  # noqa: E731
+    trainer.add_callback(At(3, full))
+    with pytest.raises(CheckpointError, match=r"step 4 .*checkpoint-2"):
+        trainer.train()
+    assert published(trainer) == ["checkpoint-1", "checkpoint-2"]
+
+
+def test_a_users_rule_of_what_to_keep_that_fails_costs_an_event(tiny_recipe, tmp_path, monkeypatch):
+    (tmp_path / "broken_keep.py").write_text("def none(checkpoints):\n    return checkpoints[0].nothing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    trainer = saved_run(tiny_recipe, tmp_path / "run", every_steps=2, keep={"name": "broken_keep:none"})
+    trainer.train()
+    assert published(trainer) == ["checkpoint-2", "checkpoint-4"] and events(trainer) == [("not_removed", None)] * 2
+
+
+def test_every_file_of_an_export_but_its_page_is_in_its_manifest(tiny_recipe, tmp_path):
+    trainer, final = saved_run(tiny_recipe, tmp_path), tmp_path / "final"
+    (final / "adapter").mkdir(parents=True)
+    for name in ("model.safetensors", "adapter/adapter_model.safetensors", "README.md"):
+        (final / name).write_text(name)
+    saving.seal_export(trainer, final)
+    (final / "README.md").write_text("the verdict came later")
+    manifest = read_manifest(final)
+    assert manifest.kind == "weights" and damages(final) == []
+    assert manifest.files.keys() == {"model.safetensors", "adapter/adapter_model.safetensors"}

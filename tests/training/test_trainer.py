@@ -1,0 +1,110 @@
+import pytest
+import torch
+from tiny import TINY_LLAMA
+from tiny_trainers import losses, trainer_of
+from torch import _dynamo as dynamo
+from torch.nn.functional import cross_entropy
+
+from cpt.errors import ResourceError
+from cpt.models.layers import CompiledCall, decoder_layers
+
+pytestmark = pytest.mark.heavy
+
+TINY_MOE = {
+    **TINY_LLAMA,
+    "model_type": "qwen3_moe",
+    "head_dim": 8,
+    "moe_intermediate_size": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "router_aux_loss_coef": 0.5,
+}
+
+
+class FewerLabels(torch.utils.data.Dataset):
+    """The rows, of which each has fewer labels than the one before."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __getitem__(self, number):
+        row = self.rows[number]
+        return row | {"labels": row["labels"].where(torch.arange(64) >= 15 * (number % 4), -100)}
+
+
+@pytest.mark.parametrize(
+    ("config", "micro_batch"),
+    [(TINY_LLAMA, 1), (TINY_MOE, 1), (TINY_MOE, 4)],
+    ids=["dense", "experts", "experts at once"],
+)
+def test_a_step_is_the_mean_over_its_labels_however_they_are_spread(tiny_recipe, tmp_path, config, micro_batch):
+    """Of the auxiliary loss, which has no labels, it is the mean over the micro-batches."""
+    tiny_recipe["model"]["config"] = config
+    tiny_recipe["training"]["per_device_train_batch_size"] = micro_batch
+    trainer = trainer_of(tiny_recipe, tmp_path, steps=1)
+    trainer.rows = FewerLabels(trainer.rows)
+    rows = [trainer.rows[number] for number in range(4)]
+    routed = {"output_router_logits": True} if config is TINY_MOE else {}
+    summed, num_labels, balance = 0.0, 0, []
+    for first in range(0, 4, micro_batch):
+        batch = {key: torch.stack([row[key] for row in rows[first : first + micro_batch]]) for key in rows[0]}
+        targets = batch.pop("labels")[:, 1:].flatten()
+        with torch.no_grad():
+            outputs = trainer.model(**batch, **routed)
+        summed += cross_entropy(outputs.logits[:, :-1].flatten(0, 1), targets, reduction="sum").item()
+        num_labels += int((targets != -100).sum())
+        balance.append(0.5 * outputs.aux_loss.item() if routed else 0.0)
+    trainer.train()
+    assert losses(trainer)[1] == pytest.approx(summed / num_labels + sum(balance) / len(balance), rel=1e-5)
+
+
+def test_a_resumed_run_reads_the_row_after_the_last_one_that_was_trained(tiny_recipe, tmp_path):
+    trainer = trainer_of(tiny_recipe, tmp_path)
+    trainer.first_step = 3
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert torch.equal(batch["input_ids"][0], trainer.rows[3 * trainer.length.rows_per_step]["input_ids"])
+
+
+# --- evaluation ---
+
+
+@pytest.fixture
+def held_out(corpus):
+    return {"perplexity": [{"path": str(corpus / "held_out.jsonl")}]}
+
+
+def test_held_out_metrics_do_not_depend_on_the_packing(tiny_recipe, tmp_path, held_out):
+    tiny_recipe["training"]["per_device_train_batch_size"] = 1
+    figures = []
+    for packing in ("best_fit", "token_budget"):
+        data = {**tiny_recipe["data"], "sequence_length": 256, "packing": packing}
+        figures.append(trainer_of(tiny_recipe, tmp_path, data=data, evaluation=held_out).evaluate())
+    assert figures[0] == pytest.approx(figures[1], rel=1e-5)
+
+
+def test_out_of_memory_in_an_evaluation_names_the_evaluations_batch_size(tiny_recipe, tmp_path, held_out, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    trainer = trainer_of(tiny_recipe, tmp_path, evaluation=held_out)
+    monkeypatch.setattr("cpt.training.trainer.measure_and_keep", full)
+    with pytest.raises(ResourceError, match=r"evaluation of step 0.*`training.per_device_eval_batch_size`"):
+        trainer.train()
+
+
+# --- compiled layers ---
+
+
+@pytest.fixture
+def fresh_compiler():
+    dynamo.reset()
+    dynamo.utils.counters.clear()
+    yield
+    dynamo.reset()
+
+
+def test_layers_are_compiled_and_nothing_around_them(fresh_compiler, tiny_recipe, tmp_path):
+    tiny_recipe["training"]["torch_compile"] = True
+    trainer = trainer_of(tiny_recipe, tmp_path)
+    compiled = [module for module in trainer.model.modules() if isinstance(module._compiled_call_impl, CompiledCall)]
+    assert compiled == decoder_layers(trainer.model) and trainer.accelerator.state.dynamo_plugin.backend == "NO"
