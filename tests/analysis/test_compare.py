@@ -168,11 +168,3 @@ def test_the_printed_comparison_is_as_approved(tmp_path, capsys):
     write_lines(second / "events.jsonl", [{"kind": "restart"}, {"kind": "restart"}, {"kind": "alert"}])
     assert ended(first, second) == 0
     check_approved(capsys.readouterr().out, Path(__file__).with_name("approved_comparison.txt"))
-
-
-@pytest.mark.heavy
-def test_many_runs_are_rows_and_the_page_has_them_too(tmp_path, capsys):
-    runs = [write_run(tmp_path / "second", one_key), *(write_run(tmp_path / name) for name in "bcdef")]
-    assert ended(*runs, "--html", tmp_path / "c.html") == 0
-    for text in (capsys.readouterr().out, (tmp_path / "c.html").read_text()):
-        assert "optimizer.learning_rate" in text and "0.002" in text

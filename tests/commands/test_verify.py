@@ -8,14 +8,6 @@ from tiny_run import damage, save_checkpoint
 from cpt.cli import main
 
 
-@pytest.mark.parametrize(("name", "advice"), [("checkpoint-8", "resumes from an older one"), ("final", "cpt export")])
-def test_damage_is_named_with_what_to_do(cpt, tmp_path, name, advice):
-    save_checkpoint(tmp_path, 4)
-    damage(save_checkpoint(tmp_path, 8).rename(tmp_path / name) / "model.safetensors", "bit flip")
-    code, said = cpt("verify", tmp_path)
-    assert code == 2 and "checkpoint-4: sound" in said and "model.safetensors: hash" in said and advice in said
-
-
 def test_programs_get_json(capsys, tmp_path):
     damage(save_checkpoint(tmp_path, 8) / "scheduler.pt", "missing")
     with pytest.raises(SystemExit):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from full_disk import disk_of_its_own, fill
 from peft import LoraConfig, get_peft_model
 from tiny import TINY_LLAMA
 from torch import nn
@@ -24,7 +23,6 @@ from transformers import (
 from cpt.errors import Interrupted
 from cpt.evaluation.scoring import PromptSamples, StopWhenForgetting, continue_prompts, read_course
 from cpt.recipe.schema import Model, Tokenizer
-from cpt.runs.events import read_events, write_waiting_events
 from cpt.runs.record import Run
 from cpt.tokenizer.load import load_tokenizer
 
@@ -102,18 +100,6 @@ def test_samples_are_written_before_the_first_and_after_the_last_step_only(model
     assert steps_of(samples) == [(0, "def"), (0, "x"), (9, "def"), (9, "x")]
 
 
-def test_on_a_full_disk_samples_wait_for_room(model, tokenizer, tmp_path):
-    with disk_of_its_own(tmp_path / "disk", "64k") as disk:
-        samples = PromptSamples(disk / "samples.jsonl", tokenizer, ["def"], max_new_tokens=3)
-        ballast = fill(disk)
-        samples.on_train_begin(None, TrainerState(), TrainerControl(), model=model)
-        ballast.unlink()
-        samples.on_train_end(None, TrainerState(global_step=9), TrainerControl(), model=model)
-        assert steps_of(samples) == [(0, "def"), (9, "def")]
-        write_waiting_events(disk)
-        assert [event["kind"] for event in read_events(disk)] == ["not_written"]
-
-
 def test_a_run_that_is_asked_to_stop_writes_no_more_samples(model, tokenizer, tmp_path):
     asked = []
 
@@ -168,17 +154,6 @@ def evaluate(guard, step, **sets):
     control, state = TrainerControl(), TrainerState(global_step=step, max_steps=100)
     guard.on_evaluate(TrainingArguments(), state, control, metrics=metrics(**sets))
     return control.should_training_stop
-
-
-def test_the_run_stops_where_too_much_is_forgotten_and_its_status_keeps_why(run, caplog):
-    guard = StopWhenForgetting(run, {"general": 0.02})
-    with run.reporting():
-        assert not evaluate(guard, 0, domain=2.0, general=1.0)
-        assert not evaluate(guard, 10, domain=1.5, general=1.019)
-        assert evaluate(guard, 20, domain=1.2, general=1.03)
-    assert run.status()["state"] == "finished"
-    assert "step 20" in run.status()["stopped"] and "evaluation.retain" in run.status()["stopped"]
-    assert run.status()["stopped"] in caplog.text
 
 
 def test_a_resumed_run_compares_with_the_values_before_its_first_step(run, tmp_path):

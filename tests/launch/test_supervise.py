@@ -66,16 +66,6 @@ def kinds_of_events(folder: Path) -> list[str]:
 
 
 @pytest.mark.heavy
-def test_a_run_that_dies_is_restarted_until_it_is_done(supervised, tmp_path):
-    body = """
-        if tries < 2: os.kill(os.getpid(), 9)
-        finish()
-    """
-    assert supervised(body).what == "done"
-    assert len(list(tmp_path.glob("try-*"))) == 3 and kinds_of_events(tmp_path) == ["restart", "restart"]
-
-
-@pytest.mark.heavy
 def test_a_hung_process_writes_its_stacks_and_is_killed(supervised, tmp_path, monkeypatch):
     monkeypatch.setattr("cpt.launch.supervise.LEAST_PATIENCE", 1.0)
     monkeypatch.setattr("cpt.launch.supervise.SECONDS_FOR_STACKS", 0.3)

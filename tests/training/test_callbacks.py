@@ -6,11 +6,10 @@ import json
 
 import pytest
 import torch
-from full_disk import disk_of_its_own, fill
 from rich.console import Console
 from tiny_trainers import events, metrics, same, trainer_of, weights
 from tiny_watchers import SEEN
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerControl, TrainerState
 from transformers.integrations import TensorBoardCallback
 
 from cpt.errors import DataError, RecipeError
@@ -22,7 +21,6 @@ from cpt.training.callbacks import (
     SECONDS_BETWEEN_WRITES,
     Alert,
     ConsoleProgress,
-    MetricsFile,
     StatusFile,
     Tracker,
     check_callbacks,
@@ -212,33 +210,6 @@ def test_a_tracker_that_fails_costs_one_event_and_is_tried_again_after_a_pause(t
 
 
 # --- files of the run, and the console ---
-
-
-def steps_in(path):
-    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
-
-
-@pytest.mark.parametrize(("resumed_at", "left"), [(2, [0, 1, 2]), (0, [])])
-def test_a_start_removes_the_lines_after_its_checkpoint(resumed_at, left, tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (0, 1, 2, 3, 4)) + '{"step": 5, "lo')
-    file = MetricsFile(path, tokens_per_step=256)
-    file.on_train_begin(TrainingArguments(), TrainerState(global_step=resumed_at), TrainerControl())
-    assert steps_in(path) == left
-
-
-def test_lines_that_a_full_disk_did_not_take_are_written_at_the_next_step(tmp_path):
-    with disk_of_its_own(tmp_path / "disk", "64k") as disk:
-        file = MetricsFile(disk / "metrics.jsonl", tokens_per_step=256)
-        ballast = fill(disk)
-        for step in (1, 2, 3):
-            file.on_log(None, TrainerState(global_step=step), TrainerControl(), logs={"loss": 2.5})
-            file.on_step_end(None, TrainerState(global_step=step), TrainerControl())
-        # the run resumes at step 2, so the third line must not appear
-        file.on_train_begin(TrainingArguments(), TrainerState(global_step=2), TrainerControl())
-        ballast.unlink()
-        file.on_step_end(None, TrainerState(global_step=3), TrainerControl())
-        assert steps_in(file.path) == [1, 2]
 
 
 def test_the_status_has_the_step_and_the_last_checkpoint(tmp_path):
