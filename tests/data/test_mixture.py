@@ -95,15 +95,6 @@ def test_many_short_blocks_add_up_to_their_shares(blocks):
     assert abs(turns.counts(firsts[-1])[0] - expected) < 1.5
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 100, 65_536])
-def test_an_epoch_is_a_permutation_and_not_the_identity(size):
-    places = [shuffled(place, size, seed=5) for place in range(size)]
-    assert sorted(places) == list(range(size))
-    if size >= 100:
-        assert sum(place == number for number, place in enumerate(places)) < 10
-        assert abs(sum(places[: size // 2]) / (size // 2) - size / 2) < 0.2 * size
-
-
 def test_a_batch_is_what_its_rows_are(build, source):
     sources = [source("a", ["one", "two " * 9, "three"] * 20), source("b", ["x" * 40] * 9)]
     for packing, numbers in (("best_fit", [0, 1, 2, 700, 3]), ("none", [0, 9, 700]), ("token_budget", [5])):

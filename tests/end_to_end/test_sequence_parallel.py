@@ -59,19 +59,6 @@ def test_losses_and_norms_are_those_of_one_process_under_each_stage(tiny_recipe,
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_layers_computed_again_the_loss_in_chunks_and_worker_processes_change_nothing(tiny_recipe, tmp_path):
-    tiny_recipe["model"]["fused_loss"] = True
-    one = write_recipe({**tiny_recipe, "name": "one"}, tmp_path / "one.yaml")
-    more = {"gradient_checkpointing": True, "dataloader_num_workers": 1, "per_device_train_batch_size": 1}
-    more["deepspeed"] = zero_profile(tmp_path, 3, offload=True)
-    changed = {**tiny_recipe, "name": "two", "training": {**tiny_recipe["training"], **more}}
-    launch_to_its_end(one)
-    launch_to_its_end(write_recipe(changed, tmp_path / "two.yaml"), processes=2, arguments=(SHARED,))
-    assert figures(tmp_path / "runs" / "two") == pytest.approx(figures(tmp_path / "runs" / "one"), rel=1e-5)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_run_resumes_exactly_and_without_shared_rows_and_on_one_process(tiny_recipe, tmp_path, stage):
     del tiny_recipe["budget"]["global_batch_tokens"]

@@ -93,15 +93,6 @@ def listed(capsys, *words):
     return capsys.readouterr().out
 
 
-def test_the_table_has_a_line_for_each_run(runs, capsys):
-    heading, *lines = listed(capsys, runs).splitlines()
-    assert heading.split()[:5] == ["run", "stage", "state", "step", "tokens"]
-    (good,) = (line for line in lines if line.startswith("good"))
-    assert good.split()[:8] == ["good", "cpt", "finished", "20", "20,480", "3.0000", "1.2500", "1,020"]
-    assert any(line.startswith("search/bad[red]") and "failed" in line for line in lines)
-    assert f"No runs below {runs}" in listed(capsys, runs, "--where", "tag=x")
-
-
 @pytest.mark.heavy
 def test_neither_runs_nor_compare_import_torch(tmp_path):
     folders = [str(write_run(tmp_path / name)) for name in ("one", "two")]
