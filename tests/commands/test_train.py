@@ -1,11 +1,11 @@
 """`cpt train`, and `cpt recipes`, which it starts from."""
 
 import pytest
-from cpt.installation import SHIPPED_FILES
 from tiny import write_recipe
 
 from cpt.commands.train import check_and_train
 from cpt.errors import RecipeError, ResourceError
+from cpt.files import SHIPPED_FILES
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 

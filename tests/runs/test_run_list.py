@@ -7,7 +7,6 @@ import sys
 import pytest
 from run_folders import write_run
 
-from cpt.cli import main
 from cpt.errors import CheckpointError, RecipeError
 from cpt.runs.folder import find_run, list_runs
 
@@ -85,12 +84,6 @@ def test_a_run_is_found_by_its_path_or_its_name(runs):
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
-
-
-def listed(capsys, *words):
-    with pytest.raises(SystemExit):
-        main(["runs", *map(str, words)])
-    return capsys.readouterr().out
 
 
 @pytest.mark.heavy

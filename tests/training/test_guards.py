@@ -159,17 +159,6 @@ def test_resumed_after_a_roll_back_the_run_is_the_same(tiny_recipe, tmp_path, st
     assert same(weights(again), weights(straight)) and again.rows_of_steps.left_out == [(8, 20)]
 
 
-@pytest.mark.slow
-def test_a_run_that_begins_anew_forgets_the_roll_back(tiny_recipe, tmp_path):
-    train_to_the_end(bad_run(tiny_recipe, tmp_path), restarts=1)
-    make = bad_run(tiny_recipe, tmp_path, faults=None)
-    anew = make()
-    anew.train()
-    again = make()
-    again.train(resume_from_checkpoint=again.run_folder / "checkpoint-2")
-    assert same(weights(again), weights(anew)) and not again.rows_of_steps.left_out
-
-
 def test_without_a_checkpoint_from_before_the_run_continues(tiny_recipe, tmp_path):
     trainer = train_to_the_end(bad_run(tiny_recipe, tmp_path, checkpoints={}), restarts=0)
     (back,) = [event for event in read_events(trainer.run_folder) if event["kind"] == "rolled_back"]
