@@ -29,10 +29,7 @@ def assert_only_new_rows_changed(extended, final):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("stage", "offload", "bf16"),
-    [(0, False, True), (2, True, False), (3, True, True)],
-)
+@pytest.mark.parametrize(("stage", "offload", "bf16"), [(0, False, True), (2, True, False), (3, True, True)])
 def test_only_the_new_rows_change_on_two_processes_and_sharded(extended, tiny_recipe, tmp_path, stage, offload, bf16):
     sections = new_rows_recipe(tiny_recipe, extended)
     sections["training"] |= {"bf16": bf16, "max_grad_norm": 0.5}

@@ -7,12 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from tiny_checkpoints import random_llama
 from torch import nn
-from transformers import (
-    GenerationConfig,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import GenerationConfig, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.errors import Interrupted
 from cpt.evaluation.scoring import PromptSamples, StopWhenForgetting, continue_prompts, read_course

@@ -12,13 +12,7 @@ from cpt.errors import RecipeError
 from cpt.hardware import GIB
 from cpt.planning import fitting
 from cpt.planning.activations import count_activations
-from cpt.planning.fitting import (
-    cheapest_that_fits,
-    fits,
-    with_all_parameters,
-    with_chosen_values,
-    with_placeholders,
-)
+from cpt.planning.fitting import cheapest_that_fits, fits, with_all_parameters, with_chosen_values, with_placeholders
 from cpt.planning.model_sizes import sizes_of_model
 from cpt.planning.speed import find_target
 from cpt.recipe.schema import Recipe
@@ -123,16 +117,6 @@ def test_auto_becomes_numbers_for_this_machine(capsys):
     assert chosen.keys() == {"per_device_train_batch_size", "logging_steps"}
     assert written.training["per_device_train_batch_size"] == "auto", "the run is known by the recipe as written"
     assert f"per_device_train_batch_size: auto is {chosen['per_device_train_batch_size']}" in capsys.readouterr().out
-
-
-def test_auto_depends_on_the_machine_and_the_number_of_processes():
-    def micro_batch(gib, processes=1):
-        written = recipe(per_device_train_batch_size="auto", bf16=True, torch_compile=False)
-        chosen = with_chosen_values(written, target=card(gib, processes), processes=processes)
-        return chosen.training["per_device_train_batch_size"]
-
-    assert micro_batch(3.0) < micro_batch(80.0) == 48
-    assert micro_batch(80.0, processes=4) == 12
 
 
 @pytest.mark.parametrize("gib", [1.2, 16])

@@ -1,8 +1,6 @@
 """`cpt runs`: finding and listing runs."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from run_folders import write_run
@@ -84,19 +82,3 @@ def test_a_run_is_found_by_its_path_or_its_name(runs):
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.heavy
-def test_neither_runs_nor_compare_import_torch(tmp_path):
-    folders = [str(write_run(tmp_path / name)) for name in ("one", "two")]
-    code = f"""
-import sys
-from cpt.cli import main
-for words in (["runs", {str(tmp_path)!r}], ["compare", *{folders!r}]):
-    try:
-        main(words)
-    except SystemExit:
-        pass
-assert not {{"torch", "transformers", "datasets"}} & sys.modules.keys()"""
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ended.returncode == 0 and "one" in ended.stdout, ended.stderr

@@ -112,11 +112,7 @@ def test_a_trial_among_the_worse_ones_is_pruned(search):
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("print('no room'); sys.exit(3)", "no room"),
-        ("log(100, other=1.0); finish()", "`loss`"),
-    ],
+    ("code", "reason"), [("print('no room'); sys.exit(3)", "no room"), ("log(100, other=1.0); finish()", "`loss`")]
 )
 def test_trials_that_fail_in_a_row_end_the_search_with_the_reason(search, code, reason):
     with pytest.raises(TrainingError, match=reason):

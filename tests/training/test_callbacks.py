@@ -1,7 +1,6 @@
 """Callbacks: what they see, what they write, and that none of them changes the training."""
 
 import gzip
-import io
 import json
 
 import pytest
@@ -225,21 +224,6 @@ def test_the_status_has_the_step_and_the_last_checkpoint(tmp_path):
     status.written -= SECONDS_BETWEEN_WRITES
     status.on_log(None, TrainerState(global_step=5, max_steps=9), TrainerControl())
     assert (run.status()["step"], run.status()["steps"]) == (5, 9)
-
-
-def test_without_a_terminal_each_log_is_a_plain_line():
-    out, state = io.StringIO(), TrainerState(global_step=0, max_steps=10, is_world_process_zero=True)
-    callback = ConsoleProgress("demo", Console(file=out, width=200))
-    callback.on_train_begin(None, state, TrainerControl())
-    state.global_step = 5
-    logs = {"loss": 2.0, "learning_rate": 0.1, "seconds_to_go": 5.2, "tokens_per_second": 12345.6}
-    callback.on_log(None, state, TrainerControl(), logs=logs)
-    held_out = {"eval_code_loss": 1.0, "eval_code_bits_per_byte": 0.75, "eval_code_tokens": 10}
-    callback.on_log(None, state, TrainerControl(), logs=held_out)
-    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
-        "demo  step 5/10  0:05 to go  loss 2.0000  learning rate 1.00e-01  12,346 tokens/s",
-        "demo  step 5/10  held out: code 0.7500 bits per byte",
-    ]
 
 
 def test_a_console_that_cannot_be_written_ends_nothing():

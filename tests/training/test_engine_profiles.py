@@ -9,12 +9,7 @@ from tiny import TINY_LLAMA, write_recipe
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.training.engine_profiles import (
-    check_fsdp,
-    check_profile,
-    profile_warnings,
-    read_profile,
-)
+from cpt.training.engine_profiles import check_fsdp, check_profile, profile_warnings, read_profile
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "deepspeed_configs").glob("*.json"))

@@ -13,12 +13,7 @@ from cpt.checkpoints.resume import ResumePoint
 from cpt.errors import CheckpointError
 from cpt.recipe.load import load_recipe
 from cpt.runs.events import read_events
-from cpt.training.resuming import (
-    CheckpointLoader,
-    keep_global_batch,
-    train_from,
-    warn_elastic,
-)
+from cpt.training.resuming import CheckpointLoader, keep_global_batch, train_from, warn_elastic
 
 
 @pytest.fixture
