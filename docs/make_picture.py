@@ -1,4 +1,6 @@
-"""`python -m docs.make_picture RUN`: the README's picture, what `cpt verdict RUN` prints, as docs/images/verdict.svg."""
+"""Make the picture in the README, docs/images/verdict.svg, from what `cpt verdict RUN` prints:
+`python -m docs.make_picture RUN`.
+"""
 
 import io
 import sys
