@@ -120,26 +120,26 @@ notebooks: $(INSTALLED) ## run docs/notebooks and keep what they show
 docs-links: $(INSTALLED) ## ask every address that the documentation names whether it is still there
 	$(SPHINX) -b linkcheck -d build/doctrees . build/docs-links
 
-bench-data: bench-peers ## measure the data layer beside what else one would use: 25 minutes on 4 cores; then the tables of docs/data.md
+bench-data: bench-peers ## compare the data layer with run_clm, TRL, datatrove and litdata: 25 minutes on 4 cores
 	$(BIN)/python -m benchmarks.data $(ARGS)
 
 bench-peers: $(INSTALLED) ## environments for the peers that the benchmark runs, in CPT_BENCH_ENVS or ~/.cache/cpt-bench
 	$(BIN)/python -m benchmarks.data.environments
 
-bench-vocabulary: $(INSTALLED) ## extend the demo's vocabulary for code and judge it: 10 minutes on 2 cores; then the tables of docs/vocabulary.md
+bench-vocabulary: $(INSTALLED) ## extend the demo's vocabulary for code and evaluate it: 10 minutes on 2 cores
 	$(BIN)/python -m benchmarks.vocabulary $(ARGS)
 
-bench-plan: $(INSTALLED) ## what `cpt plan` adds up beside a dry run of the whole step: 5 minutes
+bench-plan: $(INSTALLED) ## compare `cpt plan` with a dry run of the whole step: 5 minutes
 	$(BIN)/python -m benchmarks.plan $(ARGS)
 
-bench-gpu: $(INSTALLED) ## training steps on a GPU compared with four other systems: 9 minutes on an H100 (ARGS="--cases D E F" for the rest); then docs/gpu.md
+bench-gpu: $(INSTALLED) ## training steps on a GPU compared with four other systems: 9 minutes on an H100 (ARGS="--cases D E F" for the rest)
 	$(BIN)/python -m benchmarks.gpu.session $(or $(ARGS),--cases A B C)
 	$(BIN)/python -m benchmarks.gpu.page
 
-bench-packing: $(INSTALLED) ## supervised fine-tuning packed and padded, beside TRL: 6 minutes; then docs/stages.md
+bench-packing: $(INSTALLED) ## supervised fine-tuning packed and padded, compared with TRL: 6 minutes
 	$(BIN)/python -m benchmarks.packing $(ARGS)
 
-bench-step: $(INSTALLED) ## the host's part of a step beside a bare loop and the plain Trainer: 2 minutes; then docs/step.md
+bench-step: $(INSTALLED) ## the host's part of a step, compared with a bare loop and the plain Trainer: 2 minutes
 	$(BIN)/python -m benchmarks.step $(ARGS)
 
 bench-guards: $(INSTALLED) ## what guards and flags cost in a step: 5 minutes on 2 cores
@@ -153,25 +153,25 @@ bench-comparing: $(INSTALLED) ## `cpt compare` of 20 runs of 100,000 logged step
 bench-documents: $(INSTALLED) ## what `cpt data ingest` keeps of real documents: 2 minutes on a core; make bench-documents DOCUMENTS=FOLDER
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m benchmarks.documents $(DOCUMENTS) $(ARGS)
 
-bench-saving: $(INSTALLED) ## what saving costs beside the Trainer's, and how long training stands still: 10 minutes on 4 cores
+bench-saving: $(INSTALLED) ## saving compared with the Trainer's, and how long training stalls: 10 minutes on 4 cores
 	$(BIN)/python -m benchmarks.saving $(ARGS)
 
-bench-faults: $(INSTALLED) ## inject every fault into real runs, 200 kills among them: hours on 4 cores; then the table of docs/reliability.md
+bench-faults: $(INSTALLED) ## inject every fault into real runs, 200 kills among them: hours on 4 cores
 	$(BIN)/python -m benchmarks.faults $(ARGS)
 
 bench-verdict: $(INSTALLED) ## how often a verdict misleads, in simulated held-out sets: 20 minutes on 2 cores
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m benchmarks.verdict $(ARGS)
 
-bench-verifying: $(INSTALLED) ## what verifying a checkpoint costs beside reading its files: 2 minutes
+bench-verifying: $(INSTALLED) ## verifying a checkpoint compared with reading its files: 2 minutes
 	$(BIN)/python -m benchmarks.verifying $(ARGS)
 
-bench-optimizers: $(INSTALLED) ## 8-bit moments and ways to round beside fp32 weights: 10 minutes on a core; then the table of docs/optimizers.md
+bench-optimizers: $(INSTALLED) ## 8-bit moments and rounding compared with fp32 weights: 10 minutes on a core
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m benchmarks.optimizers $(ARGS)
 
-bench-rewarming: $(INSTALLED) ## continue with and without re-warming and replay, or train from scratch: an hour on a CPU; then docs/rewarming.md
+bench-rewarming: $(INSTALLED) ## continue with and without re-warming and replay, or train from scratch: an hour on a CPU
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m benchmarks.rewarming $(ARGS)
 
-bench-scale: $(INSTALLED) ## what the data's index costs at 2e9 to 2e12 tokens: 15 minutes on a core; then the tables of docs/scaling.md
+bench-scale: $(INSTALLED) ## what the data's index costs at 2e9 to 2e12 tokens: 15 minutes on a core
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m benchmarks.scale $(ARGS)
 	$(BIN)/python -m benchmarks.scale.page
 

@@ -27,7 +27,7 @@ SECONDS_FOR_THE_MAIN_PROCESS = 5
 for library in ("bitsandbytes.backends.cpu.ops", "torchao", "torch.utils._pytree"):
     logging.getLogger(library).setLevel(logging.ERROR)
 logging.getLogger("DeepSpeed").addFilter(lambda one: not one.getMessage().startswith("Setting accelerator to CPU"))
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # docs/stages.md names TRL's experimental stages
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # docs/reference/training.md names TRL's experimental stages
 # Freed GPU memory can be used for blocks of another size; the 24 GB recipes need that. torch reads it when CUDA
 # starts.
 if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:

@@ -18,7 +18,7 @@ COPY docker/cuda126.txt /opt/requirements/
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --requirement /opt/requirements/cuda126.txt
 
-# Built by others than the projects themselves (docs/installing.md): `--build-arg KERNELS=` leaves them out.
+# Not built by the projects themselves (docs/howto/installing.md): `--build-arg KERNELS=` leaves them out.
 ARG KERNELS=yes
 COPY docker/cuda126-kernels.txt /opt/requirements/
 RUN --mount=type=cache,target=/root/.cache/pip \

@@ -63,7 +63,7 @@ CMD ["--help"]
 """
 KERNELS = """\
 
-# Built by others than the projects themselves (docs/installing.md): `--build-arg KERNELS=` leaves them out.
+# Not built by the projects themselves (docs/howto/installing.md): `--build-arg KERNELS=` leaves them out.
 ARG KERNELS=yes
 COPY docker/{name}-kernels.txt /opt/requirements/
 RUN --mount=type=cache,target=/root/.cache/pip \\

@@ -63,7 +63,7 @@ whole recipe, and [the tutorials](../tutorials/first_run.md) explain one.
   TB and KiB to TiB.
 - A section may be the path of a YAML file, or have a `base:` that names one and keys of its own on top.
 - Where a key takes a name, `package.module:function` takes your own function ([your own
-  parts](../guides/your_own_parts.md)). Options are written beside the name: `{name: length, min_characters: 200}`.
+  parts](../howto/extending.md)). Options follow the name: `{name: length, min_characters: 200}`.
 - On the command line each key is `section.key=value`: `cpt train RECIPE optimizer.learning_rate=2e-5
   data.sources.0.weight=0.5`.
 - `change` says what a new value means for a run that was started. `free`: edit it and resume. `from_step`: it
@@ -110,7 +110,7 @@ def keys_below(section: dict[str, Any], sections: dict[str, Any], prefix: str) -
         if name in NOTES:
             yield NOTES[name]
         if name == "stage":
-            rows = ["| [stage](../stages.md) | columns of an example | `training:` goes to |", "| --- | --- | --- |"]
+            rows = ["| [stage](training.md) | columns of an example | `training:` goes to |", "| --- | --- | --- |"]
             for stage, config in STAGE_CONFIGS.items():
                 rows.append(f"| `{stage}` | {', '.join(f'`{one}`' for one in columns_of_stage(stage))} | `{config}` |")
             yield "\n".join(rows)

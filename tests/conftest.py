@@ -64,6 +64,23 @@ def tiny_recipe(corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> dict:
     }
 
 
+@pytest.fixture
+def cpt(capsys):
+    """`cpt("data", "check", recipe)`: the exit code and what was printed."""
+
+    from cpt.cli import main
+
+    def run(*words: object) -> tuple[int, str]:
+        code = 0
+        try:
+            main([*map(str, words)])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        return code, "".join(capsys.readouterr())
+
+    return run
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokenised text goes to a folder of the test session, not to the user's cache."""

@@ -58,8 +58,3 @@ def no_room(folder: Path) -> bool:
         with suppress(OSError):
             os.remove(folder / "probe")
     return False
-
-
-def set_read_only(folder: Path, read_only: bool) -> None:
-    """Of the mounted disk."""
-    subprocess.run(["mount", "-o", "remount,ro" if read_only else "remount,rw", folder], check=True)

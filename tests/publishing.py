@@ -4,29 +4,9 @@ from datetime import timedelta
 
 import torch
 from safetensors.torch import save_file
+from tiny_run import manifest_of
 
-from cpt.checkpoints.manifest import FORMAT, Manifest
 from cpt.checkpoints.transaction import Agreement, Contents, publish
-
-
-def manifest(files, step=1, **changes):
-    fields = {
-        "kind": "full",
-        "tokens": 256 * step,
-        "world_size": 1,
-        "zero_stage": None,
-        "exactness": "bit-exact",
-    }
-    return Manifest(
-        **{
-            **fields,
-            "format": FORMAT,
-            "step": step,
-            "versions": {},
-            "files": files,
-            **changes,
-        }
-    )
 
 
 def contents(step=1, numbers=1000):
@@ -53,5 +33,5 @@ def contents(step=1, numbers=1000):
 def save(folder, step=1, numbers=1000, **options):
     alone = Agreement(timedelta(seconds=60))
     return publish(
-        folder, f"checkpoint-{step}", contents(step, numbers), lambda files: manifest(files, step), alone, **options
+        folder, f"checkpoint-{step}", contents(step, numbers), lambda files: manifest_of(files, step), alone, **options
     )

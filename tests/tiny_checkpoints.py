@@ -8,6 +8,12 @@ from tiny import TINY_LLAMA
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 
+def random_llama(seed: int = 0, **changes) -> LlamaForCausalLM:
+    """In memory, with weights so large that its answers differ."""
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(**{**TINY_LLAMA, "initializer_range": 0.3, **changes})).eval()
+
+
 def save_llama(folder: Path, tokenizer_folder: Path, seed: int, **changes) -> Path:
     """A Llama with random weights, with its tokenizer."""
     torch.manual_seed(seed)

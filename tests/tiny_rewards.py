@@ -27,12 +27,7 @@ MODEL = {
     "num_key_value_heads": 2,
     "intermediate_size": 48,
 }
-TRAINING = {
-    "use_cpu": True,
-    "per_device_train_batch_size": 32,
-    "max_completion_length": 1,
-    "logging_steps": 1,
-}
+TRAINING = {"use_cpu": True, "per_device_train_batch_size": 32, "max_completion_length": 1, "logging_steps": 1}
 
 
 def words() -> PreTrainedTokenizerFast:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from cpt.checkpoints.manifest import MANIFEST, Manifest, hash_file, write_manifest
+from cpt.checkpoints.manifest import FORMAT, MANIFEST, FileEntry, Manifest, hash_file, write_manifest
 
 
 def save_checkpoint(folder: Path, step: int, *, sealed: bool = True, **about) -> Path:
@@ -34,27 +34,18 @@ def save_checkpoint(folder: Path, step: int, *, sealed: bool = True, **about) ->
     return checkpoint
 
 
+def manifest_of(files: dict[str, FileEntry], step: int, **about) -> Manifest:
+    """Of a plain run of one process."""
+    fields = {"format": FORMAT, "kind": "full", "step": step, "tokens": 256 * step, "world_size": 1}
+    fields |= {"zero_stage": None, "exactness": "bit-exact", "versions": {"cpt": "0"}, "files": files}
+    return Manifest(**{**fields, **about})
+
+
 def seal(checkpoint: Path, step: int, **about) -> Manifest:
     """Write the manifest of what lies there."""
-    names = [
-        path.relative_to(checkpoint).as_posix()
-        for path in checkpoint.rglob("*")
-        if path.is_file() and path.name != MANIFEST
-    ]
-    fields = {
-        "format": 1,
-        "kind": "full",
-        "step": step,
-        "tokens": 256 * step,
-        "world_size": 1,
-        "zero_stage": None,
-    }
-    fields |= {
-        "exactness": "bit-exact",
-        "versions": {"cpt": "0"},
-        "files": {name: hash_file(checkpoint / name) for name in names},
-    }
-    manifest = Manifest(**{**fields, **about})
+    paths = [path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST]
+    files = {path.relative_to(checkpoint).as_posix(): hash_file(path) for path in paths}
+    manifest = manifest_of(files, step, **about)
     write_manifest(checkpoint, manifest)
     return manifest
 

@@ -46,10 +46,5 @@ class AddsTensor(Adds):
         self.value = torch.ones(2)
 
 
-class CannotBeMade(TrainerCallback):
-    def __init__(self) -> None:
-        raise OSError("no such channel")
-
-
 class NoCallback:
     """A class of another kind."""

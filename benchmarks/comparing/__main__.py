@@ -61,7 +61,7 @@ def measure(folders: list[Path], scratch: Path, times: int) -> dict[str, list[fl
 
 
 def results_of(samples: dict[str, list[float]], asked: argparse.Namespace, size: int) -> dict[str, Any]:
-    """Figures beside the target, with the raw samples."""
+    """Measurements with their target, and the raw samples."""
     what = f"{asked.runs} runs of {asked.steps:,} logs with {len(FIGURES) + 3} figures"
     targets = {"cpt compare": TARGET}
     rows = [measurement(f"{what}: {name}", targets.get(name), values, "s") for name, values in samples.items()]

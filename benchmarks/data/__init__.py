@@ -1,1 +1,1 @@
-"""The data layer: cold and warm, beside raw tokenizers, gigatoken and run_clm."""
+"""The data layer, cold and warm, compared with raw tokenizers, gigatoken and run_clm."""

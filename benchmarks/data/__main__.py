@@ -1,5 +1,5 @@
-"""`python -m benchmarks.data`: every system in turn, several times; writes benchmarks/results/data.json and the tables
-of docs/data.md."""
+"""`python -m benchmarks.data`: every system in turn, several times; writes benchmarks/results/data.json and its tables
+in benchmarks/README.md."""
 
 import argparse
 import json
@@ -120,7 +120,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--results",
         type=Path,
-        help="folder for them; by default benchmarks/results, and then the part of docs/data.md is made too",
+        help="folder for them; by default benchmarks/results, and then benchmarks/README.md is updated too",
     )
     return parser.parse_args()
 

@@ -1,7 +1,7 @@
 """`python -m benchmarks.data.environments`: an environment of its own for each peer that is no dependency of ours.
 
-They stand in $CPT_BENCH_ENVS or ~/.cache/cpt-bench. Each is made once from a requirements file beside the peers'
-programs; where that fails, the reason is kept there, and the benchmark's table says it. Where PyPI's torch is the CUDA
+They are in $CPT_BENCH_ENVS or ~/.cache/cpt-bench. Each is made once from a requirements file next to the peers'
+programs; if that fails, the reason is saved there, and the benchmark's table shows it. If PyPI's torch is the CUDA
 build, pip's own settings choose another.
 """
 

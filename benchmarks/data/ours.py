@@ -1,4 +1,4 @@
-"""Our data layer as a program beside its peers': `python -m benchmarks.data.ours ACTION JOB`, on the same clock.
+"""cpt's data layer as a program like its peers': `python -m benchmarks.data.ours ACTION JOB`, on the same clock.
 
 Training begins when the first window is tokenised; variant `whole` tokenises everything before, as `cpt prepare` does.
 """

@@ -1,26 +1,15 @@
-"""`python -m benchmarks.data.page`: the tables of docs/data.md, made from benchmarks/results/data.json between two
-markers."""
+"""`python -m benchmarks.data.page`: write the tables of results/data.json into benchmarks/README.md."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from benchmarks.data.results import RESULTS, Results
 from benchmarks.data.systems import SYSTEMS
-from benchmarks.marked import table, with_part
-
-PAGE = Path(__file__).parents[2] / "docs" / "data.md"
-BEGIN, END = "<!-- python -m benchmarks.data.page: begin -->\n", "<!-- python -m benchmarks.data.page: end -->\n"
+from benchmarks.readme import table, write_part
 
 
 def main() -> None:
-    results = json.loads((RESULTS / "data.json").read_text())
-    PAGE.write_text(with_tables(PAGE.read_text(), results))
-
-
-def with_tables(text: str, results: Results) -> str:
-    """A text with its part between the markers made anew."""
-    return with_part(text, BEGIN, END, tables(results), "docs/data.md")
+    write_part("benchmarks.data.page", tables(json.loads((RESULTS / "data.json").read_text())))
 
 
 def tables(results: Results) -> str:
@@ -32,7 +21,7 @@ def tables(results: Results) -> str:
 
 
 def side_by_side(results: Results) -> str:
-    """A row for each system: how many times ours' time it takes, and what it wastes."""
+    """A row for each system: its time relative to cpt's, and what it wastes."""
     ours, waste = results["systems"].get("ours", {}), results["waste"]["systems"]
     times_of = ["cold, all batches", "cold, first batch", "warm, batches in a row"]
     heads = ["", "version", "MB of text", *times_of, "memory, MB", "padding", "lost", "cuts"]
@@ -50,16 +39,16 @@ def side_by_side(results: Results) -> str:
                 times(ours, one, lambda system: system["cold_first_batch_seconds"]),
                 times(ours, one, lambda system: 1 / system["warm_steady_tokens_per_second"]),
                 f"{one['memory_mb']:,.0f}",
-                # Special tokens that stand in texts are spelled, in a few tokens more than one.
+                # Special tokens in texts are tokenized as text, which takes more than one token.
                 *(f"{100 * abs(wasted[key]):.2f} %" if key in wasted else "" for key in ("padding", "lost")),
                 "" if wasted.get("cuts") is None else f"{wasted['cuts']:,}",
             ]
         )
     needed = results["waste"]["unavoidable_cuts"]
-    cuts = f" Cuts: of {results['waste']['documents']:,} documents; {needed:,} cannot be avoided." if needed else ""
+    cuts = f" Cuts: of {results['waste']['documents']:,} documents; {needed:,} are unavoidable." if needed else ""
     what = (
-        "Times are multiples of ours, to all batches for each MB of text, to the first one as they were. Memory: of"
-        " the largest process."
+        "Times are multiples of cpt's: per MB of text to the last batch, and as measured to the first one. Memory: the"
+        " largest process."
     )
     return f"{table(heads, rows)}\n{what}{cuts}\n"
 
@@ -74,7 +63,6 @@ def times(ours: Results, other: Results, seconds: Any) -> str:
 
 
 def target_table(results: Results) -> str:
-    """What was aimed at, and what was reached."""
     rows = []
     for one in results["measurements"]:
         if one["target"] is not None and one["unit"] != "s":
@@ -86,7 +74,7 @@ def target_table(results: Results) -> str:
                     "yes" if one["met"] else "**no**",
                 ]
             )
-        elif one["target"] is not None:  # seconds of one machine are not told
+        elif one["target"] is not None:  # seconds depend on the machine
             rows.append([one["name"], f"{one['target']} {one['unit']}", "", "yes" if one["met"] else "**no**"])
     return table(["", "target", "measured", "met"], rows) if rows else ""
 

@@ -1,4 +1,4 @@
-"""From the raw samples to benchmarks/results/data.json: medians, and ratios beside their targets."""
+"""From the raw samples to benchmarks/results/data.json: medians, and ratios with their targets."""
 
 import json
 import os
@@ -147,7 +147,7 @@ Row = tuple[str, str | None, float, str]
 
 
 def speed(results: Results) -> list[Row]:
-    """Cold and warm, beside each of the others."""
+    """Cold and warm, compared with each of the others."""
     systems = {name: system for name, system in results["systems"].items() if "failed" not in system}
     if "ours" not in systems:
         return []

@@ -1,8 +1,7 @@
 """`python -m benchmarks.faults`: inject every fault into real runs of ours and of the plain Trainer: hours on 4 cores.
 
-Writes benchmarks/results/faults.json and the table of docs/reliability.md. What parts find adds up as long as the code
-of `cpt` is the
-same, so the suite can be run in pieces: `python -m benchmarks.faults --parts kills --stages 2 --kills 70`.
+Writes benchmarks/results/faults.json and its tables in benchmarks/README.md. Results add up while the code of `cpt` is
+the same, so the suite can be run in parts: `python -m benchmarks.faults --parts kills --stages 2 --kills 70`.
 """
 
 import argparse

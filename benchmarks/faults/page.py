@@ -1,33 +1,22 @@
-"""`python -m benchmarks.faults.page`: the tables of docs/reliability.md, made from benchmarks/results/faults.json
-between two markers."""
+"""`python -m benchmarks.faults.page`: write the tables of results/faults.json into benchmarks/README.md."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.results import RESULTS
-from benchmarks.marked import with_part
+from benchmarks.readme import write_part
 
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
-BEGIN, END = "<!-- python -m benchmarks.faults.page: begin -->\n", "<!-- python -m benchmarks.faults.page: end -->\n"
 PARTS = ("damage", "signals", "steps", "disks", "processes")
 DAMAGES, DAMAGE = ("truncate", "empty", "zeros", "bit flip", "missing"), "a damaged file of a checkpoint"
 Row = dict[str, Any]
 
 
 def write_page() -> None:
-    """Write the tables between their markers."""
-    results = json.loads(RESULTS.read_text())
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
-
-
-def with_tables(text: str, results: dict[str, Any]) -> str:
-    """A text with its part between the markers made anew."""
-    return with_part(text, BEGIN, END, tables(results), PAGE.name)
+    write_part("benchmarks.faults.page", tables(json.loads(RESULTS.read_text())))
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Targets, and every fault beside what the plain Trainer does."""
+    """Targets, and the outcome of every fault under cpt and under the plain Trainer."""
     versions = ", ".join(f"{name} {version}" for name, version in results["libraries"].items())
     parts = results["parts"]
     rows = [row for name in PARTS for row in parts.get(name, {}).get("found", [])]
@@ -38,7 +27,6 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def target_table(measurements: list[Row]) -> str:
-    """What was aimed at, and what was reached."""
     rows = [
         [
             row["name"],

@@ -25,7 +25,7 @@ from cpt.checkpoints.model_folder import load_data
 STEPS, EVERY = 16, 4
 PAUSE: dict[str, Any] = {"kind": "pause", "seconds": 0.3}
 SECONDS_BACK = 60.0  # until the job trains again
-SECONDS_TO_NOTICE = 150.0  # that a process stands still, ours; the plain Trainer's limit is 1,800
+SECONDS_TO_NOTICE = 150.0  # a hang, under cpt; the plain Trainer's limit is 1,800
 PATIENCE_WITH_THE_TRAINER = 60.0
 
 
@@ -40,7 +40,7 @@ def rank_killed(suite: Suite, system: System, stage: int) -> Outcome:
 
 
 def rank_stopped(suite: Suite, system: System, stage: int) -> Outcome:
-    """One of two processes stands still, as where a network or a GPU hangs."""
+    """One of two processes hangs, as with a hanging network or GPU."""
     return without_a_rank(suite, system, stage, signal.SIGSTOP, SECONDS_TO_NOTICE)
 
 
@@ -148,7 +148,7 @@ def planted_pickle(suite: Suite, system: System, stage: int) -> Outcome:
 
 FAULTS: dict[str, Trial] = {
     "one of 2 processes killed": rank_killed,
-    "one of 2 processes stands still": rank_stopped,
+    "one of 2 processes hangs": rank_stopped,
     "2, then 1, then 2 processes": other_number,
     "a finished run started again": finished_already,
     "program planted in the optimizer's file": planted_pickle,

@@ -1,4 +1,4 @@
-"""From what the parts found to benchmarks/results/faults.json: figures beside their targets."""
+"""From the results of the parts to benchmarks/results/faults.json: measurements with their targets."""
 
 import fcntl
 import json
@@ -31,7 +31,7 @@ def keep(results: Path, part: str, found: list[Row], seconds: float, *, anew: bo
     """
     results.touch()
     with results.open("r+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # parts may be run beside each other
+        fcntl.flock(file, fcntl.LOCK_EX)  # parts may run at the same time
         text = file.read()
         parts = json.loads(text)["parts"] if text else {}
         before = parts.get(part, {"minutes": 0.0, "found": []})

@@ -1,5 +1,5 @@
-"""Signals that ask a run to stop, to one of its processes, to their launcher or to all: the run must save where it
-stands and go on."""
+"""Signals that ask a run to stop, to one of its processes, to their launcher or to all: the run must save its
+last step and continue when restarted."""
 
 import itertools
 import os

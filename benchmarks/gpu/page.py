@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu.page [RESULTS...]`: the results in docs/gpu.md, between two markers."""
+"""`python -m benchmarks.gpu.page [RESULTS...]`: write the results into benchmarks/README.md."""
 
 import argparse
 import json
@@ -9,12 +9,10 @@ from typing import Any
 from benchmarks.gpu.gates import GIB, format_gates, gates_of
 from benchmarks.gpu.processes import read_lines
 from benchmarks.gpu.roofline import FORECAST
-from benchmarks.marked import with_part
+from benchmarks.readme import write_part
 
-ROOT = Path(__file__).parents[2]
-PAGE, RESULTS = ROOT / "docs" / "gpu.md", ROOT / "build" / "gpu" / "results.jsonl"
-BEGIN, END = "<!-- python -m benchmarks.gpu.page: begin -->\n", "<!-- python -m benchmarks.gpu.page: end -->\n"
-NOT_RUN = "Not run: no result of a GPU is here yet.\n"
+RESULTS = Path(__file__).parents[2] / "build" / "gpu" / "results.jsonl"
+NOT_RUN = "No GPU has run it yet.\n"
 Line = dict[str, Any]
 
 
@@ -23,7 +21,7 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="*", default=[RESULTS])
     lines = [line for path in parser.parse_args().results for line in read_lines(path) if not line.get("dry_run")]
     part = f"```\n{format_results(lines)}\n```\n" if lines else NOT_RUN
-    PAGE.write_text(with_part(PAGE.read_text(encoding="utf-8"), BEGIN, END, part, PAGE.name), encoding="utf-8")
+    write_part("benchmarks.gpu.page", part)
 
 
 def format_results(lines: Sequence[Line]) -> str:

@@ -69,7 +69,7 @@ def run(folder: Path, processes: int, size: str, steps: int) -> Samples:
 
 
 def results_of(samples: dict[str, dict[str, Samples]]) -> dict[str, Any]:
-    """Figures beside the target, with the raw samples."""
+    """Measurements with their target, and the raw samples."""
     rows = []
     for name, by_size in samples.items():
         for clock in ("processor", "wall"):

@@ -1,8 +1,7 @@
-"""`python -m benchmarks.optimizers`: loss and weights of each optimizer beside AdamW over fp32 weights, at four
-learning rates.
+"""`python -m benchmarks.optimizers`: loss and weights of each optimizer compared with AdamW over fp32 weights, at
+four learning rates.
 
-Writes benchmarks/results/optimizers.json and the table of docs/optimizers.md. About 3 minutes for each seed on one
-core of a CPU.
+Writes benchmarks/results/optimizers.json and its table in benchmarks/README.md. About 3 minutes a seed on one core.
 """
 
 import argparse

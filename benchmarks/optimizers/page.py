@@ -1,26 +1,18 @@
-"""`python -m benchmarks.optimizers.page`: the table of docs/optimizers.md, made from
-benchmarks/results/optimizers.json."""
+"""`python -m benchmarks.optimizers.page`: write the table of results/optimizers.json into benchmarks/README.md."""
 
 import json
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.marked import with_part
 from benchmarks.optimizers.training import ARMS
+from benchmarks.readme import write_part
 
 RESULTS = Path(__file__).parents[1] / "results" / "optimizers.json"
-PAGE = Path(__file__).parents[2] / "docs" / "optimizers.md"
-BEGIN, END = (
-    "<!-- python -m benchmarks.optimizers.page: begin -->\n",
-    "<!-- python -m benchmarks.optimizers.page: end -->\n",
-)
 
 
 def write_page() -> None:
-    PAGE.write_text(
-        with_part(PAGE.read_text(encoding="utf-8"), BEGIN, END, table(json.loads(RESULTS.read_text())), PAGE.name)
-    )
+    write_part("benchmarks.optimizers.page", table(json.loads(RESULTS.read_text())))
 
 
 def table(results: dict[str, Any]) -> str:

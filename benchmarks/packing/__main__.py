@@ -1,9 +1,9 @@
 """`python -m benchmarks.packing`: real tokens a second of supervised fine-tuning, packed and padded. Five minutes on
 one core.
 
-The systems take turns, each a short run on the same conversations, whose lengths are log-normal; processor time for
-each real token, which is one that is not padding, beside that of the padded run of the same turn. Writes
-benchmarks/results/packing.json and a part of docs/stages.md.
+The systems take turns, each a short run on the same conversations, whose lengths are log-normal. Compared is the
+processor time of a real token (one that is not padding) within a turn. Writes benchmarks/results/packing.json and its
+table in benchmarks/README.md.
 """
 
 import argparse
@@ -15,13 +15,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.marked import with_part
 from benchmarks.measurement import measurement
 from benchmarks.packing.systems import CONVERSATIONS, MEDIAN, SEQUENCE_LENGTH, SIGMA, SYSTEMS, prepare
+from benchmarks.readme import table, write_part
 
 ROOT = Path(__file__).parents[2]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "packing.json", ROOT / "docs" / "stages.md"
-BEGIN, END = "<!-- python -m benchmarks.packing: begin -->\n", "<!-- python -m benchmarks.packing: end -->\n"
+RESULTS = ROOT / "benchmarks" / "results" / "packing.json"
 OURS, TARGET = "cpt, packed", 0.5
 PADDED = ("cpt, padded to the row", "TRL's SFTTrainer, padded to the longest")
 
@@ -46,7 +45,7 @@ def main() -> None:
         print(f"{row['name']}: {row['measured']:.3f} {row['quartiles']}")
     asked.write.write_text(json.dumps(results, indent=1) + "\n")
     if asked.write == RESULTS:
-        PAGE.write_text(with_part(PAGE.read_text(), BEGIN, END, part(results), "docs/stages.md"))
+        write_part("benchmarks.packing", part(results))
 
 
 def results_of(samples: dict[str, list[float]]) -> dict[str, Any]:
@@ -57,9 +56,7 @@ def results_of(samples: dict[str, list[float]]) -> dict[str, Any]:
             continue
         pairs = [own / other for own, other in zip(samples[OURS], times, strict=True)]
         rows.append(
-            measurement(
-                f"{OURS}, beside {name}: time of a real token", TARGET if name in PADDED else None, pairs, "ratio"
-            )
+            measurement(f"{OURS} / {name}: time of a real token", TARGET if name in PADDED else None, pairs, "ratio")
         )
     return {
         "device": f"{platform.machine()}, {os.cpu_count()} cores",
@@ -78,14 +75,12 @@ def results_of(samples: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def part(results: dict[str, Any]) -> str:
-    lines = [
-        "| supervised fine-tuning, processor time of a real token | target | median | quartiles |",
-        "| --- | ---: | ---: | ---: |",
+    heads = ["supervised fine-tuning, processor time of a real token", "target", "median", "quartiles"]
+    rows = [
+        [row["name"], row["target"] or "", f"{row['measured']:.2f}", "{:.2f} to {:.2f}".format(*row["quartiles"])]
+        for row in results["measurements"]
     ]
-    for row in results["measurements"]:
-        low, high = row["quartiles"]
-        lines.append(f"| {row['name']} | {row['target'] or ''} | {row['measured']:.2f} | {low:.2f} to {high:.2f} |")
-    return "\n".join(lines) + "\n"
+    return table(heads, rows)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The planner's sum beside a dry run of the whole step, over shipped models and ways to train them."""
+"""The planner's sum compared with a dry run of the whole step, for shipped models and training setups."""

@@ -1,9 +1,9 @@
-"""Is what `cpt plan` adds up what a step takes? `python -m benchmarks.plan`: 5 minutes on one core.
+"""Does `cpt plan` add up what a step takes? `python -m benchmarks.plan`: 5 minutes on one core.
 
-Each cell is a shipped model with a length of rows and a way to train. The sum (activations counted on rows of one and
-two, the rest from numbers of parameters) stands beside a dry run: two whole steps on fake tensors, with every storage
-that is alive added up. Both are of one process, without what engines, kernels and libraries set aside. Writes
-benchmarks/results/plan.json.
+Each cell is a shipped model with a row length and a training setup. The sum (activations counted on micro-batches of
+one and two rows, the rest from numbers of parameters) is compared with a dry run: two whole steps on fake tensors,
+with every live storage added up. Both are of one process, without the reserves of engines, kernels and libraries.
+Writes benchmarks/results/plan.json.
 """
 
 import argparse
@@ -93,9 +93,9 @@ def results_of(cells: list[dict[str, Any]]) -> dict[str, Any]:
     ratios = [found["formula"] / found["dry_run"] for found in cells]
     rows = [
         ("cells", ">= 24", len(cells), "", len(cells) >= 24),
-        ("the sum beside the dry run, largest", f"<= {MOST}", max(ratios), "ratio", max(ratios) <= MOST),
-        ("the sum beside the dry run, smallest", f">= {LEAST}", min(ratios), "ratio", min(ratios) >= LEAST),
-        ("the sum beside the dry run, median", None, median(ratios), "ratio", None),
+        ("plan / dry run, largest", f"<= {MOST}", max(ratios), "ratio", max(ratios) <= MOST),
+        ("plan / dry run, smallest", f">= {LEAST}", min(ratios), "ratio", min(ratios) >= LEAST),
+        ("plan / dry run, median", None, median(ratios), "ratio", None),
     ]
     return {
         "device": f"{platform.machine()}, no GPU",

@@ -1,6 +1,6 @@
 """`python -m benchmarks.rewarming`: continue with and without re-warming and replay, or train from scratch (arXiv 2403.08763).
 
-Writes benchmarks/results/rewarming.json and the tables of docs/rewarming.md.
+Writes benchmarks/results/rewarming.json and its tables in benchmarks/README.md.
 """  # noqa: E501
 
 import argparse

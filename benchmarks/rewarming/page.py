@@ -1,31 +1,16 @@
-"""`python -m benchmarks.rewarming.page`: the tables of docs/rewarming.md, made from
-benchmarks/results/rewarming.json."""
+"""`python -m benchmarks.rewarming.page`: write the tables of results/rewarming.json into benchmarks/README.md."""
 
 import json
-from pathlib import Path
 from typing import Any
 
-from benchmarks.marked import with_part
+from benchmarks.readme import write_part
 from benchmarks.rewarming.corpus import GENERAL
 from benchmarks.rewarming.results import DOMAIN, RESULTS
 from benchmarks.rewarming.training import BASE
 
-PAGE = Path(__file__).parents[2] / "docs" / "rewarming.md"
-BEGIN, END = (
-    "<!-- python -m benchmarks.rewarming.page: begin -->\n",
-    "<!-- python -m benchmarks.rewarming.page: end -->\n",
-)
-
 
 def write_page() -> None:
-    """Write the tables between their markers."""
-    results = json.loads(RESULTS.read_text())
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
-
-
-def with_tables(text: str, results: dict[str, Any]) -> str:
-    """A text with its part between the markers made anew."""
-    return with_part(text, BEGIN, END, tables(results), PAGE.name)
+    write_part("benchmarks.rewarming.page", tables(json.loads(RESULTS.read_text())))
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -53,15 +38,15 @@ def seeds(results: dict[str, Any]) -> int:
 
 
 def shift_line(results: dict[str, Any], shift: dict[str, Any]) -> str:
-    """What a shift's domain is, and what it is judged by."""
+    """A shift's domain and its held-out sets."""
     sets = {kind: results["sets"][name] for kind, name in ((DOMAIN, shift["name"]), (GENERAL, GENERAL))}
-    judged = " and ".join(
+    held_out = " and ".join(
         f"{one['held_out_documents']} documents ({one['held_out_bytes'] / 1e3:.0f} kB) of {kind} text"
         for kind, one in sets.items()
     )
     return (
-        f"**Shift: {shift['name']}** ({shift['what']}; replay {100 * shift['replay']:.0f} % of the tokens), judged by"
-        f" {judged}:"
+        f"**Shift: {shift['name']}** ({shift['what']}; replay {100 * shift['replay']:.0f} % of the tokens), evaluated"
+        f" on {held_out}:"
     )
 
 

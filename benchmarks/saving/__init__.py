@@ -1,1 +1,1 @@
-"""What a transactional save costs beside the Trainer's own, and for how long training stands still."""
+"""What a transactional save costs compared with the Trainer's, and how long training stalls."""

@@ -1,13 +1,11 @@
 """`python -m benchmarks.saving`: what hash, fsync and rename add to a save, and how long a save in the background
-holds training up.
+stalls training.
 
-A run is saved by turns as the Trainer does, as we do, and behind the training;
-medians and quartiles of paired rounds, by the clock and by the processors' time of all processes, which other work on
-the machine disturbs less. The Trainer does
-not wait for the disk: its save is compared as it is, and together with an fsync of its files after it, which a save
-needs to stand a power cut. The stall is what the training thread waits for: the snapshot, and the copies where they
-are not complete when the next update begins. 10 minutes on 4 idle cores, 6 GiB of memory and 3 GiB of disk; writes
-benchmarks/results/saving.json.
+A run is saved in turn as the Trainer does, as cpt does, and in the background; medians and quartiles of paired rounds,
+in wall time and in processor time of all processes, which other load disturbs less. The Trainer does not wait for the
+disk: its save is compared as it is, and with an fsync of its files, without which a power cut may lose them. The stall
+is the time that the training thread waits: the snapshot, and the copies if they are not complete when the next update
+begins. 10 minutes on 4 idle cores, 6 GiB of memory and 3 GiB of disk. Writes benchmarks/results/saving.json.
 """
 
 import argparse
@@ -128,7 +126,7 @@ def write_recipe(folder: Path, stage: int | None, rounds: int, gigabytes: float)
 
 
 def results_of(samples: dict[str, Samples]) -> dict[str, Any]:
-    """Figures beside their targets, with the raw samples."""
+    """Measurements with their targets, and the raw samples."""
     return {
         "device": f"{platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
@@ -148,21 +146,19 @@ def rows_of(name: str, rounds: Samples) -> list[dict[str, Any]]:
     at_once = [one["held"] + one["copying"] for one in rounds]
     ours, theirs = (column(rounds, key) for key in ("ours", "theirs"))
     ours_worked, theirs_worked = (column(rounds, f"{key}_processor") for key in ("ours", "theirs"))
-    alone, beside = column(rounds, "step"), column(rounds, "step_beside")
+    alone, during_save = column(rounds, "step"), column(rounds, "step_beside")
     return [
         measurement(f"{added} to the Trainer's save", ADDED, more(ours, theirs), "%"),
         measurement(f"{added} to the Trainer's save and fsync of its files", ADDED, more(ours, durable), "%"),
         measurement(f"{added} to the Trainer's save, processor time", ADDED, more(ours_worked, theirs_worked), "%"),
-        measurement(
-            f"{way}: stall of a save in the background, beside a blocking one", STALL, share(stalls, ours), "%"
-        ),
+        measurement(f"{way}: stall of a save in the background / of a blocking one", STALL, share(stalls, ours), "%"),
         measurement(f"{way}: the same, if the next update came at once", None, share(at_once, ours), "%"),
         measurement(f"{way}: the Trainer's save", None, theirs, "seconds"),
         measurement(f"{way}: fsync of its files after it", None, column(rounds, "syncing_theirs"), "seconds"),
         measurement(f"{way}: ours", None, ours, "seconds"),
         measurement(f"{way}: stall of ours in the background", None, stalls, "seconds"),
         measurement(f"{way}: a step", None, alone, "seconds"),
-        measurement(f"{way}: a step while a save is written", None, beside, "seconds"),
+        measurement(f"{way}: a step while a save is written", None, during_save, "seconds"),
         measurement(f"{way}: load of the machine", None, column(rounds, "load"), "processes"),
     ]
 

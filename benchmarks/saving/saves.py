@@ -143,7 +143,7 @@ def in_all(seconds: float) -> float:
 
 
 def sync_files(folder: Path) -> None:
-    """Wait until the disk has them, as a save that stands a power cut must."""
+    """Wait until the disk has them, as a save must to survive a power cut."""
     if is_main_process():
         for path in folder.rglob("*"):
             make_durable(path)

@@ -2,8 +2,8 @@
 core, 5 GB of disk.
 
 For each size a store is laid out (`tables.py`), then processes start on it as those of a run do, and look rows up
-(`start.py`). Every figure is of cpt's own code on files as they would be; only the tokens say nothing. Writes
-benchmarks/results/scale.json; then `python -m benchmarks.scale.page` writes docs/scaling.md's tables.
+(`start.py`). All of it is cpt's own code on files of the real size; only the tokens have no content. Writes
+benchmarks/results/scale.json; then `python -m benchmarks.scale.page` writes the tables of benchmarks/README.md.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def started(folder: Path, tokens: int) -> dict[str, Any]:
 
 
 def index_bytes(folder: Path) -> dict[str, float]:
-    """What stands on the disk besides tokens: of each window and shard as much as of those that were drawn."""
+    """What is on the disk besides tokens, extrapolated from the windows and shards that were drawn."""
     cache = folder / "cache"
     sources = list((cache / "tokens").iterdir())
     packings = [path for rows in (cache / "rows").iterdir() for path in rows.iterdir() if path.is_symlink()]

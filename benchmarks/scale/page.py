@@ -1,56 +1,60 @@
-"""`python -m benchmarks.scale.page`: the tables of docs/scaling.md, made from
-benchmarks/results/scale.json."""
+"""`python -m benchmarks.scale.page`: write the tables of results/scale.json into benchmarks/README.md."""
 
 import json
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.marked import table, with_part
+from benchmarks.readme import table, write_part
 
 RESULTS = Path(__file__).parents[1] / "results" / "scale.json"
-PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
-BEGIN, END = "<!-- python -m benchmarks.scale.page: begin -->\n", "<!-- python -m benchmarks.scale.page: end -->\n"
-COUNTS = {"text files of 1 GiB": "files", **{name: name for name in ("shards", "windows", "documents", "rows")}}
+COUNTS = {
+    "text files of 1 GiB": "files",
+    "shards": "shards",
+    "chunks": "windows",
+    "documents": "documents",
+    "rows": "rows",
+}
 BYTES = {
     "tokens on the disk, 4 bytes each": "tokens",
-    "documents: where each begins, its hash and size": "documents",
-    "packing: which piece stands in which row": "packing",
+    "documents: position, hash and size of each": "documents",
+    "packing: the pieces of each row": "packing",
     "lists of shards": "manifests",
-    "what is known of windows, a file each and the table": "windows",
+    "chunks: a file each and their table": "windows",
 }
 OF_INDEX = ("documents", "packing", "manifests", "windows")
-TIMES = {"start of a process": "start", "a row anywhere": "lookup_anywhere", "the next row": "lookup_next"}
+TIMES = {"start of a process": "start", "a row at any position": "lookup_anywhere", "the next row": "lookup_next"}
 RESUME = "first batch of a new process, at any row"
-MEMORY = {"memory of a process after its start": "memory_start", "memory after rows from anywhere": "memory_read"}
+MEMORY = {
+    "memory of a process after its start": "memory_start",
+    "memory after reading rows at any position": "memory_read",
+}
 UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 def write_page() -> None:
-    """Write the part between the markers."""
-    results = json.loads(RESULTS.read_text())
-    PAGE.write_text(with_part(PAGE.read_text(encoding="utf-8"), BEGIN, END, part(results), PAGE.name))
+    write_part("benchmarks.scale.page", part(json.loads(RESULTS.read_text())))
 
 
 def part(results: dict[str, Any]) -> str:
-    """Counts and bytes on the disk; times beside those of the smallest size, and memory."""
+    """Counts and bytes on the disk; times relative to those of the smallest size; memory."""
     cells = results["cells"]
     heads = ["", *(f"{cell['tokens']:.0e} tokens" for cell in cells)]
     there = [[name, *(f"{cell[key]:,}" for cell in cells)] for name, key in COUNTS.items()]
     there += [[name, *(in_units(cell["index"][key]) for cell in cells)] for name, key in BYTES.items()]
     index = [sum(cell["index"][key] for key in OF_INDEX) / cell["index"]["tokens"] for cell in cells]
-    there.append(["all of the index beside the tokens", *(f"{share:.2%}" for share in index)])
+    there.append(["whole index, relative to the tokens", *(f"{share:.2%}" for share in index)])
     costs = [[name, *times([cell[key] / cell["copy"] for cell in cells])] for name, key in TIMES.items()]
     costs.insert(1, [RESUME, *times([median(cell["resume"]) / cell["copy"] for cell in cells])])
     costs += [[name, *(f"{cell[key] / 2**20:,.0f} MiB" for cell in cells)] for name, key in MEMORY.items()]
     costs.append(["the data's part of a checkpoint", *(f"{cell['state'] / 1000:.1f} kB" for cell in cells)])
     off = [f"{cell['off_points']['1.0']:.3f}" for cell in cells]
-    costs.append(["shares of tokens at the end, off by points", *off])
+    costs.append(["error of token shares at the end, points", *off])
     return f"{table(heads, there)}\n{table(heads, costs)}"
 
 
 def times(values: list[float]) -> list[str]:
-    """Values beside that of the smallest size."""
+    """Values relative to that of the smallest size."""
     ratios = [value / values[0] for value in values]
     return [f"{ratio:.2g} x" if ratio < 100 else f"{ratio:.0f} x" for ratio in ratios]
 

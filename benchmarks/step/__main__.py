@@ -1,10 +1,10 @@
 """`python -m benchmarks.step`: what the host does in a step besides the model's own operations. Two minutes on one
 core.
 
-A toy model, so small that the host is the limit, is trained by a bare loop, by the plain Trainer and by ours with all
-default guards and monitors on. The three take turns of some steps each, so that whatever else the machine does meets
-all of them; a turn of ours beside the loop's turn just before it is one pair. Processor time. Writes
-benchmarks/results/step.json and a part of docs/step.md.
+A toy model, so small that the host is the limit, is trained by a bare loop, by the plain Trainer and by cpt with all
+default guards and monitors on. The three take turns of some steps each, so that other load on the machine affects all
+of them; a turn and the loop's turn before it are one pair. Processor time. Writes benchmarks/results/step.json and its
+table in benchmarks/README.md.
 """
 
 import argparse
@@ -21,14 +21,12 @@ from statistics import median
 from typing import Any
 
 from benchmarks.guards.steps import prepare
-from benchmarks.marked import table, with_part
 from benchmarks.measurement import measurement
+from benchmarks.readme import table, write_part
 from benchmarks.step.systems import MARK, SYSTEMS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "step.json"
-PAGE = ROOT / "docs" / "step.md"
-BEGIN, END = "<!-- python -m benchmarks.step: begin -->\n", "<!-- python -m benchmarks.step: end -->\n"
 TARGET = 1.05
 WARMING = 3  # turns that are not counted
 BARE = "a bare loop"
@@ -49,7 +47,7 @@ def main() -> None:
         print(f"{row['name']}: {row['measured']:.3f} {row['quartiles']}")
     asked.write.write_text(json.dumps(results, indent=1) + "\n")
     if asked.write == RESULTS:
-        PAGE.write_text(with_part(PAGE.read_text(), BEGIN, END, part(results), "docs/step.md"))
+        write_part("benchmarks.step", part(results))
 
 
 def measure(folder: Path, turns: int, steps: int) -> dict[str, list[float]]:
@@ -92,12 +90,10 @@ def results_of(seconds: dict[str, list[float]], steps: int) -> dict[str, Any]:
     ]
     for name, turns in seconds.items():
         if name != BARE:
-            pairs = [turn / beside for turn, beside in zip(turns, bare, strict=True)]
+            pairs = [turn / other for turn, other in zip(turns, bare, strict=True)]
             target = TARGET if name == "cpt" else None
             rows.append(
-                measurement(
-                    f"{name} beside {BARE}: processor time of a step, {len(pairs)} pairs", target, pairs, "ratio"
-                )
+                measurement(f"{name} / {BARE}: processor time of a step, {len(pairs)} pairs", target, pairs, "ratio")
             )
     return {
         "device": f"{platform.machine()}, {os.cpu_count()} cores",
@@ -112,7 +108,6 @@ def results_of(seconds: dict[str, list[float]], steps: int) -> dict[str, Any]:
 
 
 def part(results: dict[str, Any]) -> str:
-    """That of docs/step.md."""
     heads = ["processor time of a step, where the host is the limit", "target", "median", "quartiles"]
     rows = [row for row in results["measurements"] if row["unit"] == "ratio"]
     cells = [

@@ -1,1 +1,1 @@
-"""Verifying a checkpoint beside reading it."""
+"""Verifying a checkpoint compared with reading it."""

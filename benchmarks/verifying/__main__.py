@@ -1,10 +1,10 @@
-"""How long does it take to verify a checkpoint, beside `cat` of its files? `python -m benchmarks.verifying`: 2
+"""How long does it take to verify a checkpoint, compared with `cat` of its files? `python -m benchmarks.verifying`: 2
 minutes.
 
-Both read the same files by turns, each first in every other pair, so that whatever else the machine does meets both
-alike; medians and quartiles of the pairs. Warm: all of it is in memory, and only copying and hashing are left. Cold:
-the system's copies are dropped before each reading, and the disk is asked (that of a virtual machine may have copies
-of its own). Writes benchmarks/results/verifying.json.
+Both read the same files in turn, each first in every other pair, so that other load affects both; medians and
+quartiles of the pairs. Warm: all files are in the page cache, so only copying and hashing remain. Cold: the page cache
+is dropped before each reading (a virtual machine's disk may have its own cache). Writes
+benchmarks/results/verifying.json.
 """
 
 import argparse
@@ -107,15 +107,13 @@ def processor_seconds() -> float:
 
 
 def results_of(samples: dict[str, Pairs], gib: float) -> dict[str, Any]:
-    """Figures beside the target, with the raw samples."""
+    """Measurements with their target, and the raw samples."""
     rows = []
     for name, pairs in samples.items():
         for clock, key in (("", ""), (", processor time", "_processor")):
             ratios = [pair[f"verify{key}"] / pair[f"cat{key}"] for pair in pairs]
             rows.append(
-                measurement(
-                    f"{name}, {gib} GiB: verifying beside `cat`{clock}", None if key else TARGET, ratios, "ratio"
-                )
+                measurement(f"{name}, {gib} GiB: verify / `cat`{clock}", None if key else TARGET, ratios, "ratio")
             )
         for way in ("cat", "verify"):
             speeds = [gib / pair[way] for pair in pairs]

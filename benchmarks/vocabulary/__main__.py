@@ -1,7 +1,7 @@
-"""`python -m benchmarks.vocabulary`: extend the demo's vocabulary for code, and judge it: about 20 minutes of one CPU
+"""`python -m benchmarks.vocabulary`: extend the demo's vocabulary for code, and evaluate it: about 20 minutes on one
 core.
 
-Writes benchmarks/results/vocabulary.json and the tables of docs/vocabulary.md.
+Writes benchmarks/results/vocabulary.json and its tables in benchmarks/README.md.
 """
 
 import argparse

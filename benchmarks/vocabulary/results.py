@@ -1,4 +1,4 @@
-"""From the runs to benchmarks/results/vocabulary.json, and from there to the tables of docs/vocabulary.md:
+"""Write benchmarks/results/vocabulary.json, and its tables in benchmarks/README.md:
 `python -m benchmarks.vocabulary.results`."""
 
 import json
@@ -11,12 +11,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.marked import table, with_part
+from benchmarks.readme import table, write_part
 from benchmarks.vocabulary.training import KINDS, OWN, Result
 
 RESULTS = Path(__file__).parents[1] / "results" / "vocabulary.json"
-PAGE = Path(__file__).parents[2] / "docs" / "vocabulary.md"
-BEGIN, END = (f"<!-- python -m benchmarks.vocabulary.results: {word} -->\n" for word in ("begin", "end"))
 LIBRARIES = ("torch", "transformers", "tokenizers")
 Rows = list[dict[str, float | str]]
 
@@ -72,10 +70,9 @@ def percent(value: float, before: float) -> float:
 
 
 def write_tables() -> None:
-    """Write the tables between their markers in docs/vocabulary.md."""
     results = json.loads(RESULTS.read_text())
     tables = "\n".join([lengths_table(results), arms_table(results), starts_table(results)])
-    PAGE.write_text(with_part(PAGE.read_text(encoding="utf-8"), BEGIN, END, tables, PAGE.name), encoding="utf-8")
+    write_part("benchmarks.vocabulary.results", tables)
 
 
 def lengths_table(results: dict[str, Any]) -> str:
@@ -103,7 +100,7 @@ def arms_table(results: dict[str, Any]) -> str:
         code, prose = (f"{found[f'{kind}_after']:.3f} ± {found[f'{kind}_after_deviation']:.3f}" for kind in KINDS)
         spent = (f"{found['tokens']:,.0f}", f"{found['bytes'] / 1e6:.2f}", f"{found['flops']:.2e}")
         rows.append([arm, *spent, f"{found['domain_before']:.3f}", code, change, prose])
-    return table((first, *before, "after", "against own tokens", "prose, after"), rows)
+    return table((first, *before, "after", "change", "prose, after"), rows)
 
 
 def starts_table(results: dict[str, Any]) -> str:
@@ -113,7 +110,7 @@ def starts_table(results: dict[str, Any]) -> str:
         "mean": "extended, rows: mean",
         "token_distillation": "extended, rows: token distillation",
     }
-    heads = ("a model with a head of its own, before any training", "code, bits per byte", "prose")
+    heads = ("a model with untied embeddings, before any training", "code, bits per byte", "prose")
     rows = [(names[row["start"]], f"{row['domain']:.3f}", f"{row['general']:.3f}") for row in results["starts"]]
     return table(heads, rows)
 

@@ -146,7 +146,7 @@ def measure_starts(corpus: Corpus, tokenizer: Path, add: int, folder: Path) -> l
 
 
 def held_out(corpus: Corpus) -> list[str]:
-    """Overrides for the two sets that both recipes are judged by."""
+    """Overrides for the two sets that both recipes are evaluated on."""
     return [f"evaluation.perplexity.{i}.path={corpus.files[kind, 'held_out']}" for i, kind in enumerate(KINDS)]
 
 

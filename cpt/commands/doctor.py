@@ -25,7 +25,7 @@ from cpt.recipe.load import load_recipe
 
 SMALL_SHARED_MEMORY_GIB = 1
 SMALL_DISK_GIB = 20
-PAGE = "docs/installing.md"
+PAGE = "docs/howto/installing.md"
 EXTRAS = {  # module -> what is missing without it; the name on PyPI is the same, with hyphens
     "tensorboard": "curves in TensorBoard",
     "wandb": "curves in Weights & Biases",

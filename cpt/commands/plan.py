@@ -184,7 +184,7 @@ def format_changes(proposal: Proposal, target: Target) -> Iterator[str]:
     size, time = f"{proposal.plan.peak.size / GIB:.1f} GiB on each GPU{host}", f"{proposal.slower:.2f} times the time"
     yield f"  Then {size}, about {time} of the recipe if it fitted."
     if "model.dtype" in proposal.changes:
-        yield "  Each update rounds the weights to bfloat16, with no copy in fp32; see docs/optimizers.md."
+        yield "  Each update rounds the weights to bfloat16, with no copy in fp32; see docs/reference/training.md."
     if proposal.setup.releases:
         tokens = f"{proposal.setup.tokens_per_step:,}"
         yield f"  A step is one micro-batch of {tokens} tokens, and gradients are not clipped by their norm."

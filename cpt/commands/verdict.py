@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 from accelerate.utils.memory import clear_device_cache
+from rich.console import Console
 from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
@@ -45,14 +46,12 @@ def judge(run: Run, *, batch_size: int = 8) -> None:
         write_model_card(run.export_folder, run.folder, run.folder.name)
     except OSError as problem:  # the model has a card without the verdict
         tell(f"warning: the model's card cannot be written: {problem.strerror}. Again: cpt verdict {run.folder}")
-    show(verdict, run)
+    if is_main_process():
+        show(verdict, run, open_console())
 
 
-def show(verdict: Verdict, run: Run) -> None:
+def show(verdict: Verdict, run: Run, console: Console) -> None:
     """Print the verdict as a table and a sentence, then what was not run and where everything is."""
-    if not is_main_process():
-        return
-    console = open_console()
     table = Table("", "items", "before", "after", "change", "95 % interval", "result", box=None, pad_edge=False)
     for one in sorted(verdict.sets, key=lambda one: one.is_general):
         kind = "general" if one.is_general else "domain"

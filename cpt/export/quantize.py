@@ -174,7 +174,7 @@ def describe_layers(model: PreTrainedModel, method: Method) -> str:
     quantised = {name.rpartition(".")[0] for name in weights}
     if not quantised:
         known = f"{type(model).__name__} has no layer that --quantize {method} knows"
-        raise CheckpointError(f"{known}. Export it whole, and quantise it with llama.cpp (docs/export.md).")
+        raise CheckpointError(f"{known}. Export it whole, and quantise it with llama.cpp (docs/howto/exporting.md).")
     skipped = set()
     for parameter, _ in model.named_parameters():
         name = parameter.rpartition(".")[0]

@@ -88,7 +88,7 @@ def translate_stage(config: Translation) -> str:
     stage = "cpt" if families <= {*TEXT} or learns_inputs and families <= {*CHATS} else "sft"
     stage = STAGES.get(rl) or ("reward" if config.take_switch("reward_model") else stage)
     if rl and rl not in STAGES:
-        config.drop("rl", rl, "there is no such stage; see docs/stages.md")
+        config.drop("rl", rl, "there is no such stage; see docs/reference/training.md")
     if learns_inputs and stage != "cpt":
         config.drop("train_on_inputs", True, f"stage {stage} learns the answers only")
     config.put("stage", stage)

@@ -86,7 +86,7 @@ def translate_stage(config: Translation) -> str:
     if stage == "ppo":
         path = config.take("reward_model")
         rewards = [{"name": "reward_model", "path": str(path)}] if path else ["exact_match"]
-        config.put("rewards", rewards, "reward_model" if path else "FILL IN: see docs/stages.md")
+        config.put("rewards", rewards, "reward_model" if path else "FILL IN: see docs/reference/training.md")
     return stage
 
 

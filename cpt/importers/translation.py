@@ -28,8 +28,8 @@ HINTS = {  # key that many configs have and that is not translated -> what to wr
     "special_tokens.pad_token": "not needed: padding is masked",
     "load_in_8bit": "the base is in 4 bit (model.lora.quantize), or whole",
     "rope_scaling": "see model.rope",
-    "sequence_parallel_degree": "see docs/splitting.md",
-    "context_parallel_size": "see docs/splitting.md",
+    "sequence_parallel_degree": "see docs/explanation/planning.md",
+    "context_parallel_size": "see docs/explanation/planning.md",
 }
 DEFAULTS = {  # of the Trainer, where cpt has others
     "gradient_accumulation_steps": 1,
@@ -285,7 +285,7 @@ def translate_budget_and_optimizer(config: Translation) -> float:
         config.move({"adam_epsilon": "optimizer.eps", "embedding_lr": "optimizer.embedding_learning_rate"})
     asked, options = str(config.take("lr_scheduler_type")).lower(), config.take_section("lr_scheduler_kwargs")
     if asked not in SCHEDULES:
-        config.drop("lr_scheduler_type", asked, "cosine instead; docs/optimizers.md lists the schedules")
+        config.drop("lr_scheduler_type", asked, "cosine instead; docs/reference/training.md lists the schedules")
     name = SCHEDULES.get(asked, "cosine")
     config.put("schedule.name", name, f"lr_scheduler_type: {asked}")
     if name != "constant":  # the floor is 0 by default there, 0.1 in cpt

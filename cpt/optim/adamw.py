@@ -18,7 +18,7 @@ from cpt.recipe.schema import Recipe
 from cpt.torch_internals import foreach_add
 
 Rounding = Literal["kahan", "stochastic"]
-# Its loss came nearest to that of fp32 weights (docs/optimizers.md), and it needs no state.
+# Its loss came nearest to that of fp32 weights (benchmarks/README.md), and it needs no state.
 DEFAULT_ROUNDING: Rounding = "stochastic"
 
 

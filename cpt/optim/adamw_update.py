@@ -4,7 +4,8 @@
 half as many values as the one above it. A second moment above 0 is never rounded to 0: the next update would be
 divided by eps alone.
 
-Why not a library (bitsandbytes 0.50, torchao 0.18): docs/optimizers.md.
+Why not a library: bitsandbytes 0.50 has no stochastic rounding and waits for the GPU after each parameter; torchao
+0.18 draws from the global random state and saves tensor subclasses, which safe loading refuses.
 """
 
 import math

@@ -7,7 +7,6 @@ from run_folders import keep_document_losses, write_lines, write_run
 
 from cpt.analysis import compare as module
 from cpt.analysis.compare import compare
-from cpt.cli import main
 
 
 def compared(tmp_path, *plants):
@@ -147,13 +146,7 @@ def test_long_runs_are_read_by_several_processes(tmp_path, monkeypatch):
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def ended(*words):
-    with pytest.raises(SystemExit) as code:
-        main(["compare", *map(str, words)])
-    return code.value.code
-
-
-def test_the_printed_comparison_is_as_approved(tmp_path, capsys):
+def test_the_printed_comparison_is_as_approved(tmp_path, cpt):
     first, second = write_run(tmp_path / "first"), write_run(tmp_path / "second", another_machine)
     task = {"name": "arc", "metric": "acc", "interval": [0.402, 0.598], "questions": 100}
     for run, value in ((first, 0.5), (second, 0.6)):
@@ -166,13 +159,6 @@ def test_the_printed_comparison_is_as_approved(tmp_path, capsys):
     ]
     write_lines(second / "metrics.jsonl", [{**line, "gpu_memory_peak_gib": 7} for line in lines])
     write_lines(second / "events.jsonl", [{"kind": "restart"}, {"kind": "restart"}, {"kind": "alert"}])
-    assert ended(first, second) == 0
-    check_approved(capsys.readouterr().out, Path(__file__).with_name("approved_comparison.txt"))
-
-
-@pytest.mark.heavy
-def test_many_runs_are_rows_and_the_page_has_them_too(tmp_path, capsys):
-    runs = [write_run(tmp_path / "second", one_key), *(write_run(tmp_path / name) for name in "bcdef")]
-    assert ended(*runs, "--html", tmp_path / "c.html") == 0
-    for text in (capsys.readouterr().out, (tmp_path / "c.html").read_text()):
-        assert "optimizer.learning_rate" in text and "0.002" in text
+    code, said = cpt("compare", first, second)
+    assert code == 0
+    check_approved(said, Path(__file__).with_name("approved_comparison.txt"))

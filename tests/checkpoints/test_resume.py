@@ -2,7 +2,7 @@ import json
 import shutil
 
 import pytest
-from tiny_run import DAMAGES, damage, save_checkpoint, seal
+from tiny_run import DAMAGES, damage, save_checkpoint
 
 from cpt.checkpoints.resume import (
     choose_checkpoint,
@@ -45,11 +45,6 @@ def test_whatever_happens_to_any_file_the_one_before_is_used_and_the_reason_kept
         assert choose_checkpoint(run).checkpoint == run / "checkpoint-4", name
         assert kinds(run) == ["quarantined"] and not (run / "checkpoint-8").exists()
         assert name in (run / "bad-checkpoint-8" / "reason.txt").read_text()
-
-
-def test_a_checkpoint_of_another_step_than_its_name_is_bad(tmp_path):
-    seal(save_checkpoint(tmp_path, 4, sealed=False), 5)
-    assert newest_sound(tmp_path) is None
 
 
 def test_a_checkpoint_without_a_manifest_is_not_used_in_the_runs_own_folder(tmp_path):

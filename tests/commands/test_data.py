@@ -70,20 +70,6 @@ def check_examples(cpt, tiny_recipe, tmp_path):
     return check
 
 
-def test_check_names_faults_of_examples_with_their_rows(check_examples, tmp_path):
-    planted = {
-        "empty answer": talk("empty", ""),
-        "prompt = answer": talk("same", "same"),
-        "longer than sequence_length": talk("long", "word " * 500),
-        "duplicate row": GOOD[3],
-        "dropped: no message of the assistant": {"messages": GOOD[0]["messages"][:1]},
-    }
-    code, said = check_examples([*GOOD, *planted.values()])
-    assert code == 2
-    for line, kind in enumerate(planted, len(GOOD) + 1):
-        assert any(kind in row and f"rows.jsonl:{line}" in row for row in said.splitlines()), kind
-
-
 def test_cut_examples_are_a_mistake_above_a_share(check_examples):
     rows = [*GOOD, talk("long", "word " * 500), talk("longer", "word " * 500)]
     assert check_examples(rows, "--truncated-share", "0.1")[0] == 0

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -106,22 +105,6 @@ def test_the_hub_is_not_asked_unless_the_user_says_so(monkeypatch, given):
     with pytest.raises(typer.Exit):
         command(Path("folder"))
     assert os.environ["HF_HUB_OFFLINE"] == (given or "1") and os.environ["CPT_CACHE"] == "folder/cache"
-
-
-@pytest.mark.heavy
-def test_a_signal_is_forwarded_and_the_command_may_save(cpt, monkeypatch, tmp_path):
-    script = f"""
-import os, signal, sys, time
-def save(*_): time.sleep(0.2); open({str(tmp_path / "saved")!r}, "w").close(); sys.exit(75)
-signal.signal(signal.SIGINT, save)
-os.kill(os.getppid(), signal.SIGINT)
-time.sleep(60)
-"""
-    monkeypatch.setattr(Commands, "printed", lambda self, *words: [sys.executable, "-c", script])
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        cpt.run("train")
-    assert (tmp_path / "saved").exists() and signal.getsignal(signal.SIGINT) == before
 
 
 def test_another_folder_moves_every_path_of_the_bases_recipe():

@@ -75,13 +75,6 @@ def test_the_table_and_the_json_have_the_shares(cpt, tiny_recipe, tmp_path):
     assert domain["documents"] == sum(domain["lengths"].values()) == 120
 
 
-def test_a_run_that_would_be_refused_ends_with_code_2(cpt, tiny_recipe, tmp_path):
-    tiny_recipe["data"]["sources"][0]["max_epochs"] = 1
-    tiny_recipe["budget"] = {"tokens": 10_000_000}
-    code, said = cpt("mixture", write_recipe(tiny_recipe, tmp_path / "r.yaml"))
-    assert code == 2 and "`max_epochs`" in said
-
-
 def test_a_phase_until_a_learning_rate_reads_like_one_until_that_token(cpt, tiny_recipe, unweighted, tmp_path):
     weights = {"domain": 1, "general": 3}
     phases = [{"until_learning_rate": 0.2, "weights": weights}, {"weights": {"domain": 1}}]

@@ -4,11 +4,9 @@ import pytest
 from tiny import write_documents, write_recipe
 from xxhash import xxh3_128_hexdigest
 
-from cpt.commands.prepare import prepare_recipe, prepare_shard
-from cpt.data.rows.build import build_data
+from cpt.commands.prepare import prepare_shard
 from cpt.errors import DataError
 from cpt.recipe.load import load_recipe
-from cpt.tokenizer.load import load_tokenizer
 
 
 @pytest.fixture
@@ -24,17 +22,6 @@ def hashes_of(cache):
     """Every file of a store and the hash of its content."""
     files = [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
     return {str(path.relative_to(cache)): xxh3_128_hexdigest(path.read_bytes()) for path in files}
-
-
-def test_a_prepared_run_makes_nothing(tiny_recipe, tmp_path):
-    recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "tiny.yaml"))
-    prepared = prepare_recipe(recipe, tmp_path / "cache")
-    before = {file: file.stat().st_ino for file in (tmp_path / "cache").rglob("*") if file.is_file()}
-    sections = {"seed": recipe.seed, "evaluation": recipe.evaluation, "budget": recipe.budget}
-    tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-    built = build_data(recipe.data, tokenizer, cache_dir=tmp_path / "cache", **sections)
-    assert built.fingerprint == prepared.fingerprint
-    assert before == {file: file.stat().st_ino for file in (tmp_path / "cache").rglob("*") if file.is_file()}
 
 
 def test_with_a_bounded_disk_only_the_beginning_is_prepared(cpt, tiny_recipe, tmp_path):

@@ -5,15 +5,13 @@ import sys
 import time
 
 import pytest
-from launching import ROOT, environment_of_a_run, launch
+from launching import ROOT, environment_of_a_run
 from tiny import write_documents, write_recipe
 
-from cpt.checkpoints.manifest import hash_file
 from cpt.commands.rehearse import scratch_folder
 from cpt.errors import LaunchError
 from cpt.recipe.load import load_recipe
 
-STEPS = ["recipe", "longest rows", "first steps", "save", "export", "disk", "resume"]
 WRONG = "tests.commands.wrong_runs"
 
 
@@ -34,20 +32,6 @@ def verdicts(recipe, *words):
     assert ended.stdout, ended.stderr
     found = {finding["step"]: finding for finding in json.loads(ended.stdout)["findings"]}
     return {step: finding["verdict"] for step, finding in found.items()}, found, ended.returncode
-
-
-@pytest.mark.slow
-def test_a_rehearsal_touches_nothing_of_a_run_of_that_name(tiny_recipe, tmp_path):
-    recipe = evaluated_recipe(tiny_recipe, tmp_path)
-    assert launch(recipe).returncode == 0
-    run = tmp_path / "runs" / "tiny"
-    files = {path: hash_file(path) for path in run.rglob("*") if path.is_file()}
-    ended = rehearse(recipe)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    rows = [line[:13].rstrip() for line in ended.stdout.splitlines() if line[13:15] == "ok"]
-    assert rows == STEPS and "bit for bit" in ended.stdout
-    assert {path: hash_file(path) for path in run.rglob("*") if path.is_file()} == files
-    assert not (tmp_path / "runs" / ".tiny.rehearsal").exists()
 
 
 @pytest.mark.slow

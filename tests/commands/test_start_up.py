@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from run_folders import write_run
 from tiny import write_recipe
 
 from cpt.cli import COMMANDS, constant
@@ -62,3 +63,8 @@ def test_mistakes_of_a_recipe_are_reported_before_torch_is_imported(tmp_path):
 
 def test_the_quick_check_needs_no_torch(tiny_recipe, tmp_path):
     typed([["check", "--quick", str(write_recipe(tiny_recipe, tmp_path / "r.yaml"))]])
+
+
+def test_listing_and_comparing_runs_needs_no_torch(tmp_path):
+    folders = [str(write_run(tmp_path / name)) for name in ("one", "two")]
+    assert "one" in typed([["runs", str(tmp_path)], ["compare", *folders]]).stdout

@@ -7,9 +7,6 @@ import torch
 from tiny_extended import write_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from cpt.data.readers.sources import open_source
-from cpt.recipe.schema import DocumentSource
-
 
 @pytest.fixture
 def text(corpus):
@@ -74,21 +71,6 @@ def test_input_rows_can_be_taught_by_token_distillation(extend, model, tmp_path)
     assert extend(model, "--rows", "token_distillation", add=12)[0] == 0
     record = json.loads((tmp_path / "extended" / "extension.json").read_text())["distilled"]
     assert record["after"] < record["before"]
-
-
-def test_the_figures_of_a_report_are_those_of_a_loop_by_hand(cpt, tokenizer_folder, corpus, text):
-    code, said = cpt("tokenizer", "report", tokenizer_folder, "--text", text, "--json")
-    (found,) = json.loads(said)
-    documents = [document.text for document in open_source(DocumentSource(path=str(corpus / "domain.jsonl")), "x")]
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    ids = [number for document in documents for number in tokenizer(document, add_special_tokens=False)["input_ids"]]
-    (one,) = found["texts"]
-    assert code == 0 and (one["name"], one["documents"], one["tokens"]) == ("code", len(documents), len(ids))
-    assert one["bytes_per_token"] == sum(len(document.encode()) for document in documents) / len(ids)
-    assert one["tokens_per_word"] == len(ids) / sum(len(document.split()) for document in documents)
-    regular = set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)
-    assert found["vocabulary"]["never_seen"] == sorted(regular - set(ids))
-    assert len(found["vocabulary"]["unreachable"]) == 13  # bytes that UTF-8 never has
 
 
 def test_a_report_compares_two_tokenizers(cpt, tokenizer_folder, text, tmp_path):

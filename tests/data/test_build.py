@@ -122,17 +122,6 @@ def test_a_huge_document_is_trained_on_and_not_held_out(build, source):
     assert prepared.sources[0].documents + held_out.num_documents == 401
 
 
-def test_no_source_trains_on_a_text_that_another_one_holds_out(build, source, tokenizer):
-    long = [f"{number} " + "z" * 200 for number in range(300)]
-    chosen = {text for text in long if xxh3_64_intdigest(text.encode()) < 0.05 * 2**64}
-    short = [*[f"{number}" for number in range(2000)], *chosen]  # too long to be held out of these
-    share = Evaluation(held_out_share=0.05)
-    prepared = build(source("long", long), source("short", short), sequence_length=256, evaluation=share)
-    assert texts_in(prepared.held_out["long"].rows, tokenizer) == chosen and len(chosen) > 5
-    assert not chosen & texts_in(prepared.held_out["short"].rows, tokenizer)
-    assert not chosen & texts_in(prepared.windowed[1].window(0), tokenizer)
-
-
 def test_a_held_out_set_counts_documents_tokens_and_bytes(build, source):
     exam = source("exam", ["abc", "ö"])
     evaluation = Evaluation(perplexity=[HeldOut(path=exam.path, name="x")])

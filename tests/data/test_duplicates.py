@@ -1,9 +1,7 @@
-import pickle
-
 import numpy as np
 import pytest
 
-from cpt.data.rows.selection import CHUNK_TOKENS, near_duplicates, repeated_documents
+from cpt.data.rows.selection import CHUNK_TOKENS, near_duplicates
 
 WORDS = [f"word{number}" for number in range(3000)]
 
@@ -21,15 +19,6 @@ def near(tokenized, source, tmp_path):
         return near_duplicates(opened.documents(range(len(opened.plan.shards))).parts, tmp_path).tolist()
 
     return dropped
-
-
-def test_of_equal_documents_in_several_sources_that_of_the_first_stays(tokenized, source, tmp_path):
-    sources = [tokenized(source("a", ["a", "b"])), tokenized(source("b", ["c", "a", "c"]))]
-    first, second = repeated_documents(sources, "exact", tmp_path)
-    assert first.of_shards([0])["exact duplicate"].tolist() == [False, False]
-    for one in (second, pickle.loads(pickle.dumps(second))):
-        assert one.of_shards([0])["exact duplicate"].tolist() == [False, True, True]
-    assert first.name != second.name
 
 
 def test_documents_that_share_half_of_their_text_both_stay(near):

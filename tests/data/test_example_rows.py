@@ -7,7 +7,7 @@ from cpt.data.examples.encoder import MARKS
 from cpt.data.rows.loader import CPTDataLoader
 from cpt.data.rows.packing import IGNORED
 from cpt.errors import DataError, RecipeError
-from cpt.recipe.schema import Evaluation, HeldOut, Phase
+from cpt.recipe.schema import Evaluation, Phase
 
 
 @pytest.fixture
@@ -51,15 +51,6 @@ def test_every_conversation_is_learned_once_in_packed_rows(examples, rows_file, 
     text = "".join(learned(row, talking()) for row in all_rows(prepared))
     assert Counter(text.split("<|endoftext|>")) == Counter([f"answer {n} <|im_end|>" for n in range(40)] + [""])
     assert prepared.form == "conversation" and prepared.sources[0].documents == 40
-
-
-def test_a_long_conversation_is_cut_at_its_end_and_never_in_pieces(examples, rows_file, talking):
-    prepared, tokenizer = examples("conversation", rows_file("a", talks(40, size=12)), sequence_length=50), talking()
-    start = tokenizer.convert_tokens_to_ids("<|im_start|>")
-    for row in all_rows(prepared):
-        begins = row["input_ids"][row["position_ids"] == 0]
-        assert set(begins.tolist()) <= {start, tokenizer.pad_token_id}
-    assert prepared.sources[0].documents == 40
 
 
 def test_an_example_without_anything_to_learn_after_the_cut_is_dropped_and_counted(examples, rows_file):
@@ -108,18 +99,6 @@ def test_held_out_examples_are_never_trained_on(examples, rows_file, form, rows)
     assert prepared.sources[0].documents + held_out.num_documents == 200
     kept = {str(held_out.rows[n]) for n in range(len(held_out.rows))}
     assert not kept & {str(row) for row in all_rows(prepared)}
-
-
-@pytest.mark.parametrize(("form", "rows"), [("conversation", talks(50)), ("preference", pairs(50))])
-def test_a_held_out_text_longer_than_a_row_is_read_to_its_end_in_every_form(examples, rows_file, tmp_path, form, rows):
-    (tmp_path / "plain.txt").write_text("a plain text " * 40)
-    sets = Evaluation(perplexity=[HeldOut(path=str(tmp_path / "plain.txt"))])
-    found = examples(form, rows_file("a", rows), evaluation=sets).held_out["plain"]
-    plain = examples("document", rows_file("b", [{"text": f"{n}"} for n in range(9)]), evaluation=sets)
-    found, wanted = (
-        (one.rows.num_tokens, one.rows.documents.num_bytes.sum()) for one in (found, plain.held_out["plain"])
-    )
-    assert found == wanted and found[0] > 3 * 64
 
 
 def test_the_loader_gives_lists_to_the_trainers_collator(examples, rows_file):

@@ -30,10 +30,6 @@ def same(first, second):
     )
 
 
-def row_set(batch_list):
-    return sorted(tuple(row) for batch in batch_list for row in batch["input_ids"].tolist())
-
-
 def with_first_positions(batch):
     return {**batch, "first": batch["position_ids"][:, 0]}
 
@@ -63,15 +59,6 @@ def test_an_error_in_the_thread_reaches_the_loop():
     assert [int(next(batches)["input_ids"]) for _ in range(5)] == [0, 1, 2, 3, 4]
     with pytest.raises(OSError, match="the disk is gone"):
         next(batches)
-
-
-@pytest.mark.parametrize("world_size", [2, 8])
-def test_a_step_is_the_same_set_of_rows_on_any_number_of_processes(rows, world_size):
-    ranks = [batches(rows, micro_batch=1, rank=rank, world_size=world_size) for rank in range(world_size)]
-    accumulation = 8 // world_size  # 8 rows a step
-    for step in range(6):
-        mine = [batch for rank in ranks for batch in rank[step * accumulation : (step + 1) * accumulation]]
-        assert row_set(mine) == row_set([stack_rows([rows[n] for n in range(step * 8, step * 8 + 8)])])
 
 
 def test_it_knows_how_many_batches_come(rows):

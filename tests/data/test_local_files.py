@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cpt.data.readers.documents import Document
 from cpt.data.readers.sources import can_be_cut, files_of, kind_of, pieces_of, read_piece, states_of
-from cpt.errors import DataError, RecipeError, ResourceError
+from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Source
 
 
@@ -63,13 +63,6 @@ def test_a_path_that_cannot_be_read_is_refused_with_its_key(folder, monkeypatch,
     (folder / "a.pdf").touch()
     with pytest.raises(DataError, match="`k.path`" if path != "a.pdf" else "cpt data ingest"):
         texts(path)
-
-
-def test_a_hub_dataset_without_the_hub_is_refused(monkeypatch, texts):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    with pytest.raises(ResourceError, match="owner/name: .*`k.path`"):
-        texts("owner/name")
 
 
 @pytest.mark.parametrize(

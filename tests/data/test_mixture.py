@@ -11,7 +11,6 @@ from torch.utils.data import Dataset
 from cpt.data.rows.build import rows_of_run
 from cpt.data.rows.loader import CPTDataLoader
 from cpt.data.rows.mixture import MixtureRows, RowsOfSteps, Stretch, Turns
-from cpt.data.rows.packing import stack_rows
 from cpt.data.store.shards import seed_of, shuffled
 from cpt.recipe.schema import Budget, Data, Source
 
@@ -93,23 +92,6 @@ def test_many_short_blocks_add_up_to_their_shares(blocks):
     turns = Turns(list(zip(firsts, [*(shares for _, shares in blocks), [1, 1]], strict=True)))
     expected = sum(length * first / (first + second) for length, (first, second) in blocks)
     assert abs(turns.counts(firsts[-1])[0] - expected) < 1.5
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 100, 65_536])
-def test_an_epoch_is_a_permutation_and_not_the_identity(size):
-    places = [shuffled(place, size, seed=5) for place in range(size)]
-    assert sorted(places) == list(range(size))
-    if size >= 100:
-        assert sum(place == number for number, place in enumerate(places)) < 10
-        assert abs(sum(places[: size // 2]) / (size // 2) - size / 2) < 0.2 * size
-
-
-def test_a_batch_is_what_its_rows_are(build, source):
-    sources = [source("a", ["one", "two " * 9, "three"] * 20), source("b", ["x" * 40] * 9)]
-    for packing, numbers in (("best_fit", [0, 1, 2, 700, 3]), ("none", [0, 9, 700]), ("token_budget", [5])):
-        rows = build(*sources, sequence_length=16, packing=packing).rows
-        batch, stacked = rows.batch(numbers), stack_rows([rows[number] for number in numbers])
-        assert batch.keys() == stacked.keys() and all(torch.equal(batch[name], stacked[name]) for name in batch)
 
 
 # Skipped rows

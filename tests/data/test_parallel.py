@@ -2,9 +2,7 @@
 
 import errno
 import fcntl
-import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -129,49 +127,8 @@ def test_the_number_of_workers_can_be_set(monkeypatch):
 # A folder that is filled once
 
 
-def write_a_file(folder):
-    (folder / "content").write_text("all")
-
-
-def die_half_way(folder):
-    (folder / "half").write_text("half")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def fill_slowly(filled, folder):
-    with filled.get_lock():
-        filled.value += 1
-    time.sleep(0.2)
-    write_a_file(folder)
-
-
-def in_processes(number, root, fill):
-    """Fill the same folder from so many processes; gives their exit codes."""
-    start = multiprocessing.get_context("fork").Process
-    processes = [start(target=publish_once, args=(root / "a", fill)) for _ in range(number)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(30)
-    return [process.exitcode for process in processes]
-
-
 def folders(root):
     return [path.name for path in root.iterdir() if path.is_dir()]
-
-
-@pytest.mark.heavy
-def test_a_killed_process_leaves_nothing_that_looks_complete(tmp_path):
-    assert in_processes(1, tmp_path, die_half_way) == [-signal.SIGKILL] and not (tmp_path / "a").exists()
-    publish_once(tmp_path / "a", write_a_file)
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["content"] and folders(tmp_path) == ["a"]
-
-
-@pytest.mark.heavy
-def test_several_processes_fill_a_folder_once(tmp_path):
-    filled = multiprocessing.get_context("fork").Value("i", 0)
-    assert in_processes(4, tmp_path, lambda folder: fill_slowly(filled, folder)) == [0] * 4
-    assert filled.value == 1 and (tmp_path / "a" / "content").exists()
 
 
 def test_without_locks_two_machines_fill_a_folder_each_and_the_first_stays(tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ import pytest
 
 from cpt.data.readers import opening as remote
 from cpt.data.readers.sources import files_of, pieces_of, read_piece, states_of
-from cpt.errors import DataError
 from cpt.recipe.schema import Source
 
 
@@ -82,12 +81,3 @@ def test_a_folder_behind_http_is_listed_with_sizes(server):
     before = states_of(Source(path=server.url + "/"), "k")
     server.files["a.jsonl"] = lines(5).upper()
     assert states_of(Source(path=server.url + "/"), "k")[0] != before[0]
-
-
-def test_a_busy_server_is_asked_again_and_one_that_stays_so_is_an_error(server, texts):
-    server.files["a.jsonl"] = lines(5)
-    server.failing = 2
-    assert len(texts(f"{server.url}/a.jsonl")) == 5
-    server.failing = 100
-    with pytest.raises(DataError, match="a.jsonl: .*503.*`k.path`"):
-        texts(f"{server.url}/a.jsonl")

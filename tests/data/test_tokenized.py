@@ -1,6 +1,5 @@
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -11,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from cpt.data.readers.sources import open_source, states_of
+from cpt.data.readers.sources import open_source
 from cpt.data.store import shards
 from cpt.data.store import tokenized as tokenized_module
-from cpt.data.store.shards import SHARD_BYTES, in_windows, plan_of
+from cpt.data.store.shards import SHARD_BYTES, in_windows
 from cpt.data.store.token_files import TokenFiles
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, ResourceError
@@ -192,13 +191,3 @@ def test_windows_begin_small_and_grow_to_their_size(num_bytes):
     assert [shard for window in windows for shard in window] == list(range(len(num_bytes)))
     sizes = [sum(num_bytes[shard] for shard in window) for window in windows]
     assert all(size <= most * SHARD_BYTES for size, most in zip(sizes, [1, 1, 2, *[4] * len(sizes)], strict=False))
-
-
-def test_moving_the_files_changes_no_fingerprint_and_other_sizes_do(large, tmp_path):
-    def fingerprint(source):
-        return plan_of(source, "k", states_of(source, "k"), window_bytes=10_000, seed=1).fingerprint
-
-    there = large.model_copy(update={"path": str(shutil.copytree(large.path, tmp_path / "there"))})
-    assert fingerprint(there) == fingerprint(large)
-    (tmp_path / "there" / "small1.txt").write_text("another length")
-    assert fingerprint(there) != fingerprint(large)

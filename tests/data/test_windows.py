@@ -111,16 +111,6 @@ def test_the_fingerprint_does_not_depend_on_how_much_is_stored(windowed):
     assert windowed(window_bytes=16_000).fingerprint != first
 
 
-def test_a_checkpoint_continues_where_the_store_is_empty(windowed, tmp_path):
-    straight = windowed()
-    rows, state = all_rows(straight, range(200, 300)), json.loads(json.dumps(straight.state(200)))
-    resumed = windowed(cache="empty")
-    resumed.restore(state)
-    assert all_rows(resumed, range(200, 300)) == rows
-    # Shards before the checkpoint are not read again.
-    assert len(shards_on_disk(tmp_path / "empty")) < len(straight.windowed[0].tokenized.plan.shards) / 1.5
-
-
 def test_other_documents_than_those_a_run_began_with_are_refused(windowed):
     state = json.loads(json.dumps(windowed().state(200)))
     state["windows"]["large"]["entry"]["own_digest"] = "what it was"

@@ -28,8 +28,9 @@ from cpt.search.space import load_space
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("", "docs/**/", "recipes/", "launch/", "deepspeed_configs/")
 PAGES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in ROOT.glob(f"{folder}*.md"))
-PAGES = [page for page in PAGES if page.name != "CHANGELOG.md" and "reference" not in page.parts]
-TUTORIALS = [page for page in PAGES if str(page) == "README.md" or "tutorials" in page.parts]
+GENERATED = ("CHANGELOG.md", "docs/reference/recipe.md", "docs/reference/commands.md")
+PAGES = [page for page in PAGES if str(page) not in GENERATED]
+TUTORIALS = [page for page in PAGES if str(page) == "README.md" or {"tutorials", "howto"} & {*page.parts}]
 SHELL = """set -eo pipefail
 if [ -f "$PAGE_STATE" ]; then source "$PAGE_STATE"; fi
 trap '{ export -p; printf "cd %q\\n" "$PWD"; } > "$PAGE_STATE"' EXIT

@@ -121,7 +121,7 @@ def first_run(folder: Path) -> None:
 
 
 def your_documents(folder: Path) -> None:
-    """Manuals as web pages, PDF, DOCX and Markdown; a repository of Python packages."""
+    """Manuals as web pages, PDF, DOCX and Markdown; and a code base."""
     papers = folder / "papers"
     papers.mkdir()
     for number, (name, passages) in enumerate(manuals(70).items()):
@@ -157,8 +157,8 @@ def mixing(folder: Path) -> None:
     write_base(folder / "base")
 
 
-def evaluate_and_compare(folder: Path) -> None:
-    write_manuals(folder / "manuals", 120)
+def evaluating(folder: Path) -> None:
+    write_manuals(folder / "manuals", 130)
     write_general(folder / "prose")
     write_base(folder / "base")
 
@@ -171,7 +171,7 @@ UKRAINIAN = (  # when, who, did what, where; subjects and verbs are plural, so t
 )
 
 
-def new_language(folder: Path) -> None:
+def vocabulary(folder: Path) -> None:
     draw = random.Random(0)
 
     def text() -> str:
@@ -217,5 +217,5 @@ def one_24gb_card(folder: Path) -> None:
     (base / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-TUTORIALS = (first_run, your_documents, one_24gb_card, mixing, evaluate_and_compare, new_language, sft_and_dpo)
+TUTORIALS = (first_run, your_documents, one_24gb_card, mixing, vocabulary, sft_and_dpo, evaluating)
 PREPARED: dict[str, Callable[[Path], None]] = {one.__name__: one for one in TUTORIALS}

@@ -4,7 +4,7 @@ import pytest
 from documented import PAGES, TUTORIALS, blocks_of, complaints, run_page
 from prepared import prepare
 
-LONG = ("code_base", "evaluate_and_compare", "new_language", "sft_and_dpo", "training", "trouble", "your_own_model")
+LONG = ("evaluating", "vocabulary", "sft_and_dpo", "extending")
 
 
 def slow_or_long(page):

@@ -1,6 +1,6 @@
 """A user's own stage: pre-training whose steps go wrong as the variable CPT_TEST_FAULTS says.
 
-Each fault is a dict: `kind` (nan, spike, gradient, memory, memory_backward, error) and when: `steps` (from 1 on),
+Each fault is a dict: `kind` (nan, spike, memory) and when: `steps` (from 1 on),
 `rows` (global numbers), `above` (rows in a micro-batch), `rank`.
 """
 
@@ -33,19 +33,13 @@ class FaultyTrainer(CPTTrainer):
     def compute_loss(self, model, inputs, *arguments, **options):
         faults = [fault for fault in self.faults if model.training and self.is_due(fault, inputs)]
         kinds = {fault["kind"] for fault in faults}
-        if "error" in kinds:
-            raise ValueError("something of the user's own (injected)")
         if "memory" in kinds:
-            out_of_memory()
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB (injected)")
         loss = super().compute_loss(model, inputs, *arguments, **options)
         if "nan" in kinds:
             loss = loss * float("nan")
         if "spike" in kinds:
             loss = loss * 1e4
-        if "gradient" in kinds:
-            loss.register_hook(lambda gradient: gradient * 1e5)
-        if "memory_backward" in kinds:
-            loss.register_hook(out_of_memory)
         return loss
 
     def is_due(self, fault, inputs):
@@ -59,7 +53,3 @@ class FaultyTrainer(CPTTrainer):
             if not any(torch.equal(row, bad) for row in inputs["input_ids"] for bad in poisoned):
                 return False
         return True
-
-
-def out_of_memory(gradient=None):
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB (injected)")

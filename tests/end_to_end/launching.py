@@ -49,11 +49,7 @@ def environment_of_a_run() -> dict[str, str]:
 
 
 def launch(
-    recipe: Path,
-    *,
-    way: str = "python",
-    processes: int = 1,
-    arguments: tuple[str, ...] = (),
+    recipe: Path, *, way: str = "python", processes: int = 1, arguments: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess:
     """Run the recipe to its end."""
     words = [*command(way, processes=processes, folder=recipe.parent), str(recipe), *arguments]

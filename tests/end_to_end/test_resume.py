@@ -1,12 +1,8 @@
 """A run that is resumed, on as many processes as before or on others, is the run that was never interrupted."""
 
-import json
-
 import pytest
 from launching import launch_to_its_end, losses
 from resuming import forget_after, interrupted_equals_straight, recipe_of
-
-from cpt.runs.events import read_events
 
 
 @pytest.mark.parametrize(
@@ -47,21 +43,3 @@ def test_adapters_under_zero_continue_on_one_process(adapted, tmp_path, stage):
     forget_after(run, 4)
     launch_to_its_end(recipe)
     assert losses(run) == pytest.approx(straight, rel=2e-6)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("stage", "offload", "dropout"), [(0, False, 0.1), (2, True, 0.0), (3, False, 0.0)])
-def test_two_processes_then_one_then_two_have_the_losses_of_two(tiny_recipe, tmp_path, stage, offload, dropout):
-    tiny_recipe["optimizer"]["embedding_learning_rate"] = 3e-4
-    recipe = recipe_of(tiny_recipe, tmp_path, stage=stage, offload=offload, dropout=dropout)
-    run = tmp_path / "runs" / "tiny"
-    launch_to_its_end(recipe, processes=2)
-    straight = losses(run)
-    for step, processes in ((3, 1), (5, 2)):
-        forget_after(run, step)
-        launch_to_its_end(recipe, processes=processes)
-        assert losses(run) == pytest.approx(straight, rel=1e-3 if dropout else 2e-6)
-    assert [event["kind"] for event in read_events(run)] == ["elastic", "elastic"]
-    exactness = json.loads((run / "checkpoint-8" / "manifest.json").read_text())["exactness"]
-    assert exactness.startswith("elastic") and not list(run.glob(".universal-*"))

@@ -45,6 +45,7 @@ class Runs:
             "budget": {"tokens": STEPS * 256, "global_batch_tokens": 256},
             "optimizer": {"learning_rate": 3e-3},
             "checkpoints": {"every_steps": every, "keep": None},
+            "evaluation": training.pop("evaluation", {}),
             "training": {"per_device_train_batch_size": 2, "logging_steps": 1, **self.ways[way], **training},
         }
         recipe = write_recipe(sections, self.folder / f"{name}.yaml")
@@ -88,6 +89,7 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
     teacher = save_teacher(made.folder / "teacher", tokenizer_folder, texts_of(corpus))
     distilled = {"stage": "distill_text", "teacher_model_name_or_path": str(teacher)}
     fused = {"model": {**LLAMA, "fused_loss": True}, "gradient_checkpointing": True}
+    evaluation = {"perplexity": [{"path": str(corpus / "held_out.jsonl")}], "prompts": ["the model", "x"]}
     made.train(
         2,
         *(plan(way, way, every=2 if way == "fsdp" else STEPS) for way in WAYS),
@@ -95,11 +97,13 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
         plan("fused", **fused),
         plan("fused-zero3", "zero3", **fused),
         plan("varlen-zero3", "zero3", model={**LLAMA, "attention": "varlen"}),
+        plan("evaluated-zero3", "zero3", evaluation=evaluation),
         plan("distilled-zero3", "zero3", **distilled),
     )
     made.train(
         1,
         plan("alone"),
+        plan("evaluated-alone", evaluation=evaluation),
         plan("alone-at-once", per_device_train_batch_size=4),
         plan("fewer", "fsdp", begins_as="fsdp"),
         plan("distilled-alone", **distilled),
@@ -123,6 +127,21 @@ def test_the_loss_of_each_source_is_that_of_all_processes_together(runs):
         assert len(alone) >= 2 and alone != runs.losses("alone-at-once", "loss")
         for way in ("plain", "zero2", "zero3"):
             assert runs.losses(way, figure) == pytest.approx(alone, rel=1e-4), (way, figure)
+
+
+@pytest.mark.slow
+def test_under_zero3_two_processes_measure_and_write_what_a_plain_model_does(runs):
+    logs, samples = (
+        [
+            [json.loads(line) for line in (runs.of(f"evaluated-{way}") / name).read_text().splitlines()]
+            for way in ("zero3", "alone")
+        ]
+        for name in ("metrics.jsonl", "samples.jsonl")
+    )
+    for name in ("eval_held_out_loss", "eval_held_out_tokens"):
+        parted, alone = ([line[name] for line in lines if name in line] for lines in logs)
+        assert len(parted) == 2 and parted == pytest.approx(alone, rel=1e-6)
+    assert samples[0] == samples[1] and len(samples[0]) == 4
 
 
 @pytest.mark.slow

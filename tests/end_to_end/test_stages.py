@@ -1,15 +1,12 @@
 """Every stage learns its tiny task through `accelerate launch` and under ZeRO, and resumes exactly."""
 
 import json
-import os
 import shutil
-import signal
 
 import pytest
-from launching import launch, launch_to_its_end, losses, zero_profile
+from launching import launch_to_its_end, zero_profile
 from learned import LEARNED
 from resuming import differences, forget_after
-from signalling import pids_of, start, stops_and_resumes, wait_for_step
 from tiny import write_recipe
 from tiny_tasks import TINY
 
@@ -30,14 +27,6 @@ GRPO = {
 def stages(*slow):
     """All of them: these in the slow tests, the others in the long ones."""
     return [pytest.param(stage, marks=pytest.mark.slow if stage in slow else pytest.mark.long) for stage in LEARNED]
-
-
-@pytest.mark.parametrize("stage", stages("grpo"))
-def test_a_stage_learns(stage, tmp_path):
-    sections = {"base": str(TINY / f"{stage}.yaml"), "name": stage, "output_dir": str(tmp_path)}
-    ended = launch(write_recipe(sections, tmp_path / "recipe.yaml"), way="accelerate")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    LEARNED[stage](tmp_path / stage)
 
 
 @pytest.mark.parametrize("stage", stages("dpo"))
@@ -93,17 +82,3 @@ def test_a_stage_resumes_bit_for_bit(stage, zero, tmp_path):
     launch_to_its_end(recipe, processes=2 if zero else 1)
     assert len(straight) == 8 and logged(run) == straight
     assert differences(last, run / "checkpoint-8") == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("stage", ["grpo", "sft", "dpo"])
-def test_a_stage_that_is_killed_and_then_stopped_resumes_exactly(stage, tmp_path):
-    launch_to_its_end(short_recipe(stage, tmp_path / "straight", steps=40, every=6))
-    straight = tmp_path / "straight" / "runs" / "tiny"
-    recipe, run = short_recipe(stage, tmp_path / "stopped", steps=40, every=6), tmp_path / "stopped" / "runs" / "tiny"
-    process = start(recipe)
-    wait_for_step(run, 9, process)
-    os.kill(pids_of(run)[0], signal.SIGKILL)
-    process.wait(60)
-    assert (run / "checkpoint-6").is_dir() and len(losses(straight)) == 40
-    stops_and_resumes(recipe, straight, at=21)

@@ -4,11 +4,10 @@ import json
 import random
 
 import pytest
-import torch
 import yaml
 from launching import launch
-from tiny import TINY_LLAMA, write_documents, write_recipe
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny import write_documents, write_recipe
+from tiny_checkpoints import random_llama
 
 from cpt.evaluation.evaluate import complete_verdict, evaluate_after_training, needs_verdict
 from cpt.recipe.load import dump_recipe, load_recipe
@@ -31,8 +30,7 @@ def folder(tokenizer_folder, tmp_path_factory):
     folder, draw = tmp_path_factory.mktemp("run"), random.Random(0)
     tokenizer = load_tokenizer(Tokenizer(path=str(tokenizer_folder)), Model(path="unused"))
     for seed, model in enumerate((folder / "base", folder / "final")):
-        torch.manual_seed(seed)
-        LlamaForCausalLM(LlamaConfig(**TINY_LLAMA, initializer_range=0.3)).save_pretrained(model)
+        random_llama(seed).save_pretrained(model)
         tokenizer.save_pretrained(model)
     texts = [
         f"In step {draw.randint(1, 99)} the vessel {number} was heated slowly until it held about"

@@ -3,14 +3,6 @@ import json
 import pytest
 from tiny import write_recipe
 
-from cpt.cli import main
-
-
-def run(*words):
-    with pytest.raises(SystemExit) as ended:
-        main(["contamination", *map(str, words)])
-    return ended.value.code
-
 
 @pytest.fixture
 def recipe(tiny_recipe, tmp_path):
@@ -22,23 +14,24 @@ def recipe(tiny_recipe, tmp_path):
     return write_recipe(tiny_recipe, tmp_path / "r.yaml")
 
 
-def test_exact_copies_alone_end_with_code_0(recipe, capsys):
-    assert run(recipe, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["contaminated"], found["num_exact_copies"]) == (0, 1)
+def test_exact_copies_alone_end_with_code_0(recipe, cpt):
+    code, said = cpt("contamination", recipe, "--json")
+    found = json.loads(said)
+    assert code == 0 and (found["contaminated"], found["num_exact_copies"]) == (0, 1)
 
 
-def test_a_recipe_that_is_evaluated_by_nothing_is_refused(recipe, capsys):
-    assert run(recipe, "evaluation.perplexity=[]") == 2
-    assert "no evaluation document" in capsys.readouterr().err
+def test_a_recipe_that_is_evaluated_by_nothing_is_refused(recipe, cpt):
+    code, said = cpt("contamination", recipe, "evaluation.perplexity=[]")
+    assert code == 2 and "no evaluation document" in said
 
 
-def test_conversations_are_searched_too(tiny_recipe, tmp_path, capsys):
+def test_conversations_are_searched_too(tiny_recipe, tmp_path, cpt):
     answer = " ".join(f"word{number}" for number in range(30))
     for name, question in (("talks", "why"), ("held", "and why")):
         said = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"messages": said}) + "\n")
     tiny_recipe["data"]["sources"] = [{"path": str(tmp_path / "talks.jsonl"), "name": "talks"}]
     held_out = {"perplexity": [{"path": str(tmp_path / "held.jsonl"), "name": "held"}]}
-    assert run(write_recipe({**tiny_recipe, "stage": "sft", "evaluation": held_out}, tmp_path / "r.yaml")) == 2
-    assert f"{tmp_path / 'talks.jsonl'}:1 (talks) has " in capsys.readouterr().out
+    recipe = write_recipe({**tiny_recipe, "stage": "sft", "evaluation": held_out}, tmp_path / "r.yaml")
+    code, said = cpt("contamination", recipe)
+    assert code == 2 and f"{tmp_path / 'talks.jsonl'}:1 (talks) has " in said

@@ -1,39 +1,22 @@
-import json
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from full_disk import disk_of_its_own, fill
 from peft import LoraConfig, get_peft_model
-from tiny import TINY_LLAMA
-from transformers import LlamaConfig, LlamaForCausalLM
-from xxhash import xxh3_64_intdigest
+from tiny_checkpoints import random_llama
 
-from cpt.evaluation import scoring
 from cpt.evaluation.paired import DocumentLosses, load_losses, save_losses, saved_losses
 from cpt.evaluation.scoring import document_losses, evaluation_mode, measure_and_keep
 from cpt.evaluation.sets import data_of_texts, open_evaluation_sets
-from cpt.recipe.schema import Model, Tokenizer
 from cpt.runs.events import read_events, write_waiting_events
-from cpt.tokenizer.load import load_tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tokenizer_folder):
-    return load_tokenizer(Tokenizer(path=str(tokenizer_folder)), Model(path="unused"))
-
-
-def tiny_model(dropout=0.0):
-    torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**TINY_LLAMA, initializer_range=0.3, attention_dropout=dropout)).eval()
 
 
 @pytest.fixture(scope="module")
 def model():
-    return tiny_model()
+    return random_llama()
 
 
 @pytest.fixture
@@ -51,39 +34,8 @@ def bits(model, held_out):
     return document_losses(model, held_out, batch_size=2)["held"].figures()["bits_per_byte"]
 
 
-def by_hand(model, tokenizer, text, window):
-    """(nats, tokens, correct): windows that overlap by one token, one after the other, each by itself."""
-    ids = torch.tensor(tokenizer(text)["input_ids"] + [tokenizer.eos_token_id])
-    nats, tokens, correct = 0.0, 0, 0
-    for start in range(0, max(1, len(ids) - 1), window - 1):
-        piece = ids[start : start + window]
-        with torch.no_grad():
-            logits = model(input_ids=piece[None], use_cache=False).logits[0, :-1]
-        nats += F.cross_entropy(logits.double(), piece[1:], reduction="sum").item()
-        tokens, correct = tokens + len(piece) - 1, correct + int((logits.argmax(-1) == piece[1:]).sum())
-    return nats, tokens, correct
-
-
-@pytest.mark.parametrize(("packing", "batch_size"), [("best_fit", 5), ("none", 1), ("token_budget", 2)])
-def test_each_documents_losses_equal_a_loop_by_hand(corpus, tokenizer, model, packing, batch_size):
-    texts = [json.loads(line)["text"] for line in (corpus / "held_out.jsonl").read_text().splitlines()]
-    found = document_losses(model, sets(corpus, tokenizer, packing), batch_size=batch_size)["held"]
-    nats, tokens, correct = zip(*(by_hand(model, tokenizer, text, 64) for text in texts), strict=True)
-    assert max(tokens) > 64, "a document longer than a row is among them"
-    assert found.hashes.tolist() == [xxh3_64_intdigest(text.encode()) for text in texts]
-    assert found.num_bytes.tolist() == [len(text.encode()) for text in texts]
-    assert found.nats == pytest.approx(nats, rel=1e-6)
-    assert found.num_tokens.tolist() == list(tokens) and found.num_correct.tolist() == list(correct)
-
-
-def test_logits_in_chunks_give_the_same_figures(held_out, model, monkeypatch):
-    whole = bits(model, held_out)
-    monkeypatch.setattr(scoring, "POSITIONS_AT_ONCE", 4)
-    assert bits(model, held_out) == pytest.approx(whole, rel=1e-9)
-
-
 def test_training_continues_as_if_there_had_been_no_evaluation(held_out):
-    model = tiny_model(dropout=0.5).train()
+    model = random_llama(attention_dropout=0.5).train()
     random_state = torch.get_rng_state()
     first = bits(model, held_out)
     assert torch.equal(torch.get_rng_state(), random_state)
@@ -93,7 +45,7 @@ def test_training_continues_as_if_there_had_been_no_evaluation(held_out):
 
 
 def test_a_peft_model_is_measured_with_its_adapter(held_out):
-    model = tiny_model()
+    model = random_llama()
     plain = bits(model, held_out)
     adapted = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
     assert bits(adapted, held_out) != pytest.approx(plain, rel=1e-3)

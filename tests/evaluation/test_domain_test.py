@@ -3,14 +3,11 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import TINY_LLAMA
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny_checkpoints import random_llama
 
 from cpt.errors import DataError
 from cpt.evaluation.domain_test import CHOICES, Question, answer_questions, candidate, domain_test, form
 from cpt.evaluation.sets import HeldOutText
-from cpt.recipe.schema import Model, Tokenizer
-from cpt.tokenizer.load import load_tokenizer
 
 METALS = ["nickel", "cobalt", "copper", "silver", "osmium", "yttrium", "gallium", "thorium", "cerium", "barium"]
 PLACES = ["reactor", "furnace", "column", "vessel", "beaker", "crucible", "condenser", "autoclave"]
@@ -84,11 +81,6 @@ QUESTIONS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tokenizer_folder):
-    return load_tokenizer(Tokenizer(path=str(tokenizer_folder)), Model(path="unused"))
-
-
 def likeliest_by_hand(model, tokenizer, question):
     scores = []
     for choice in question.choices:
@@ -101,8 +93,7 @@ def likeliest_by_hand(model, tokenizer, question):
 
 
 def test_the_answer_is_the_likeliest_choice_by_byte_at_any_batch_size(tokenizer):
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**TINY_LLAMA, initializer_range=0.3)).eval()
+    model = random_llama()
     expected = [likeliest_by_hand(model, tokenizer, question) == question.answer for question in QUESTIONS]
     for batch_size in (1, 5, 100):
         found = answer_questions(model, tokenizer, QUESTIONS, batch_size=batch_size, longest=128)

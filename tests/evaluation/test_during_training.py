@@ -1,45 +1,22 @@
 """Samples of what the model writes, and the stop before it forgets too much."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from full_disk import disk_of_its_own, fill
 from peft import LoraConfig, get_peft_model
-from tiny import TINY_LLAMA
+from tiny_checkpoints import random_llama
 from torch import nn
-from transformers import (
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import GenerationConfig, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.errors import Interrupted
 from cpt.evaluation.scoring import PromptSamples, StopWhenForgetting, continue_prompts, read_course
-from cpt.recipe.schema import Model, Tokenizer
-from cpt.runs.events import read_events, write_waiting_events
 from cpt.runs.record import Run
-from cpt.tokenizer.load import load_tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tokenizer_folder):
-    return load_tokenizer(Tokenizer(path=str(tokenizer_folder)), Model(path="unused"))
 
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
-    ids = {"bos_token_id": 1, "eos_token_id": 2}
-    config = LlamaConfig(**TINY_LLAMA, initializer_range=0.3, attention_dropout=0.5, **ids)
-    return LlamaForCausalLM(config).train()
+    return random_llama(attention_dropout=0.5, bos_token_id=1, eos_token_id=2).train()
 
 
 def greedy_by_hand(model, tokenizer, prompt, steps):
@@ -102,18 +79,6 @@ def test_samples_are_written_before_the_first_and_after_the_last_step_only(model
     assert steps_of(samples) == [(0, "def"), (0, "x"), (9, "def"), (9, "x")]
 
 
-def test_on_a_full_disk_samples_wait_for_room(model, tokenizer, tmp_path):
-    with disk_of_its_own(tmp_path / "disk", "64k") as disk:
-        samples = PromptSamples(disk / "samples.jsonl", tokenizer, ["def"], max_new_tokens=3)
-        ballast = fill(disk)
-        samples.on_train_begin(None, TrainerState(), TrainerControl(), model=model)
-        ballast.unlink()
-        samples.on_train_end(None, TrainerState(global_step=9), TrainerControl(), model=model)
-        assert steps_of(samples) == [(0, "def"), (9, "def")]
-        write_waiting_events(disk)
-        assert [event["kind"] for event in read_events(disk)] == ["not_written"]
-
-
 def test_a_run_that_is_asked_to_stop_writes_no_more_samples(model, tokenizer, tmp_path):
     asked = []
 
@@ -126,26 +91,6 @@ def test_a_run_that_is_asked_to_stop_writes_no_more_samples(model, tokenizer, tm
     control = TrainerControl()
     samples.on_train_begin(None, TrainerState(), control, model=model)
     assert control.should_training_stop and len(asked) == 2 and not samples.lines.path.exists()
-
-
-@pytest.mark.slow
-def test_under_zero3_two_processes_measure_and_write_what_a_plain_model_does(model, tokenizer, tmp_path):
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    script = Path(__file__).with_name("zero3_run.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, tmp_path]
-    search_path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja is in the folder of python
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PATH": search_path}
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    lines = [line for line in answer.stdout.splitlines() if line.startswith("RESULT ")]
-    results = [json.loads(line.removeprefix("RESULT ")) for line in lines]
-    assert len(results) == 2
-    for result in results:
-        assert result["parted"] and result["training"]
-        for figures, texts in zip(result["figures"], result["texts"], strict=True):
-            assert figures == pytest.approx(results[0]["figures"][0], rel=1e-6)
-            assert texts == results[0]["texts"][0]
 
 
 # Forgetting
@@ -168,17 +113,6 @@ def evaluate(guard, step, **sets):
     control, state = TrainerControl(), TrainerState(global_step=step, max_steps=100)
     guard.on_evaluate(TrainingArguments(), state, control, metrics=metrics(**sets))
     return control.should_training_stop
-
-
-def test_the_run_stops_where_too_much_is_forgotten_and_its_status_keeps_why(run, caplog):
-    guard = StopWhenForgetting(run, {"general": 0.02})
-    with run.reporting():
-        assert not evaluate(guard, 0, domain=2.0, general=1.0)
-        assert not evaluate(guard, 10, domain=1.5, general=1.019)
-        assert evaluate(guard, 20, domain=1.2, general=1.03)
-    assert run.status()["state"] == "finished"
-    assert "step 20" in run.status()["stopped"] and "evaluation.retain" in run.status()["stopped"]
-    assert run.status()["stopped"] in caplog.text
 
 
 def test_a_resumed_run_compares_with_the_values_before_its_first_step(run, tmp_path):

@@ -4,11 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from tiny import TINY_LLAMA, write_recipe
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny import write_recipe
+from tiny_checkpoints import random_llama
 
-from cpt.cli import main
 from cpt.data.rows.held_out import HeldOutSet
 from cpt.errors import CheckpointError, DataError, RecipeError
 from cpt.evaluation.evaluate import EvaluationRequest, EvaluationResult, build_report, measure, model_at, of_texts
@@ -16,14 +14,8 @@ from cpt.evaluation.paired import DocumentLosses, ScoreReport, bits_per_byte_dif
 from cpt.evaluation.sets import EvaluationSet, data_of_recipe, data_of_texts, open_evaluation_sets
 from cpt.evaluation.tasks import TaskScore
 from cpt.recipe.load import load_recipe
-from cpt.recipe.schema import Model, Tokenizer
-from cpt.tokenizer.load import load_tokenizer
+from cpt.recipe.schema import Model
 from cpt.tokenizer.train_bpe import train_bpe
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tokenizer_folder):
-    return load_tokenizer(Tokenizer(path=str(tokenizer_folder)), Model(path="unused"))
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +26,7 @@ def models(corpus, tokenizer, tmp_path_factory):
     tokenizer.save_pretrained(folder / "one")
     train_bpe(texts, 290, folder / "two")
     for seed, name in enumerate(("one", "two")):
-        torch.manual_seed(seed)
-        LlamaForCausalLM(LlamaConfig(**TINY_LLAMA, initializer_range=0.3)).save_pretrained(folder / name)
+        random_llama(seed).save_pretrained(folder / name)
     return folder
 
 
@@ -156,20 +147,14 @@ def test_a_report_compares_each_set_test_and_task_with_the_base():
 # cpt evaluate
 
 
-def run(*words):
-    with pytest.raises(SystemExit) as ended:
-        main(["evaluate", *map(str, words)])
-    return ended.value.code
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize("is_run", [True, False])
-def test_the_sets_of_a_recipe_are_taken(models, corpus, tiny_recipe, tmp_path, capsys, is_run):
+def test_the_sets_of_a_recipe_are_taken(models, corpus, tiny_recipe, tmp_path, cpt, is_run):
     tiny_recipe["evaluation"] = {"perplexity": [{"path": str(corpus / "held_out.jsonl"), "name": "mine"}]}
     recipe = write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
     (tmp_path / "final").symlink_to(models / "one")
-    assert run(*([tmp_path] if is_run else [models / "one", "--recipe", recipe])) == 0
-    assert "mine: " in capsys.readouterr().out
+    code, said = cpt("evaluate", *([tmp_path] if is_run else [models / "one", "--recipe", recipe]))
+    assert code == 0 and "mine: " in said
 
 
 @pytest.mark.parametrize(
@@ -181,6 +166,6 @@ def test_the_sets_of_a_recipe_are_taken(models, corpus, tiny_recipe, tmp_path, c
         (["--recipe", "no.yaml"], "no.yaml"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused(models, options, said, capsys):
-    assert run(models / "one", *options) == 2
-    assert said in capsys.readouterr().err
+def test_what_cannot_be_evaluated_is_refused(models, options, said, cpt):
+    code, printed = cpt("evaluate", models / "one", *options)
+    assert code == 2 and said in printed

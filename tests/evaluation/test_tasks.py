@@ -6,15 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
-from tiny import TINY_LLAMA, WORDS
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny import WORDS
+from tiny_checkpoints import random_llama
 
 from cpt.errors import RecipeError
 from cpt.evaluation.tasks import TaskChoice, check_tasks, run_tasks, task_difference, task_texts
-from cpt.recipe.schema import Component, Model, Tokenizer
-from cpt.tokenizer.load import load_tokenizer
+from cpt.recipe.schema import Component
 
 pytest.importorskip("lm_eval")
 LOCAL = {"dataset_path": "json", "test_split": "test", "doc_to_text": "{{question}}"}
@@ -37,11 +35,6 @@ WRITING = {
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tokenizer_folder):
-    return load_tokenizer(Tokenizer(path=str(tokenizer_folder)), Model(path="unused"))
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Two tasks over one local file."""
     path, draw = tmp_path_factory.mktemp("tasks"), random.Random(0)
@@ -60,15 +53,10 @@ def folder(tmp_path_factory):
     return path
 
 
-def tiny_model(seed):
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(**TINY_LLAMA, initializer_range=0.3)).eval()
-
-
 @pytest.mark.heavy
 def test_two_models_are_compared_question_by_question(tokenizer, folder):
     choice = TaskChoice(("mine",), folder=folder)
-    (before, _), (after, normed) = (run_tasks(tiny_model(seed), tokenizer, choice) for seed in (0, 1))
+    (before, _), (after, normed) = (run_tasks(random_llama(seed), tokenizer, choice) for seed in (0, 1))
     report, (low, high) = after.report, after.report.interval
     assert (report.name, report.metric, report.questions) == ("mine", "acc,none", 24)
     assert report.higher_is_better and low < report.value < high < low + 0.8
@@ -81,9 +69,9 @@ def test_two_models_are_compared_question_by_question(tokenizer, folder):
 
 def test_code_is_only_executed_when_allowed(tokenizer, folder):
     with pytest.raises(RecipeError, match="--allow-code"):
-        run_tasks(tiny_model(0), tokenizer, TaskChoice(("unsafe",), folder=folder))
+        run_tasks(random_llama(0), tokenizer, TaskChoice(("unsafe",), folder=folder))
     choice = TaskChoice(("unsafe",), folder=folder, allow_code=True, limit=2)
-    assert run_tasks(tiny_model(0), tokenizer, choice)[0].report.questions == 2
+    assert run_tasks(random_llama(0), tokenizer, choice)[0].report.questions == 2
 
 
 def test_the_texts_of_a_task_are_its_questions_with_their_choices(folder):
@@ -100,7 +88,7 @@ def test_entries_of_a_recipe_are_checked_before_the_run(folder):
 
 @pytest.mark.long
 def test_scores_are_those_of_lm_evals_own_command(tokenizer, folder, tmp_path):
-    model = tiny_model(0)
+    model = random_llama(0)
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     command = [Path(sys.executable).with_name("lm-eval"), "--model", "hf", "--device", "cpu", "--batch_size", "4"]

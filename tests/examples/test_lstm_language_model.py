@@ -1,4 +1,4 @@
-"""The LSTM of docs/guides/your_own_model.md: an architecture that nothing in cpt was made for."""
+"""The LSTM of docs/howto/extending.md: an architecture that nothing in cpt was made for."""
 
 import json
 
@@ -8,10 +8,8 @@ from tiny_models import make_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cpt.errors import RecipeError
-from cpt.models.adapters import add_lora
 from cpt.models.build import build_model
 from cpt.models.config import config_from
-from cpt.models.fused_loss import FusedLoss, why_not_fused
 from cpt.plugins import import_user_module
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model
@@ -58,22 +56,6 @@ def test_generation_from_the_state_is_that_from_the_whole_text(model):
     options = {"max_new_tokens": 12, "do_sample": False, "num_beams": 3, "eos_token_id": None}
     with_state = model.generate(ids, use_cache=True, **options)
     assert with_state.tolist() == model.generate(ids, use_cache=False, **options).tolist()
-
-
-def test_the_fused_loss_is_the_plain_one(model):
-    ids, positions, _ = packed_row()
-    plain = model.train()(ids, position_ids=positions, labels=ids).loss
-    assert why_not_fused(model) is None
-    FusedLoss(model, tokens=8)
-    torch.testing.assert_close(model(ids, position_ids=positions, labels=ids).loss, plain)
-
-
-def test_lora_reaches_the_projections_and_not_the_lstm(model):
-    adapted = add_lora(model, {"r": 4})
-    trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
-    assert len(trained) == 4 and all("out_proj.lora_" in name for name in trained)
-    with pytest.raises((RecipeError, ValueError), match=r"lstm|LSTM"):
-        add_lora(AutoModelForCausalLM.from_config(model.config), {"target_modules": ["lstm"]})
 
 
 def test_a_class_that_says_wrongly_that_it_keeps_documents_apart_is_refused(monkeypatch):

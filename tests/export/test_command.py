@@ -4,7 +4,6 @@ import json
 import shutil
 
 import pytest
-from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from typed_export import export
 
@@ -61,15 +60,6 @@ def test_more_tokens_than_rows_are_refused(base_folder, tmp_path):
     tokenizer.add_tokens(["kinase"])
     tokenizer.save_pretrained(folder)
     with pytest.raises(CheckpointError, match="321 tokens.*320 rows"):
-        export(folder, "-o", tmp_path / "out")
-
-
-def test_a_missing_tensor_is_named(base_folder, tmp_path):
-    folder = shutil.copytree(base_folder, tmp_path / "model")
-    tensors = load_file(folder / "model.safetensors")
-    tensors.pop("model.norm.weight")
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match="model.norm.weight"):
         export(folder, "-o", tmp_path / "out")
 
 

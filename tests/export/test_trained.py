@@ -9,13 +9,7 @@ from tiny import write_recipe
 from transformers import AutoModelForCausalLM
 
 from cpt.errors import CheckpointError
-from cpt.export.trained import (
-    find_trained,
-    load_whole,
-    refuse_unknown_code,
-    stored_dtype,
-    tokenizer_of,
-)
+from cpt.export.trained import find_trained, load_whole, refuse_unknown_code, stored_dtype, tokenizer_of
 
 
 @pytest.fixture

@@ -221,11 +221,9 @@ def test_a_config_that_cannot_be_translated_is_refused_with_its_line(tmp_path, t
         translated(path)
 
 
-def test_an_existing_file_is_kept_without_force(tmp_path):
-    output = tmp_path / "r.yaml"
-    output.write_text("mine")
-    with pytest.raises(RecipeError):
-        command(CONFIGS / "axolotl" / "kto.yml", output=output)
-    assert output.read_text() == "mine"
-    command(CONFIGS / "axolotl" / "kto.yml", output=output, force=True)
-    assert output.read_text() != "mine"
+@pytest.mark.parametrize("text", ["base_model: a/b\ndatasets: [{path: c}]\n", "model_name_or_path: a/b\ndataset: c\n"])
+def test_in_the_place_of_a_recipe_it_is_one_mistake_with_the_command(tmp_path, text):
+    (tmp_path / "other.yaml").write_text(text)
+    with pytest.raises(RecipeError, match="cpt import") as refused:
+        load_recipe(tmp_path / "other.yaml")
+    assert len(str(refused.value).splitlines()) == 1

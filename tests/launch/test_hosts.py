@@ -93,13 +93,3 @@ def test_supervisors_on_both_hosts_resume_after_a_reboot_bit_for_bit(hosts, laun
     assert [node.wait(300) for node in nodes] == [0, 0], script.with_suffix(".host-0.log").read_text()
     assert losses("reboot") == straight() and len(losses("reboot")) == STEPS
     assert "restart" in [event["kind"] for event in read_events(Path("runs/reboot"))]
-
-
-def test_a_signal_to_one_host_stops_both_after_a_save(hosts, launch):
-    script = launch("stopped")
-    nodes = start(hosts, script)
-    wait_for_step(script, 9)
-    nodes[1].terminate()
-    assert [node.wait(90) for node in nodes] == [75, 75]
-    assert [node.wait(300) for node in start(hosts, script)] == [0, 0]
-    assert losses("stopped") == straight()

@@ -27,18 +27,11 @@ ZERO = "training.deepspeed={zero_optimization: {stage: 2}}"
 
 
 @pytest.fixture
-def launch(tmp_path, monkeypatch, capsys):
+def launch(cpt, tmp_path, monkeypatch):
     """`cpt launch recipe.yaml WORDS`: the exit code, and what it prints."""
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
-
-    def typed(*words: str) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(["launch", "recipe.yaml", *words])
-        shown = capsys.readouterr()
-        return ended.value.code, shown.out + shown.err
-
-    return typed
+    return lambda *words: cpt("launch", "recipe.yaml", *words)
 
 
 @pytest.mark.heavy

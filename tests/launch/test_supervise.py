@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from full_disk import disk_of_its_own, set_read_only
 
 from cpt.errors import LaunchError
 from cpt.launch.supervise import (
@@ -63,16 +62,6 @@ def supervised(tmp_path, monkeypatch):
 
 def kinds_of_events(folder: Path) -> list[str]:
     return [event["kind"] for event in read_events(folder)]
-
-
-@pytest.mark.heavy
-def test_a_run_that_dies_is_restarted_until_it_is_done(supervised, tmp_path):
-    body = """
-        if tries < 2: os.kill(os.getpid(), 9)
-        finish()
-    """
-    assert supervised(body).what == "done"
-    assert len(list(tmp_path.glob("try-*"))) == 3 and kinds_of_events(tmp_path) == ["restart", "restart"]
 
 
 @pytest.mark.heavy
@@ -242,17 +231,6 @@ def test_where_one_process_works_while_a_run_starts_the_others_may_wait_for_it(t
     write_heartbeat(tmp_path, heartbeat(rank=0, phase="starting", beats=5))
     assert watch.hung(0.9 * hour) is None and watch.hung(1.8 * hour) is None
     assert watch.hung(2 * hour) is not None, "now nobody works"
-
-
-def test_a_read_only_disk_proves_nothing(tmp_path):
-    with disk_of_its_own(tmp_path / "disk", "64k") as disk:
-        watch = RunWatch(disk)
-        write_heartbeat(disk, heartbeat())
-        assert watch.hung(0) is None
-        set_read_only(disk, True)
-        assert watch.hung(1000) is None
-        set_read_only(disk, False)
-        assert watch.hung(1001) is None and watch.hung(1002 + 30) is not None
 
 
 def test_a_finished_run_that_is_being_evaluated_is_not_ended(tmp_path):

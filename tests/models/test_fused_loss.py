@@ -12,13 +12,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from cpt.models.config import config_from
-from cpt.models.fused_loss import (
-    FusedLoss,
-    LinearCrossEntropy,
-    cross_entropy_in_place,
-    fused_scores,
-    why_not_fused,
-)
+from cpt.models.fused_loss import FusedLoss, LinearCrossEntropy, cross_entropy_in_place, fused_scores, why_not_fused
 from cpt.planning.dry_run import PeakOfStorages
 
 OF_OTHERS = {

@@ -7,7 +7,6 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from cpt.models.config import config_from
 from cpt.models.inventory import (
     attention_flops,
-    build_on_meta,
     count_parameters,
     flops_per_token,
     isolates_documents,
@@ -44,22 +43,6 @@ def test_recurrent_layers_and_masks_that_do_not_look_at_positions_keep_no_docume
 
 def test_a_hybrid_keeps_no_documents_apart():
     assert not isolates_documents(config_from(tiny_config("nemotron_h")))
-
-
-GEMMA3_1B = {"vocab_size": 262144, "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26}
-GEMMA3_1B |= {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512}
-
-
-def test_operations_of_layers_with_and_without_a_window_are_those_counted_by_hand():
-    """4 of 26 layers see the whole row. Each score takes 2 operations in heads x (key + value width)."""
-    tokens, per_position = 8192, 2 * 4 * 512
-    matrices = 26 * (2 * 1152 * 1024 + 2 * 1152 * 256 + 3 * 1152 * 6912) + 262144 * 1152
-    in_window = (512 * 256 + 7680 * 512) / tokens  # positions that a token sees in the mean
-    attention = per_position * (4 * tokens / 2 + 22 * in_window)
-    model = build_on_meta(config_from({"model_type": "gemma3_text", **GEMMA3_1B}))
-    assert flops_per_token(model, tokens) == pytest.approx(6 * matrices + 3 * attention, rel=1e-9)
-    without_weights = flops_per_token(model, tokens, trains_weights=False)
-    assert without_weights == pytest.approx(4 * matrices + 3 * attention, rel=1e-9)
 
 
 ONLY_HERE = {

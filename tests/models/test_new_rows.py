@@ -5,8 +5,7 @@ from transformers import AutoModelForCausalLM
 
 from cpt.errors import RecipeError
 from cpt.models.config import config_from
-from cpt.models.new_rows import EXTENSION, add_rows, distill_rows, new_ids, tables, train_only_rows
-from cpt.optim.build import parameter_groups
+from cpt.models.new_rows import EXTENSION, add_rows, distill_rows, new_ids, tables
 
 PIECES = {90: (3, 4), 91: (3, 4, 5), 96: (7, 8), 97: (9, 9, 10)}
 TAUGHT = {90: (3, 4), 91: (5, 6, 7)}
@@ -37,17 +36,6 @@ def test_a_model_with_a_further_table_is_refused_by_the_tables_name():
     model.embed_again = torch.nn.Embedding(96, 4)
     with pytest.raises(RecipeError, match=r"`embed_again\.weight`"):
         add_rows(model, PIECES, known=90, multiple=8)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_only_the_new_rows_get_a_gradient_and_none_of_them_decays(tied):
-    model = build(tied=tied)
-    train_only_rows(model, [90, 91])
-    model(torch.tensor([[1, 90, 91, 5]]), labels=torch.tensor([[1, 90, 91, 5]])).loss.backward()
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    assert len(learning) == (1 if tied else 2)
-    assert all(set(parameter.grad.abs().sum(1).nonzero().flatten().tolist()) == {90, 91} for parameter in learning)
-    assert [group.get("weight_decay") for group in parameter_groups(model)] == [0.0]
 
 
 @pytest.mark.parametrize("content", [None, '{"tokens": [3]}'])

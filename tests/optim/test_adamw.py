@@ -98,22 +98,6 @@ def test_states_of_another_way_to_save_memory_are_refused(changes):
         of([{"params": [other]}], **options | changes).load_state_dict(optimizer.state_dict())
 
 
-@pytest.mark.parametrize("paged", [False, True])
-def test_states_are_loaded_as_they_were_saved_with_their_groups(monkeypatch, paged):
-    monkeypatch.setattr(adamw, "FEWEST_ON_HOST", 512)
-    parameter, again = matrix(torch.bfloat16), matrix(torch.bfloat16)
-    optimizer, loaded = (
-        of([{"params": [p]}], rounding="kahan", eight_bit=True, paged=paged) for p in (parameter, again)
-    )
-    walk(parameter, optimizer, 2)
-    walk(again, loaded, 1)
-    optimizer.param_groups[0]["lr"] = 0.25
-    loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    assert loaded.param_groups[0]["lr"] == 0.25
-    for name, value in optimizer.state[parameter].items():
-        assert torch.equal(loaded.state[again][name], value) and loaded.state[again][name].dtype == value.dtype
-
-
 def test_embeddings_and_small_parameters_keep_fp32_moments():
     embedding, norm, weight = matrix(), matrix(size=64), matrix()
     optimizer = of([{"params": [embedding], "is_embedding": True}, {"params": [norm, weight]}], eight_bit=True)

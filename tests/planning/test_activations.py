@@ -1,23 +1,17 @@
 """What a step keeps for its backward pass: the formula, whole steps on fake tensors, and real tensors."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 from planned_setups import PLAIN, SHAPES, WAYS, setup_for
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._inductor.decomposition import select_decomp_table
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import AutoModelForCausalLM
 
 from cpt.models.config import config_from
-from cpt.models.layers import Compiling, Recomputing, compile_layers, move_checkpoints_into_graphs
+from cpt.models.layers import Recomputing
 from cpt.planning import activations
-from cpt.planning.activations import Activations, SavedBytes, count_activations
-from cpt.planning.dry_run import PeakOfStorages, computing_as, dry_run, fake_row, keep_planned_attention, model_on_meta
+from cpt.planning.activations import Activations, count_activations
+from cpt.planning.dry_run import PeakOfStorages, dry_run, fake_row
 from cpt.planning.memory import plan_memory
 from cpt.planning.model_sizes import sizes_of_model
 from cpt.plugins import import_user_module
@@ -129,49 +123,6 @@ def test_a_dry_run_takes_what_a_real_step_takes(checkpointing):
 # --- compiled layers ----------------------------------------------------------------------------------------------
 
 SHORT = {"attention": "varlen", "sequence_length": 128}
-
-
-def saved_by_torch(shape, **changes):
-    """Bytes that autograd saves of real tensors in a forward pass, through dynamo and AOTAutograd."""
-    torch._dynamo.reset()
-    setup = setup_for(**SHORT, compiles=True, **changes)
-    model = model_on_meta(config_from(SHAPES[shape]), setup).to_empty(device="cpu")
-    if setup.checkpointing:
-        options = {"use_reentrant": False}
-        if setup.recomputing.selective:
-            options["context_fn"] = partial(create_selective_checkpoint_contexts, keep_planned_attention)
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
-    backend = aot_autograd(
-        fw_compiler=lambda graph, _: graph,
-        bw_compiler=lambda graph, _: graph,
-        partition_fn=min_cut_rematerialization_partition,
-        decompositions=select_decomp_table(),
-    )
-    compile_layers(model, Compiling(backend))
-    move_checkpoints_into_graphs(model)
-    saved = SavedBytes(model)
-    with saved_tensors_hooks(saved.keep, lambda tensor: tensor), computing_as(setup):
-        model.base_model(**fake_row(setup, setup.micro_batch))
-    return saved.total
-
-
-SELECTIVE = Recomputing(checkpoints=True, selective=True)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("shape", "changes"),
-    [
-        pytest.param("gpt2", {}, marks=pytest.mark.slow),
-        pytest.param("qwen3", {"weights_bytes": 4, "micro_batch": 3}, marks=pytest.mark.slow),
-        pytest.param("llama", {"lora": {"r": 8}}, marks=pytest.mark.slow),
-        ("llama", {"checkpointing": True, "recomputing": SELECTIVE}),
-    ],
-)
-def test_compiled_layers_keep_what_torch_saves(shape, changes):
-    setup = setup_for(**SHORT, compiles=True, **changes)
-    planned, _ = count(shape, **SHORT, compiles=True, **changes).of_rows(setup.micro_batch).kept_with(setup)
-    assert planned == pytest.approx(saved_by_torch(shape, **changes), rel=0.01)
 
 
 def test_a_layer_that_cannot_be_traced_is_counted_without_the_compiler(monkeypatch):

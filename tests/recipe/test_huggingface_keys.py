@@ -58,39 +58,6 @@ def test_a_source_that_cannot_be_followed_is_an_error_and_never_an_empty_table(h
         keys_of_config("my_lab:Config")
 
 
-FORMS = """
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Optional, Union
-
-@dataclass
-class Base:
-    one: int = 3
-    two: "float | None" = None
-
-@dataclass
-class Config(Base):
-    one: str = "x"
-    three: Optional[list[str]] = field(default=None, metadata={"help": "Three " "things."})
-    four: Union[int, dict[str, int]] = 1
-    five: Literal["a", 1, None] = "a"
-    six: tuple[int, int] = (1, 2)
-    seven: int = None
-    hidden: int = field(default=3, init=False)
-    shared: ClassVar[int] = 3
-
-    def method(self): ...
-"""
-
-
-def test_annotations_of_every_form_are_read(here):
-    (here / "my_lab.py").write_text(FORMS)
-    keys = keys_of_config("my_lab:Config")
-    first = {"one": {str}, "two": {float, NoneType}, "three": {list, NoneType}, "four": {int, dict}}
-    rest = {"five": {str, int, NoneType}, "six": {list}, "seven": {int, NoneType}}
-    assert {name: set(key.kinds) for name, key in keys.items()} == first | rest
-    assert keys["three"].description == "Three things."
-
-
 def test_the_columns_of_a_users_stage_are_found_where_it_imports_them_from(here):
     (here / "own_lab_parts.py").write_text('COLUMNS = ("prompt", "chosen", "rejected")\n')
     (here / "own_lab.py").write_text("from own_lab_parts import COLUMNS\nraise AssertionError('imported')\n")

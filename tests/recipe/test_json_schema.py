@@ -1,11 +1,9 @@
 """The JSON schema says what the loader says."""
 
-import json
-
 import pytest
 from jsonschema import Draft202012Validator
 
-from cpt.recipe.json_schema import command, json_schema
+from cpt.recipe.json_schema import json_schema
 from cpt.recipe.load import REPOSITORY
 from cpt.recipe.tree import Mistakes, plain, read_text, read_yaml
 
@@ -74,10 +72,3 @@ def test_numbers_may_have_units_that_editors_take_for_text(is_valid, valid, valu
 
 def test_a_recipe_on_a_base_needs_nothing_else(is_valid):
     assert is_valid("base: other.yaml\n") and not is_valid("name: r\n")
-
-
-def test_the_command_prints_it_with_descriptions(capsys):
-    command()
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["$defs"]["Data"]["properties"]["sequence_length"]["description"]
-    assert printed["properties"]["training"]["anyOf"][0]["properties"]["bf16"]["description"]

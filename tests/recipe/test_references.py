@@ -19,14 +19,6 @@ def with_model(text: str) -> str:
     return f"name: r\nmodel: {text}\ndata: {{sources: [{{path: some/texts}}]}}\nbudget: {{tokens: 10}}\n"
 
 
-def test_a_section_may_build_on_a_file_and_that_on_another(load, here):
-    (here / "models/big.yml").write_text("base: m.yaml\nconfig: {hidden_size: 4096}\n")
-    model = load(only=with_model("{base: models/big.yml, path: other/model, config: {num_heads: 2}}")).model
-    assert (model.path, model.dtype) == ("other/model", "bfloat16")
-    assert model.config == {"model_type": "llama", "hidden_size": 4096, "num_heads": 2}
-    assert load(only=with_model("models/big.yml")).model.path == "base/model"
-
-
 def test_a_whole_recipe_may_build_on_another(load, here):
     (here / "base.yaml").write_text(with_model("models/m.yaml") + "optimizer: {name: adamw, learning_rate: 1e-4}\n")
     recipe = load(only="base: base.yaml\nname: mine\noptimizer: {learning_rate: 2e-4}\nmodel: {dtype: float32}\n")

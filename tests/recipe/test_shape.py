@@ -75,15 +75,6 @@ def test_no_key_of_several_types_shows_pydantics_names(mistakes, key):
 
 
 @pytest.mark.parametrize(
-    ("written", "number"),
-    [("1e3", 1000), ("1000.0", 1000), ("0x3e8", 1000), ("1.5B", 15 * 10**8), ("2T", 2 * 10**12), ("10 k", 10_000)],
-)
-def test_a_number_of_tokens_may_have_a_unit(load, written, number):
-    tokens = load("", f"budget.tokens={written}").budget.tokens
-    assert tokens == number and isinstance(tokens, int)
-
-
-@pytest.mark.parametrize(
     ("written", "number"), [("20GB", 2 * 10**10), ("16GiB", 2**34), ("64 kB", 64_000), (1e6, 10**6)]
 )
 def test_a_number_of_bytes_may_have_a_unit(written, number):

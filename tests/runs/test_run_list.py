@@ -1,13 +1,10 @@
 """`cpt runs`: finding and listing runs."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from run_folders import write_run
 
-from cpt.cli import main
 from cpt.errors import CheckpointError, RecipeError
 from cpt.runs.folder import find_run, list_runs
 
@@ -85,34 +82,3 @@ def test_a_run_is_found_by_its_path_or_its_name(runs):
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
-
-
-def listed(capsys, *words):
-    with pytest.raises(SystemExit):
-        main(["runs", *map(str, words)])
-    return capsys.readouterr().out
-
-
-def test_the_table_has_a_line_for_each_run(runs, capsys):
-    heading, *lines = listed(capsys, runs).splitlines()
-    assert heading.split()[:5] == ["run", "stage", "state", "step", "tokens"]
-    (good,) = (line for line in lines if line.startswith("good"))
-    assert good.split()[:8] == ["good", "cpt", "finished", "20", "20,480", "3.0000", "1.2500", "1,020"]
-    assert any(line.startswith("search/bad[red]") and "failed" in line for line in lines)
-    assert f"No runs below {runs}" in listed(capsys, runs, "--where", "tag=x")
-
-
-@pytest.mark.heavy
-def test_neither_runs_nor_compare_import_torch(tmp_path):
-    folders = [str(write_run(tmp_path / name)) for name in ("one", "two")]
-    code = f"""
-import sys
-from cpt.cli import main
-for words in (["runs", {str(tmp_path)!r}], ["compare", *{folders!r}]):
-    try:
-        main(words)
-    except SystemExit:
-        pass
-assert not {{"torch", "transformers", "datasets"}} & sys.modules.keys()"""
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ended.returncode == 0 and "one" in ended.stdout, ended.stderr

@@ -80,32 +80,6 @@ def test_the_best_recipe_has_the_values_of_the_best_trial(search, capsys):
     assert best["run"] in (search.folder / "best.yaml").read_text() and "cpt train" in printed
 
 
-def test_a_search_that_was_killed_continues_as_if_it_had_not_been(search, tmp_path, monkeypatch):
-    class Killed(BaseException):
-        """As SIGKILL: nothing is written to the study."""
-
-    search(trials=3)
-    whole = starts(search)
-    search.folder.rename(tmp_path / "whole")
-    end, killed_in = loop.Search.end, []
-
-    def killed(self, trial, last):
-        if trial.drawn.number not in killed_in:
-            killed_in.append(trial.drawn.number)
-            raise Killed
-        end(self, trial, last)
-
-    monkeypatch.setattr(loop.Search, "end", killed)
-    for _ in range(3):
-        with pytest.raises(Killed):
-            search(trials=3)
-    search(trials=3)
-    resumed = starts(search)
-    assert [{*lines} for lines in resumed] == [{*lines} for lines in whole]
-    search(trials=3)
-    assert starts(search) == resumed, "finished trials are not trained again"
-
-
 def test_a_signal_stops_the_trials_and_the_same_command_continues_them(search):
     code = """
         if not (folder / "go").exists():
@@ -138,11 +112,7 @@ def test_a_trial_among_the_worse_ones_is_pruned(search):
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("print('no room'); sys.exit(3)", "no room"),
-        ("log(100, other=1.0); finish()", "`loss`"),
-    ],
+    ("code", "reason"), [("print('no room'); sys.exit(3)", "no room"), ("log(100, other=1.0); finish()", "`loss`")]
 )
 def test_trials_that_fail_in_a_row_end_the_search_with_the_reason(search, code, reason):
     with pytest.raises(TrainingError, match=reason):

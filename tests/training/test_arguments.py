@@ -77,12 +77,6 @@ def test_on_a_gpu_weights_are_bfloat16_where_the_optimizer_keeps_a_master_copy(c
 # --- the length of a run ---
 
 
-def test_the_budget_is_rounded_up_to_whole_steps():
-    length = run_length(recipe(), 0)
-    assert (length.steps, length.tokens) == (20, 10_240)
-    assert (length.rows_per_step, length.gradient_accumulation_steps) == (8, 4)
-
-
 @pytest.mark.parametrize(("tokens", "warned"), [(100, True), (10_000, False)])
 def test_a_budget_far_below_one_step_is_a_warning(caplog, tokens, warned):
     short = recipe(budget={"tokens": tokens, "global_batch_tokens": 512})

@@ -1,16 +1,14 @@
 """Callbacks: what they see, what they write, and that none of them changes the training."""
 
 import gzip
-import io
 import json
 
 import pytest
 import torch
-from full_disk import disk_of_its_own, fill
 from rich.console import Console
 from tiny_trainers import events, metrics, same, trainer_of, weights
 from tiny_watchers import SEEN
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerControl, TrainerState
 from transformers.integrations import TensorBoardCallback
 
 from cpt.errors import DataError, RecipeError
@@ -22,7 +20,6 @@ from cpt.training.callbacks import (
     SECONDS_BETWEEN_WRITES,
     Alert,
     ConsoleProgress,
-    MetricsFile,
     StatusFile,
     Tracker,
     check_callbacks,
@@ -214,33 +211,6 @@ def test_a_tracker_that_fails_costs_one_event_and_is_tried_again_after_a_pause(t
 # --- files of the run, and the console ---
 
 
-def steps_in(path):
-    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
-
-
-@pytest.mark.parametrize(("resumed_at", "left"), [(2, [0, 1, 2]), (0, [])])
-def test_a_start_removes_the_lines_after_its_checkpoint(resumed_at, left, tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (0, 1, 2, 3, 4)) + '{"step": 5, "lo')
-    file = MetricsFile(path, tokens_per_step=256)
-    file.on_train_begin(TrainingArguments(), TrainerState(global_step=resumed_at), TrainerControl())
-    assert steps_in(path) == left
-
-
-def test_lines_that_a_full_disk_did_not_take_are_written_at_the_next_step(tmp_path):
-    with disk_of_its_own(tmp_path / "disk", "64k") as disk:
-        file = MetricsFile(disk / "metrics.jsonl", tokens_per_step=256)
-        ballast = fill(disk)
-        for step in (1, 2, 3):
-            file.on_log(None, TrainerState(global_step=step), TrainerControl(), logs={"loss": 2.5})
-            file.on_step_end(None, TrainerState(global_step=step), TrainerControl())
-        # the run resumes at step 2, so the third line must not appear
-        file.on_train_begin(TrainingArguments(), TrainerState(global_step=2), TrainerControl())
-        ballast.unlink()
-        file.on_step_end(None, TrainerState(global_step=3), TrainerControl())
-        assert steps_in(file.path) == [1, 2]
-
-
 def test_the_status_has_the_step_and_the_last_checkpoint(tmp_path):
     run = Run(tmp_path)
     status = StatusFile(run)
@@ -254,21 +224,6 @@ def test_the_status_has_the_step_and_the_last_checkpoint(tmp_path):
     status.written -= SECONDS_BETWEEN_WRITES
     status.on_log(None, TrainerState(global_step=5, max_steps=9), TrainerControl())
     assert (run.status()["step"], run.status()["steps"]) == (5, 9)
-
-
-def test_without_a_terminal_each_log_is_a_plain_line():
-    out, state = io.StringIO(), TrainerState(global_step=0, max_steps=10, is_world_process_zero=True)
-    callback = ConsoleProgress("demo", Console(file=out, width=200))
-    callback.on_train_begin(None, state, TrainerControl())
-    state.global_step = 5
-    logs = {"loss": 2.0, "learning_rate": 0.1, "seconds_to_go": 5.2, "tokens_per_second": 12345.6}
-    callback.on_log(None, state, TrainerControl(), logs=logs)
-    held_out = {"eval_code_loss": 1.0, "eval_code_bits_per_byte": 0.75, "eval_code_tokens": 10}
-    callback.on_log(None, state, TrainerControl(), logs=held_out)
-    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
-        "demo  step 5/10  0:05 to go  loss 2.0000  learning rate 1.00e-01  12,346 tokens/s",
-        "demo  step 5/10  held out: code 0.7500 bits per byte",
-    ]
 
 
 def test_a_console_that_cannot_be_written_ends_nothing():

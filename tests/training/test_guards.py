@@ -7,9 +7,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from launching import launch, zero_profile
-from safetensors.torch import load_file
-from tiny import write_recipe
 from tiny_trainers import at_steps, events, in_rows, losses, same, train_to_the_end, trainer_of, weights
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
@@ -162,17 +159,6 @@ def test_resumed_after_a_roll_back_the_run_is_the_same(tiny_recipe, tmp_path, st
     assert same(weights(again), weights(straight)) and again.rows_of_steps.left_out == [(8, 20)]
 
 
-@pytest.mark.slow
-def test_a_run_that_begins_anew_forgets_the_roll_back(tiny_recipe, tmp_path):
-    train_to_the_end(bad_run(tiny_recipe, tmp_path), restarts=1)
-    make = bad_run(tiny_recipe, tmp_path, faults=None)
-    anew = make()
-    anew.train()
-    again = make()
-    again.train(resume_from_checkpoint=again.run_folder / "checkpoint-2")
-    assert same(weights(again), weights(anew)) and not again.rows_of_steps.left_out
-
-
 def test_without_a_checkpoint_from_before_the_run_continues(tiny_recipe, tmp_path):
     trainer = train_to_the_end(bad_run(tiny_recipe, tmp_path, checkpoints={}), restarts=0)
     (back,) = [event for event in read_events(trainer.run_folder) if event["kind"] == "rolled_back"]
@@ -189,26 +175,6 @@ def test_a_run_that_was_asked_to_stop_rolls_back_and_does_not_restart(tiny_recip
         trainer.train()
     assert not isinstance(stopped.value, RestartNeeded)
     assert published_checkpoints(trainer.run_folder)[-1].name == "checkpoint-2"
-
-
-@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.long)])
-def test_under_deepspeed_a_skipped_step_counts_and_changes_nothing(tiny_recipe, tmp_path, monkeypatch, stage):
-    faults = [{"kind": "nan", "steps": [3]}, {"kind": "gradient", "steps": [7]}]
-    monkeypatch.setenv("CPT_TEST_FAULTS", json.dumps(faults))
-    tiny_recipe["training"]["deepspeed"] = zero_profile(tmp_path, stage)
-    changes = {"stage": "tests.end_to_end.faulty_stage", "checkpoints": {"every_steps": 1, "keep": None}}
-    budget = {"tokens": 7 * 256, "global_batch_tokens": 256}
-    ended = launch(write_recipe({**tiny_recipe, **changes, "budget": budget}, tmp_path / "r.yaml"))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    saved = {step: tmp_path / "runs" / "tiny" / f"checkpoint-{step}" for step in range(1, 8)}
-    after = {step: load_file(folder / "model.safetensors") for step, folder in saved.items()}
-    assert [step for step in range(2, 8) if same(after[step - 1], after[step])] == [3, 7]
-    states = "*zero_pp_rank_0*model_states.pt" if stage == 3 else "mp_rank_00_model_states.pt"
-    for step, folder in saved.items():
-        (file,) = (folder / f"global_step{step}").glob(states)
-        engine = torch.load(file, weights_only=False)
-        assert (engine["global_steps"], engine["skipped_steps"]) == (step, (step >= 3) + (step >= 7))
-        assert torch.load(folder / "scheduler.pt")["last_epoch"] == step
 
 
 # --- out of memory ---
@@ -251,27 +217,6 @@ def released_trainer(sections, folder, *, releases=True, **changes):
     optimizer = {"name": "adamw_8bit", "learning_rate": 3e-3, "rounding": "stochastic", "release_gradients": releases}
     model = {**sections["model"], "dtype": "bfloat16"}
     return trainer_of(sections, folder, steps=STEPS, optimizer=optimizer, training=training, model=model, **changes)
-
-
-@pytest.mark.slow
-def test_released_gradients_train_and_resume_the_same_and_leave_no_hooks(tiny_recipe, tmp_path):
-    ordinary, released = (
-        released_trainer(tiny_recipe, tmp_path / str(releases), releases=releases, checkpoints={"every_steps": 4})
-        for releases in (False, True)
-    )
-    for trainer in (ordinary, released):
-        trainer.train()
-    assert losses(released) == losses(ordinary) and same(weights(released), weights(ordinary))
-    norms = [
-        [line["grad_norm"] for line in trainer.state.log_history if "loss" in line] for trainer in (ordinary, released)
-    ]
-    assert norms[1] == pytest.approx(norms[0], rel=1e-4) and min(norms[1]) > 0
-    assert losses(released)[STEPS] < losses(released)[1]
-    assert not any(parameter._post_accumulate_grad_hooks for parameter in released.model.parameters())
-    for releases in (True, False):
-        again = released_trainer(tiny_recipe, tmp_path / f"again {releases}", releases=releases)
-        again.train(resume_from_checkpoint=released.run_folder / "checkpoint-4")
-        assert same(weights(again), weights(released))
 
 
 @pytest.mark.parametrize(("change", "kind"), [("spike", "spike_skipped"), ("nan gradient", "nan_skipped")])

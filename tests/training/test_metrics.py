@@ -136,20 +136,6 @@ def test_the_peak_of_gpu_memory_is_the_largest_of_all_processes(machine, tmp_pat
         assert logged(machine, GPU).items() >= memory.items()
 
 
-def test_nvml_is_not_asked_again_after_a_refusal(machine, gpu, monkeypatch):
-    pynvml = pytest.importorskip("pynvml")
-    figures = {"gpu_temperature_celsius": 61, "gpu_power_watts": 423.5, "gpu_utilization_percent": 97}
-    assert machine.gpu_state() == figures
-    asked = []
-
-    def refuse():
-        asked.append(1)
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-    monkeypatch.setattr(torch.cuda, "temperature", refuse)
-    assert machine.gpu_state() == machine.gpu_state() == {} and asked == [1]
-
-
 @pytest.mark.heavy
 def test_mfu_is_the_operations_of_real_tokens_over_the_peak(tiny_recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "peak_flops", lambda *_: 1e9)

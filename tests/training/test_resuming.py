@@ -1,4 +1,3 @@
-import os
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,13 +13,7 @@ from cpt.checkpoints.resume import ResumePoint
 from cpt.errors import CheckpointError
 from cpt.recipe.load import load_recipe
 from cpt.runs.events import read_events
-from cpt.training.resuming import (
-    CheckpointLoader,
-    exactness,
-    keep_global_batch,
-    train_from,
-    warn_elastic,
-)
+from cpt.training.resuming import CheckpointLoader, keep_global_batch, train_from, warn_elastic
 
 
 @pytest.fixture
@@ -33,17 +26,6 @@ def point(tmp_path):
 @pytest.fixture
 def trainer(tiny_recipe, tmp_path):
     return trainer_of(tiny_recipe, tmp_path)
-
-
-def test_the_same_processes_resume_bit_for_bit_and_a_weaker_class_says_why(point, monkeypatch):
-    assert exactness(ResumePoint(), deterministic=True) == exactness(point, deterministic=True) == "bit-exact"
-    assert exactness(point, deterministic=False).startswith("rounding: GPU")
-    assert exactness(ResumePoint(point.checkpoint), deterministic=True).startswith("unproven: ")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert exactness(point, deterministic=True).startswith("elastic: from step 4 with 2 processes instead of 1")
-    # what is lost is lost
-    lost = ResumePoint(point.checkpoint, replace(point.manifest, exactness="elastic: ..."))
-    assert exactness(lost, deterministic=True) == "elastic: ..."
 
 
 def test_smaller_micro_batches_cost_the_last_bit(trainer):
@@ -81,30 +63,6 @@ def test_random_numbers_of_other_processes_are_replaced_the_same_way_each_time(t
         trainer.load_random_states(str(other))
         draws.append(torch.rand(3))
     assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
-
-
-class Planted:
-    """Unpickling it makes a folder."""
-
-    def __init__(self, mark):
-        self.mark = str(mark)
-
-    def __reduce__(self):
-        return os.mkdir, (self.mark,)
-
-
-def test_what_is_planted_in_a_plain_checkpoint_never_runs(trainer, tmp_path):
-    theirs = save_checkpoint(tmp_path / "theirs", 4, sealed=False)
-    (theirs / "model.safetensors").unlink()
-    for name, load in {
-        "pytorch_model.bin": trainer._load_from_checkpoint,
-        "rng_state.pth": trainer.load_random_states,
-        "optimizer.pt": lambda folder: trainer._prepare_for_training(8, trainer.get_train_dataloader(), folder),
-    }.items():
-        torch.save({"passenger": Planted(tmp_path / "ran")}, theirs / name)
-        with pytest.raises(CheckpointError, match="mkdir"):
-            load(str(theirs))
-    assert not (tmp_path / "ran").exists()
 
 
 def test_a_checkpoint_of_another_engine_is_refused_with_the_command_that_starts_from_its_weights(trainer, point):

@@ -58,13 +58,6 @@ def test_a_step_is_the_mean_over_its_labels_however_they_are_spread(tiny_recipe,
     assert losses(trainer)[1] == pytest.approx(summed / num_labels + sum(balance) / len(balance), rel=1e-5)
 
 
-def test_a_resumed_run_reads_the_row_after_the_last_one_that_was_trained(tiny_recipe, tmp_path):
-    trainer = trainer_of(tiny_recipe, tmp_path)
-    trainer.first_step = 3
-    batch = next(iter(trainer.get_train_dataloader()))
-    assert torch.equal(batch["input_ids"][0], trainer.rows[3 * trainer.length.rows_per_step]["input_ids"])
-
-
 # --- evaluation ---
 
 

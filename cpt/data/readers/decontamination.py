@@ -1,4 +1,5 @@
-"""Find training documents that share runs of 8 words with evaluation documents, and drop them (docs/evaluation.md).
+"""Find training documents that share runs of 8 words with evaluation documents, and drop them:
+docs/howto/evaluating.md.
 
 Words are compared in lower case and without punctuation. A training document is contaminated where the shared runs
 cover half of one evaluation document's words, or half of its own; 13 words at least, and all of a shorter evaluation
