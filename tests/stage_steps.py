@@ -26,7 +26,6 @@ SHAPE = {
     "num_key_value_heads": 2,
     "vocab_size": 4000,
 }
-WRITTEN = {"max_completion_length": 32, "num_generations": 2}
 
 
 class EndsMeasured(Exception):  # noqa: N818 - it is no error
@@ -57,9 +56,9 @@ def full_rows(stage: str) -> tuple[str, list[dict]]:
         return "preference", [{"prompt_ids": half, "chosen_ids": half, "rejected_ids": half[::-1]}]
     if stage == "kto":
         return "judged", [{"prompt_ids": half, "completion_ids": half, "label": good} for good in (True, False)]
-    if stage in ("sft", "distill", "gkd"):
+    if stage == "distill":
         ids = torch.tensor(half * 2)
-        labels = torch.where(torch.arange(LENGTH) < (LENGTH - 1 if stage == "gkd" else 1), IGNORED, ids)
+        labels = torch.where(torch.arange(LENGTH) < 1, IGNORED, ids)
         return "conversation", [{"input_ids": ids, "labels": labels, "position_ids": torch.arange(LENGTH)}]
     return "prompt", [{"prompt": " ".join(f"w{10 + number % 60}" for number in range(LENGTH)), "answer": "w5"}]
 
@@ -67,15 +66,9 @@ def full_rows(stage: str) -> tuple[str, list[dict]]:
 def recipe_of(stage: str, folder: Path, *, lora: dict | None = None, shape: dict | None = None, **training) -> Recipe:
     """Rows of 128 tokens, two at once."""
     form, _ = full_rows(stage)
-    written = (
-        WRITTEN
-        if form == "prompt" and stage not in ("ppo", "spo")
-        else {"max_completion_length": 32}
-        if form == "prompt"
-        else {}
-    )
-    if stage == "distill_on_policy":
-        written = {"max_completion_length": 32}
+    written = {"max_completion_length": 32} if form == "prompt" else {}
+    if stage in ("grpo", "rloo"):
+        written["num_generations"] = 2
     return Recipe.model_validate(
         {
             "name": "run",
@@ -83,13 +76,9 @@ def recipe_of(stage: str, folder: Path, *, lora: dict | None = None, shape: dict
             "output_dir": str(folder),
             "model": {"from_scratch": True, "config": shape or SHAPE, **({} if lora is None else {"lora": lora})},
             "tokenizer": {"path": "made"},
-            "data": {
-                "sequence_length": LENGTH,
-                "sources": [{"path": "made"}],
-                **({"packing": "none"} if stage == "gkd" else {}),
-            },
+            "data": {"sequence_length": LENGTH, "sources": [{"path": "made"}]},
             "budget": {"tokens": 10**6},
-            "rewards": ["stage_steps:judge_length"] if form == "prompt" and stage != "distill_on_policy" else [],
+            "rewards": ["stage_steps:judge_length"] if form == "prompt" else [],
             "training": {"use_cpu": True, "per_device_train_batch_size": 2, "logging_steps": 1, **written, **training},
         }
     )
@@ -107,7 +96,7 @@ def measured_peak(recipe: Recipe) -> int:
     trainer.remove_callback(PrinterCallback)
     with PeakOfStorages() as storages:
         trainer.add_callback(Measures(storages))
-        for held in (trainer.model, *(vars(trainer).get(name) for name in ("ref_model", "teacher", "teacher_model"))):
+        for held in (trainer.model, *(vars(trainer).get(name) for name in ("ref_model", "teacher"))):
             for tensor in () if held is None else (*held.parameters(), *held.buffers()):
                 storages.watch(tensor.untyped_storage())
         try:

@@ -186,8 +186,3 @@ def test_processes_that_share_rows_read_as_one():
 def test_a_wrong_parallelism_is_refused(given, message):
     with pytest.raises(RecipeError, match=message):
         read_parallelism({"parallelism_config": given})
-
-
-def test_processes_that_cannot_be_divided_are_refused():
-    with pytest.raises(RecipeError, match="multiple of 4"):
-        groups_of_rows({"parallelism_config": {"sp_size": 4}}, 6)

@@ -43,17 +43,15 @@ def test_the_recipe_is_as_approved(run):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("gpu", "gpus", "full"),
+    ("gpu", "gpus"),
     [
-        ("cpu", 1, None),
-        ("cpu", 1, False),
-        pytest.param("RTX 4090", 1, False, marks=pytest.mark.slow),
-        pytest.param("RTX 4090", 1, True, marks=pytest.mark.slow),
-        pytest.param("A100-80GB", 4, None, marks=pytest.mark.slow),
+        ("cpu", 1),
+        pytest.param("RTX 4090", 1, marks=pytest.mark.slow),
+        pytest.param("A100-80GB", 4, marks=pytest.mark.slow),
     ],
 )
-def test_the_recipe_has_no_mistakes_and_no_warnings(run, gpu, gpus, full):
-    found = check_reality(run(gpu=gpu, gpus=gpus, full=full))
+def test_the_recipe_has_no_mistakes_and_no_warnings(run, gpu, gpus):
+    found = check_reality(run(gpu=gpu, gpus=gpus))
     assert found.mistakes == found.warnings == [], found
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from launching import losses, run_program
-from resuming import forget_after, interrupted_equals_straight
+from resuming import forget_after
 from tiny import write_recipe
 
 from cpt.optim.adamw import automatic_dtype
@@ -51,12 +51,6 @@ def test_two_micro_batches_on_each_of_two_processes_give_the_gradients_of_four_o
     assert {gradient.dtype for gradient in first[0].values()} == {torch.float32}
     assert difference(first[0], alone["steps"][0]) < 1e-6, "before weights could differ"
     assert difference(both[0]["weights"], alone["weights"]) < 1e-2 and both[0]["is_view"]
-
-
-@pytest.mark.slow
-def test_a_run_with_accumulated_gradients_resumes_bit_for_bit(halves, tmp_path):
-    halves["training"]["per_device_train_batch_size"] = 1
-    interrupted_equals_straight(halves, tmp_path, at=(3,), processes=2)
 
 
 @pytest.mark.slow

@@ -12,25 +12,6 @@ from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import place_of
 
 
-def test_mistakes_of_every_kind_are_reported_together_with_their_files_and_lines(mistakes, here):
-    (here / "model.yaml").write_text("path: some/model\n\natention: sdpa\n")
-    lines = mistakes(
-        only="name: r\nmodel: model.yaml\ndata:\n  sources: [{path: some/texts}]\n  sequence_lenght: 128\n"
-        "budget: {tokens: 1000}\noptimizer: {learning_rate: 1e-5}\n"
-        "training:\n  gradient_chekpointing: true\n  learning_rate: 2e-5\nseed: 1\nseed: 2\n"
-    )
-    assert [line.partition(": ")[0] for line in lines] == [
-        "model.yaml:3",
-        "r.yaml:5",
-        "r.yaml:9",
-        "r.yaml:10",
-        "r.yaml:12",
-    ]
-    assert all(
-        word in line for word, line in zip(["attention", "length", "checkpointing", "line 7"], lines, strict=False)
-    )
-
-
 def test_a_recipe_that_is_not_there_is_refused(here):
     with pytest.raises(RecipeError, match=r"^gone.yaml:1: "):
         load_recipe("gone.yaml")

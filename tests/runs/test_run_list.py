@@ -79,6 +79,3 @@ def test_a_run_is_found_by_its_path_or_its_name(runs):
         find_run(str(runs / "goood"))
     with pytest.raises(CheckpointError, match="recipe.yaml"):
         find_run(str(runs))
-
-
-# --- the command -----------------------------------------------------------------------------------------------------

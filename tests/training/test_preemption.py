@@ -92,6 +92,3 @@ def test_a_forked_worker_ends_on_sigterm_and_ignores_ctrl_c(training):
 def test_a_launcher_that_is_gone_counts_as_a_signal(training):
     training.launcher = 1  # this process has another parent
     wait_until(lambda: training.received == signal.SIGHUP)
-
-
-# --- an evaluation that a signal stopped ---
