@@ -74,7 +74,7 @@ def test_a_set_of_too_few_documents_is_left_out_and_listed(recipe, load, folder)
 def test_a_run_from_new_weights_has_no_base(recipe, load, tiny_recipe, folder):
     recipe |= {"stage": "pretrain", "model": tiny_recipe["model"]}
     found, (not_run,) = evaluate_after_training(folder, load(recipe))
-    assert found is None and "no base" in not_run.why
+    assert found is None and "new weights" in not_run.why
 
 
 def test_no_questions_are_made_of_pairs(recipe, load, folder):

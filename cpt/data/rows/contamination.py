@@ -72,7 +72,7 @@ class Contamination:
         read, copies = sum(self.documents.values()), self.num_exact_copies
         parts = [
             f"{self.num_contaminated:,} of {read:,} training documents contain at least half of one of {self.judged:,}"
-            " evaluation documents, or consist of one by half.",
+            " evaluation documents, or have half of their words from one.",
             f"{copies:,} more are equal to an evaluation document and dropped by hash." if copies else "",
             f"{self.touched:,} more share a phrase with one ({WORDS} or more words in a row)." if self.touched else "",
             f"{self.too_short:,} with fewer than {WORDS} words were not searched for." if self.too_short else "",
