@@ -51,7 +51,7 @@ def test_the_proof_has_what_was_learned_and_what_merging_changed(base_folder, ad
 
 
 def test_an_adapter_that_changes_nothing_is_refused(base_folder, tmp_path):
-    with pytest.raises(CheckpointError, match="changes nothing"):
+    with pytest.raises(CheckpointError, match="has no effect"):
         proven(base_folder, save_adapter(tmp_path / "zeroed", base_folder, zeroed=True))
 
 
