@@ -1,1 +1,1 @@
-"""What a checkpoint becomes: an exported model."""
+"""Checkpoints: write, verify, resume from, and remove them."""

@@ -1,4 +1,4 @@
-"""Let DeepSpeed put its state together, in step with the other processes, without writing any of it."""
+"""Make DeepSpeed assemble its state, in step with the other processes, without writing it."""
 
 import os
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointComm
 from cpt.checkpoints.model_folder import load_data
 from cpt.deepspeed_internals import without_recovery_script
 
-SCRIPTS = ("zero_to_fp32.py", "zero_to_torch.py")  # for people who want the weights without DeepSpeed
+SCRIPTS = ("zero_to_fp32.py", "zero_to_torch.py")  # convert the weights without DeepSpeed
 LATEST = "latest"
 
 
 class CapturingCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
-    """Captures what DeepSpeed would write, by its path from `folder`."""
+    """Captures what DeepSpeed would write, by path relative to `folder`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -43,16 +43,15 @@ class CapturingCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
 
 @contextmanager
 def capture_states(engine: Any, folder: Path) -> Iterator[CapturingCheckpointEngine]:
-    """Within it `engine.save_checkpoint(folder, save_latest=False)` does all that processes do together, and writes
-    nothing.
+    """Inside, `engine.save_checkpoint(folder, save_latest=False)` runs all collective operations, but writes no file.
 
     Args:
-        engine: DeepSpeed's.
-        folder: where it would write; it does not have to exist.
+        engine: a DeepSpeed engine.
+        folder: the folder that it would write to, which does not have to exist.
     """
     captured, before = CapturingCheckpointEngine(folder), engine.checkpoint_engine
     engine.checkpoint_engine = captured
-    # With it, DeepSpeed would copy the swapped tensors between collective operations.
+    # With it, DeepSpeed would copy swapped tensors between collective operations.
     engine.zero_nvme_offload_optimizer = lambda: False
     try:
         with without_recovery_script(engine):
@@ -63,7 +62,7 @@ def capture_states(engine: Any, folder: Path) -> Iterator[CapturingCheckpointEng
 
 
 def files_beside(engine: Any, rank: int) -> dict[str, Path]:
-    """The files that DeepSpeed adds to a checkpoint: its scripts, and tensors that it swapped to a disk."""
+    """The files that DeepSpeed adds to a checkpoint: its scripts, and the tensors swapped to disk."""
     tag = tag_of(engine)
     copies: dict[str, Path] = {}
     if rank == 0:

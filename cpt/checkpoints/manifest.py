@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and whether it is still what was written: `manifest.json` names each file with its hash."""
+"""The manifest of a checkpoint, `manifest.json`: each file with its size and hash, to verify the checkpoint."""
 
 import json
 import os
@@ -21,7 +21,7 @@ FSDP_FOLDER = "fsdp"
 FSDP_PART = re.compile(rf"{FSDP_FOLDER}/part_(\d+)_of_(\d+)\.pt")
 PUBLISHED = re.compile(r"(checkpoint|weights)-(\d+)")
 STATE = "trainer_state.json"
-OF_THE_RUN = ("optimizer.pt", "scheduler.pt", "rng_state", f"{FSDP_FOLDER}/")  # what no model needs
+OF_THE_RUN = ("optimizer.pt", "scheduler.pt", "rng_state", f"{FSDP_FOLDER}/")  # files for resuming only
 
 
 @dataclass(frozen=True)
@@ -34,25 +34,25 @@ class FileEntry:
 class Manifest:
     format: int
     kind: Literal["full", "weights"]
-    """`full` can be resumed from; `weights` is the model alone."""
+    """`full`: a run can resume from it; `weights`: only the model."""
     step: int
     tokens: int
     world_size: int
     zero_stage: int | None
-    """DeepSpeed's stage; None for plain runs and DDP."""
+    """DeepSpeed's ZeRO stage; None for plain runs and DDP."""
     exactness: str
-    """How a resumed run compares with an uninterrupted one: `bit-exact`, or `elastic: ...` with the reason."""
+    """How resuming compares with an uninterrupted run: `bit-exact`, or `elastic: ...` with the reason."""
     versions: dict[str, str]
     files: dict[str, FileEntry]
-    """By their path from the checkpoint's folder; without the manifest itself."""
+    """Path relative to the checkpoint's folder -> entry; without the manifest."""
 
 
 @dataclass(frozen=True)
 class CheckpointDamage:
     file: str
-    """Its path from the checkpoint's folder."""
+    """Path relative to the checkpoint's folder."""
     what: str
-    """`missing`, `size`, `hash`, `unknown file`, `unreadable`, or for the manifest what is wrong with it."""
+    """`missing`, `size`, `hash`, `unknown file`, `unreadable`, or the problem with the manifest."""
     details: str = ""
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class CheckpointDamage:
 
 
 def damages(folder: Path) -> list[CheckpointDamage]:
-    """All differences from the manifest. Files are read only if all names and sizes are right."""
+    """All differences from the manifest. Files are read only if all names and sizes are correct."""
     try:
         manifest = read_manifest(folder)
     except CheckpointError as problem:
@@ -76,15 +76,15 @@ def wrong_names_and_sizes(folder: Path, manifest: Manifest) -> list[CheckpointDa
             found.append(CheckpointDamage(name, "missing"))
         elif (size := path.stat().st_size) != entry.size:
             found.append(CheckpointDamage(name, "size", f"{size:,} bytes instead of {entry.size:,}"))
-    for path in sorted(folder.rglob("*")):  # a new file of weights may change what is loaded
+    for path in sorted(folder.rglob("*")):  # an extra weight file may change what is loaded
         name = path.relative_to(folder).as_posix()
         if name not in manifest.files and name.endswith(READ_WHEN_LOADING) and not path.name.startswith("."):
-            found.append(CheckpointDamage(name, "unknown file", "it was not there when the checkpoint was written"))
+            found.append(CheckpointDamage(name, "unknown file", "it is not in the manifest"))
     return found
 
 
 def wrong_contents(folder: Path, files: Mapping[str, FileEntry]) -> list[CheckpointDamage]:
-    """Files whose bytes have changed; several are read at a time."""
+    """Files whose content has changed; several are read in parallel."""
 
     def damage_of(name: str) -> CheckpointDamage | None:
         try:
@@ -103,12 +103,12 @@ def hash_file(path: Path) -> FileEntry:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write `manifest.json` atomically and durably; the files that it names must be durable already."""
+    """Write `manifest.json` atomically and durably; the files that it lists must be durable already."""
     write_atomic(folder / MANIFEST, sealed(asdict(manifest), indent=1) + "\n", durable=True)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest; a CheckpointError if it is missing, damaged, of another format, or names a file outside."""
+    """Read the manifest; CheckpointError if it is missing, damaged, of another format, or names a file outside."""
     path = folder / MANIFEST
     try:
         content = unsealed(path.read_bytes())
@@ -118,23 +118,23 @@ def read_manifest(folder: Path) -> Manifest:
             files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
             return Manifest(**{**content, "files": files})
     except FileNotFoundError as problem:
-        raise CheckpointError(f"{folder} has no {MANIFEST}: its save did not finish, or it is not cpt's.") from problem
+        raise CheckpointError(f"{folder} lacks {MANIFEST}: its save did not finish, or it is not cpt's.") from problem
     except OSError as problem:
         raise CheckpointError(f"{path} cannot be read: {problem}") from problem
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
         raise CheckpointError(f"{path} is damaged: {problem!r}") from problem
     raise CheckpointError(
-        f"{path} has format {content['format']!r}, and this cpt reads {FORMAT}. Use the version of cpt that wrote it."
+        f"{path} has format {content['format']!r}, but this cpt reads {FORMAT}. Use the version of cpt that wrote it."
     )
 
 
 def defects(checkpoint: Path) -> list[CheckpointDamage]:
-    """Why a run cannot continue from this checkpoint; empty if it can."""
+    """The reasons why a run cannot resume from this checkpoint; empty if it can."""
     if found := damages(checkpoint):
         return found
     manifest = read_manifest(checkpoint)
     if manifest.kind != "full":
-        return [CheckpointDamage(MANIFEST, "weights alone", "a run continues from a full checkpoint only")]
+        return [CheckpointDamage(MANIFEST, "weights alone", "a run can only resume from a full checkpoint")]
     lacking = lacking_state(manifest.files, manifest.world_size)
     found = [CheckpointDamage(name, "missing", "it was never written") for name in lacking]
     if not found and json.loads((checkpoint / STATE).read_text())["global_step"] != manifest.step:
@@ -143,7 +143,7 @@ def defects(checkpoint: Path) -> list[CheckpointDamage]:
 
 
 def lacking_state(names: Collection[str], world_size: int | None = None) -> list[str]:
-    """The files of a run's state that a checkpoint with these files, by paths from its folder, lacks."""
+    """The state files needed to resume that are not in `names`, the relative paths of a checkpoint's files."""
     lacking = [name for name in (STATE, "scheduler.pt") if name not in names]
     if not any(name.startswith("rng_state") for name in names):
         lacking.append("rng_state.pth")
@@ -160,7 +160,7 @@ def lacking_state(names: Collection[str], world_size: int | None = None) -> list
 
 
 def refuse_changed_weights(checkpoint: Path) -> None:
-    """Before a model is built from a checkpoint with a manifest: a CheckpointError if its weights are damaged."""
+    """Raise CheckpointError before a model is built from damaged weights of a checkpoint with a manifest."""
     if not (checkpoint / MANIFEST).exists():
         return
     manifest = read_manifest(checkpoint)
@@ -168,8 +168,8 @@ def refuse_changed_weights(checkpoint: Path) -> None:
     if found := wrong_contents(checkpoint, read):
         listing = "\n".join(f"  {damage}" for damage in found)
         raise CheckpointError(
-            f"{checkpoint} is not what was written:\n{listing}\nChoose another checkpoint; `cpt verify` lists the"
-            " sound ones."
+            f"{checkpoint} differs from what was written:\n{listing}\nChoose another checkpoint; `cpt verify`"
+            " lists the sound ones."
         )
 
 
@@ -182,7 +182,7 @@ class Verified:
 
 
 def verify_path(path: Path) -> list[Verified]:
-    """Verify a checkpoint, or everything that a run has published, by step; a CheckpointError if there is nothing."""
+    """Verify a checkpoint, or all checkpoints of a run, by step; CheckpointError if there are none."""
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such folder (from {Path.cwd()}). Give a run's folder or a checkpoint.")
     if (path / MANIFEST).exists() or PUBLISHED.fullmatch(path.name):
@@ -194,9 +194,9 @@ def verify_path(path: Path) -> list[Verified]:
         if is_published and folder.is_dir() and not folder.name.startswith((".", "bad-")):
             published.append((match[1], int(match[2]), folder) if match else (folder.name, 0, folder))
     if not published:
-        raise CheckpointError(f"{path} has no checkpoint and no {MANIFEST}. Give a run that saved, or a checkpoint.")
+        raise CheckpointError(f"{path} has neither checkpoints nor {MANIFEST}. Give a checkpoint, or a run with some.")
     verified = [verify_folder(folder) for *_, folder in sorted(published)]
-    return [one for one in verified if one.folder.is_dir()]  # a run that continues removes old ones meanwhile
+    return [one for one in verified if one.folder.is_dir()]  # a run in progress may have removed some
 
 
 def verify_folder(folder: Path) -> Verified:

@@ -1,5 +1,5 @@
-"""What is in a folder of weights: a model, an adapter, or ZeRO's parts; whether all of it is there; its tensors one by
-one; and its pickles, as data."""
+"""Read a folder of weights (a model, an adapter, or ZeRO's parts): its kind, completeness, tensors one at a time, and
+pickles as data only."""
 
 import json
 import os
@@ -28,7 +28,7 @@ INDEXES = tuple(f"{name}.index.json" for name in WHOLE)
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 HEADS = ("lm_head.weight", "embed_out.weight")
-"""How the names of a head's weights end."""
+"""Name endings of a head's weights."""
 
 
 def kind_of(folder: Path) -> Kind:
@@ -42,37 +42,37 @@ def kind_of(folder: Path) -> Kind:
 
 
 def config_json(folder: Path) -> dict[str, Any]:
-    """What config.json says of the model; a CheckpointError if it is damaged."""
+    """The content of config.json; CheckpointError if it is damaged."""
     path = folder / "config.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
-            raise ValueError("it holds no JSON object")
+            raise ValueError("it is not a JSON object")
     except ValueError as problem:
-        raise CheckpointError(f"{path} is damaged: {problem}. Copy it again, or choose another.") from problem
+        raise CheckpointError(f"{path} is damaged: {problem}. Copy it again, or choose another model.") from problem
     return content
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of a model's weights, safetensors before pickles; a CheckpointError if they are not all there."""
+    """The weight files of a model, safetensors before pickles; CheckpointError if some are missing."""
     for whole, index in zip(WHOLE, INDEXES, strict=True):
         if (folder / index).is_file():
             names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
             if missing := [name for name in names if not (folder / name).is_file()]:
                 raise CheckpointError(
-                    f"{folder} is incomplete: {index} names {', '.join(missing)}, not found there. Copy the folder"
+                    f"{folder} is incomplete: {index} lists missing files: {', '.join(missing)}. Copy the folder"
                     " again, or choose another checkpoint."
                 )
             return [folder / name for name in names]
         if (folder / whole).is_file():
             return [folder / whole]
     raise CheckpointError(
-        f"{folder} holds no weights: none of {', '.join((*WHOLE, *INDEXES))} is there. Give the folder of a model."
+        f"{folder} has no weights, expected one of {', '.join((*WHOLE, *INDEXES))}. Give the folder of a model."
     )
 
 
 class Tensors:
-    """The tensors of a model folder by name, each read when it is asked for; a CheckpointError if one is damaged."""
+    """The tensors of a model folder by name, each read on access; CheckpointError if one is damaged."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -97,7 +97,7 @@ class Tensors:
                 self.dtypes[name] = part[:0].dtype if self.shapes[name] else opened.get_tensor(name).dtype
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, in the dtype that it is stored in."""
+        """Read one tensor in its stored dtype."""
         file = self.files[name]
         if file in self._pickled:
             return self._pickled[file][name]
@@ -121,8 +121,8 @@ def write_tensors(
     compute: Callable[[str], torch.Tensor],
     max_shard_size: int | str,
 ) -> None:
-    """Compute each tensor once and write all as safetensors, in shards such as `5GB`, as transformers does it;
-    `shapes` has the (shape, dtype) of what will be computed."""
+    """Compute each tensor once and write all as safetensors, in shards such as `5GB`, like transformers; `shapes` has
+    the (shape, dtype) of the results."""
     planned = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items()}
     plan = split_torch_state_dict_into_shards(planned, max_shard_size=max_shard_size)
     for file, names in plan.filename_to_tensors.items():
@@ -134,26 +134,26 @@ def write_tensors(
 
 
 # --- pickles ---
-# One that would call a function is refused. DeepSpeed asks for torch's unrestricted unpickler in a dozen places; a
-# switch of torch overrules it for resuming, for universal checkpoints and for consolidating ZeRO's parts.
+# A pickle that would call a function is rejected. DeepSpeed uses torch's unrestricted unpickler in a dozen places; a
+# setting of torch overrides it for resuming, for universal checkpoints and for consolidating ZeRO's parts.
 
 
 FORCE_DATA, FORCE_CODE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-HARMLESS = {  # what DeepSpeed puts beside its tensors; making one of these does nothing
+HARMLESS = {  # classes in DeepSpeed's files; instantiating them is safe
     "deepspeed.runtime.fp16.loss_scaler": ("LossScaler", "DynamicLossScaler"),
     "deepspeed.runtime.zero.config": ("ZeroStageEnum",),
     "deepspeed.utils.tensor_fragment": ("fragment_address",),
 }
 
-BEFORE_CUDA = 9  # torch asks in the order of these numbers; its own begin with 10
-CALLED = re.compile(r"GLOBAL (\w+(?:\.\w+)+)")  # in torch's message; of a damaged file it may name nonsense
+BEFORE_CUDA = 9  # torch's restore order; its first entry has 10
+CALLED = re.compile(r"GLOBAL (\w+(?:\.\w+)+)")  # in torch's message; nonsense for a damaged file
 trusted: ContextVar[bool] = ContextVar("trusted", default=False)
 
 
 @contextmanager
 def only_data(what: Path, *, trust: bool = False) -> Iterator[None]:
-    """Within it `torch.load` reads data only, even if the caller asks for more; a CheckpointError names `what`. With
-    `trust`, pickles may call functions, even if a caller asks for data only."""
+    """Inside, `torch.load` reads data only, even if the caller requests more; CheckpointError names `what`. With
+    `trust`, pickles may call functions, even if a caller requests data only."""
     if trust or trusted.get():
         before_it = trusted.set(True)
         try:
@@ -169,11 +169,11 @@ def only_data(what: Path, *, trust: bool = False) -> Iterator[None]:
     except UnpicklingError as problem:
         called = CALLED.search(str(problem))
         if called is None:
-            # Before this word, torch advises to allow code.
+            # The text before this word advises to allow code.
             reason = " ".join(str(problem).split()).rpartition("WeightsUnpickler error: ")[2]
             raise CheckpointError(f"{what}: a file is damaged: {reason[:300]}") from problem
         raise CheckpointError(
-            f"{what}: a file holds more than tensors and numbers, reading it would call {called[1]}. It was not read. "
+            f"{what}: a file has more than tensors and numbers: reading it would call {called[1]}. It was not read. "
             "If you know who wrote it: cpt train --resume PATH --trust-checkpoint."
         ) from problem
     finally:
@@ -182,8 +182,8 @@ def only_data(what: Path, *, trust: bool = False) -> Iterator[None]:
 
 
 def harmless_classes() -> list[Any]:
-    """numpy's arrays, as in random states, and DeepSpeed's classes if this process uses DeepSpeed."""
-    rebuild = np.empty(0).__reduce__()[0]  # the function that an array's pickle calls
+    """numpy arrays, as in random states, and DeepSpeed's classes if this process uses DeepSpeed."""
+    rebuild = np.empty(0).__reduce__()[0]  # called by an array's pickle
     arrays: list[Any] = [rebuild, np.ndarray, np.dtype, type(np.dtype(np.uint32))]
     if "deepspeed" not in sys.modules:
         return arrays
@@ -191,14 +191,14 @@ def harmless_classes() -> list[Any]:
 
 
 def load_data(path: Path, *, map_location: Any = "cpu", mmap: bool = False, trust: bool = False) -> Any:
-    """`torch.load` of one file of a checkpoint, as data; a CheckpointError if it holds more."""
+    """`torch.load` of one checkpoint file, data only; CheckpointError if it has more."""
     with only_data(path, trust=trust):
         return torch.load(path, map_location=map_location, mmap=mmap, weights_only=not trusted.get())
 
 
 @cache
 def know_indexed_cpu() -> None:
-    """Let torch restore to `cpu:0`, which transformers 5.17 asks for in runs of several CPU processes; 5.18 asks for
+    """Let torch restore to `cpu:0`, which transformers 5.17 requests in runs of several CPU processes; 5.18 requests
     `cpu`."""
 
     def restore(storage: Any, location: str) -> Any:

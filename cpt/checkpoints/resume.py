@@ -1,4 +1,4 @@
-"""Which checkpoint a run continues from: the newest sound one. Damaged ones are renamed, not used and not deleted."""
+"""Choose the checkpoint that a run resumes from: the newest sound one. Damaged ones are renamed, never deleted."""
 
 import json
 import os
@@ -17,8 +17,8 @@ from cpt.runs.folder import read_object
 PATTERN = re.compile(r"checkpoint-(\d+)")
 BAD = "bad-"
 REASON = "reason.txt"
-BEGAN = "began_from.json"  # names a checkpoint of another run that this one began from
-# Set by `cpt train --supervise`, torchrun and SLURM in a process that they restart with its first command.
+BEGAN = "began_from.json"  # the checkpoint of another run that this run started from
+# Set by `cpt train --supervise`, torchrun and SLURM in processes restarted with the first command.
 RESTART_COUNTS = ("CPT_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 Wanted = Literal["latest", "none"] | Path
@@ -27,15 +27,15 @@ Wanted = Literal["latest", "none"] | Path
 @dataclass(frozen=True)
 class ResumePoint:
     checkpoint: Path | None = None
-    """None: from the beginning."""
+    """None: start from the beginning."""
     manifest: Manifest | None = None
-    """None also of a checkpoint that another program wrote."""
+    """None also for a checkpoint from another program."""
     trusted: bool = False
-    """With `--trust-checkpoint`, its pickles may hold more than data."""
+    """With `--trust-checkpoint`, its pickles may contain more than data."""
 
 
 def wanted_checkpoint(option: str) -> Wanted:
-    """What `--resume` means. A launcher's restart repeats the option, and means the newest checkpoint."""
+    """The meaning of `--resume`. After a launcher's restart, which repeats the option, it is the newest checkpoint."""
     counts = [os.environ.get(name, "0") for name in RESTART_COUNTS]
     if option == "latest" or any(count.isdigit() and int(count) for count in counts):
         return "latest"
@@ -45,12 +45,12 @@ def wanted_checkpoint(option: str) -> Wanted:
 def choose_checkpoint(
     folder: Path, *, resume: Wanted = "latest", allow_restart: bool = False, trust: bool = False
 ) -> ResumePoint:
-    """Where the run in this folder continues; the main process decides for all.
+    """Choose where the run in this folder resumes; the main process decides for all.
 
     Args:
-        resume: `latest`: the newest sound checkpoint. `none`: from the beginning. A path: that checkpoint. Newer ones
-            are moved into set-aside/.
-        allow_restart: begin anew if no checkpoint is sound.
+        resume: `latest`: the newest sound checkpoint. `none`: the beginning. A path: that checkpoint. Newer ones are
+            moved into set-aside/.
+        allow_restart: start from the beginning if no checkpoint is sound.
         trust: let the pickles of a checkpoint without a manifest call functions.
     """
 
@@ -60,7 +60,7 @@ def choose_checkpoint(
         if resume == "latest":
             return latest_point(folder, allow_restart=allow_restart, trust=trust)
         every = [*published_checkpoints(folder), *bad_checkpoints(folder)]
-        set_aside(folder, every, "--resume none begins the run anew")
+        set_aside(folder, every, "--resume none starts from the beginning")
         (folder / BEGAN).unlink(missing_ok=True)
         return ResumePoint()
 
@@ -68,11 +68,11 @@ def choose_checkpoint(
 
 
 def latest_point(folder: Path, *, allow_restart: bool, trust: bool) -> ResumePoint:
-    """The newest sound checkpoint; without any the run's beginning, which may be another run's checkpoint."""
+    """The newest sound checkpoint; without any, the run's beginning, which may be another run's checkpoint."""
     checkpoint = newest_sound(folder)
     if checkpoint is not None:
         return ResumePoint(checkpoint, read_manifest(checkpoint))
-    bad = [*bad_checkpoints(folder), *published_checkpoints(folder)]  # those that could not be renamed, too
+    bad = [*bad_checkpoints(folder), *published_checkpoints(folder)]  # including those that could not be renamed
     if bad and not allow_restart:
         listing = ""
         for path in bad:
@@ -80,18 +80,18 @@ def latest_point(folder: Path, *, allow_restart: bool, trust: bool) -> ResumePoi
             reason = note.read_text().strip() if note.is_file() else "; ".join(map(str, defects(path)))
             listing += f"\n  {path.name}: {reason}"
         raise CheckpointError(
-            f"{folder} has no sound checkpoint left:{listing}\nCopy one back from the archive, or begin anew with"
-            " --allow-restart."
+            f"{folder} has no sound checkpoint left:{listing}\nCopy one back from the archive, or start from the"
+            " beginning with --allow-restart."
         )
     if bad:
-        record_event(folder, "restarted", f"No checkpoint of {folder} is sound: --allow-restart begins anew.", step=0)
+        record_event(folder, "restarted", f"No checkpoint of {folder} is sound: --allow-restart starts over.", step=0)
     began = folder / BEGAN
     if not began.exists():
         return ResumePoint()
     other = read_object(began).get("checkpoint")
     if not isinstance(other, str):
         raise CheckpointError(
-            f"{began} is damaged: the run began from a checkpoint of another run. Name it: --resume CHECKPOINT."
+            f"{began} is damaged: the run started from a checkpoint of another run. Name it: --resume CHECKPOINT."
         )
     return named_point(folder, Path(other), trust=trust)
 
@@ -123,31 +123,31 @@ def bad_checkpoints(folder: Path) -> list[Path]:
 
 
 def named_point(folder: Path, checkpoint: Path, *, trust: bool) -> ResumePoint:
-    """The checkpoint that `--resume PATH` names, of this run or of another."""
+    """Resume from the checkpoint of `--resume PATH`, from this run or another."""
     if not checkpoint.is_dir():
-        raise CheckpointError(f"--resume {checkpoint}: there is no such folder (looked from {Path.cwd()}).")
+        raise CheckpointError(f"--resume {checkpoint}: no such folder in {Path.cwd()}.")
     manifest = None
     if (checkpoint / MANIFEST).exists():
         if found := defects(checkpoint):
             listing = "\n".join(f"  {damage}" for damage in found)
-            raise CheckpointError(f"--resume {checkpoint}: damaged:\n{listing}\nName another one, or --resume latest.")
+            raise CheckpointError(f"--resume {checkpoint}: damaged:\n{listing}\nUse another one, or --resume latest.")
         manifest = read_manifest(checkpoint)
-    else:  # plain tensors may be used, but DeepSpeed's pickles only if the user trusts them
+    else:  # plain tensors are safe, but DeepSpeed's pickles need the user's trust
         if not trust and list(checkpoint.glob("global_step*")):
             raise CheckpointError(
-                f"--resume {checkpoint}: DeepSpeed's files without a {MANIFEST} may be incomplete, and their pickles"
+                f"--resume {checkpoint}: DeepSpeed files without {MANIFEST} may be incomplete, and their pickles"
                 " can run any code. If you know who wrote it: --trust-checkpoint."
             )
         names = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
         if lacking := lacking_state(names):
-            raise CheckpointError(f"--resume {checkpoint}: it cannot be resumed from, it lacks {', '.join(lacking)}.")
-        record_event(folder, "unproven_checkpoint", f"{checkpoint} has no {MANIFEST}, so it cannot be verified.")
+            raise CheckpointError(f"--resume {checkpoint}: cannot resume from it, missing: {', '.join(lacking)}.")
+        record_event(folder, "unproven_checkpoint", f"{checkpoint} lacks {MANIFEST}, so it cannot be verified.")
     later = published_checkpoints(folder)
     if checkpoint.parent.resolve() == folder.resolve() and PATTERN.fullmatch(checkpoint.name):
         later = [path for path in later if step_of(path) > step_of(checkpoint)]
-    else:  # remembered, should the run end before it has a checkpoint of its own
+    else:  # recorded in case the run ends before its first checkpoint
         (folder / BEGAN).write_text(json.dumps({"checkpoint": str(checkpoint.resolve())}))
-    set_aside(folder, later, f"--resume continues from {checkpoint}")
+    set_aside(folder, later, f"--resume uses {checkpoint}")
     return ResumePoint(checkpoint, manifest, trust)
 
 
@@ -164,7 +164,7 @@ def set_aside(folder: Path, checkpoints: list[Path], why: str) -> None:
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint-N of a run, not verified; None if there is none."""
+    """The newest checkpoint-N of a run, not verified, or None."""
     return next(reversed(published_checkpoints(folder)), None)
 
 
@@ -175,7 +175,7 @@ def published_checkpoints(folder: Path) -> list[Path]:
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """Those that have the file that the Trainer writes last, by step; not verified."""
+    """The checkpoints that have the file written last by the Trainer, by step; not verified."""
     return [path for path in published_checkpoints(folder) if (path / STATE).exists()]
 
 

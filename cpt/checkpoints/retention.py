@@ -1,4 +1,4 @@
-"""Which checkpoints stay, and copies of them in a second place."""
+"""Remove old checkpoints by rule, and copy checkpoints to an archive."""
 
 import json
 import threading
@@ -23,7 +23,7 @@ class Published:
     tokens: int
     folder: Path
     metrics: Mapping[str, float]
-    """Of the evaluation at its step, as in metrics.jsonl: `eval_general_loss`, ..."""
+    """Metrics of the evaluation at its step, as in metrics.jsonl: `eval_general_loss`, ..."""
 
 
 Rule = Callable[..., Collection[Published]]
@@ -32,13 +32,13 @@ Rule = Callable[..., Collection[Published]]
 def newest(
     checkpoints: Sequence[Published], *, last: int = 3, every: int | None = None, best: str | None = None
 ) -> list[Published]:
-    """Keep the newest checkpoints, every k-th step and the best one.
+    """Keep the newest checkpoints, those of every k-th step, and the best one.
 
     Args:
         checkpoints: oldest first.
-        last: how many of the newest stay.
-        every: checkpoints whose step is a multiple of this stay for good.
-        best: a figure of the evaluation; the checkpoint where it was lowest stays too.
+        last: number of newest checkpoints to keep.
+        every: keep checkpoints whose step is a multiple of this.
+        best: a metric of the evaluation; the checkpoint with its lowest value is also kept.
 
     Raises:
         RecipeError: a number is below 1.
@@ -58,21 +58,21 @@ RULES: dict[str, Rule] = {"newest": newest}
 
 
 def find_rule(keep: Component) -> Rule:
-    """The rule of the recipe, or a RecipeError: no such rule, or an option that it does not take."""
+    """The rule in the recipe; RecipeError for an unknown rule or option."""
     try:
         rule = find("rule", keep.name, RULES)
     except RecipeError as problem:
         raise RecipeError(f"`checkpoints.keep.name`: {problem}") from problem
     check_options(rule, keep.options, "checkpoints.keep")
     if keep.name in RULES:
-        rule([], **keep.options)  # whether the values make sense
+        rule([], **keep.options)  # validates the values
     return rule
 
 
 def rotate(
     folder: Path, keep: Component | None, *, prefix: str = "checkpoint-", spared: Collection[Path] = ()
 ) -> list[Path]:
-    """Remove what the rule does not keep, except the newest complete checkpoint and the `spared` ones, which are read.
+    """Remove what the rule does not keep, except the newest complete checkpoint and the `spared` ones, still in use.
 
     A folder with a damaged manifest, or with missing or truncated files, is neither counted nor removed.
     """
@@ -87,7 +87,7 @@ def rotate(
 
 
 def published_in(folder: Path, prefix: str = "checkpoint-") -> list[Published]:
-    """The checkpoints whose files have the right names and sizes, by step."""
+    """The checkpoints whose files have the correct names and sizes, by step."""
     found = []
     for path in folder.glob(f"{prefix}*"):
         try:
@@ -107,7 +107,7 @@ def metrics_of(folder: Path, step: int) -> dict[str, float]:
     return {name: value for line in lines for name, value in line.items() if name.startswith("eval_")}
 
 
-WAITING = 2  # checkpoints; if the archive is slower than the run, the oldest waiting one is skipped
+WAITING = 2  # queued checkpoints; if the archive is slower than the run, the oldest is skipped
 
 
 class Archive:
@@ -126,7 +126,7 @@ class Archive:
             if len(self.pending) == 1:
                 threading.Thread(target=self._copy_all, name="archive", daemon=True).start()
         if skipped is not None:
-            text = f"The archive {self.place} is slower than the run saves: {skipped.name} is not copied there."
+            text = f"The archive {self.place} is too slow: {skipped.name} is not copied to it."
             record_event(self.run, "archive_behind", text)
 
     def add_missing(self, checkpoints: list[Path]) -> None:
@@ -136,7 +136,7 @@ class Archive:
             try:
                 files, root = fsspec.core.url_to_fs(self.place)
                 is_copied = files.exists(f"{root}/{self.run.name}/{path.name}/{MANIFEST}")
-            except Exception:  # a storage that does not answer fails with its reason when it is written to
+            except Exception:  # unreachable storage raises its reason later, on writing
                 is_copied = False
             if not is_copied:
                 missing.append(path)
@@ -160,11 +160,11 @@ class Archive:
                 target = f"{root}/{self.run.name}/{checkpoint.name}"
                 manifest = read_manifest(checkpoint)
                 if files.exists(target):
-                    files.rm(target, recursive=True)  # begun by a run that was killed
+                    files.rm(target, recursive=True)  # left by a killed run
                 for name, entry in manifest.files.items():
                     put(files, checkpoint / name, f"{target}/{name}", entry.size)
                 put(files, checkpoint / MANIFEST, f"{target}/{MANIFEST}", (checkpoint / MANIFEST).stat().st_size)
-            except Exception as problem:  # of any storage; the run does not depend on it
+            except Exception as problem:  # from any storage; the run does not depend on it
                 text = f"{checkpoint.name} could not be copied to the archive {self.place}: {problem}"
                 record_event(self.run, "archive_failed", text, place=self.place)
             with self.changed:
@@ -179,4 +179,4 @@ def put(files: Any, source: Path, target: str, size: int) -> None:
     files.put_file(str(source), target)
     arrived = files.info(target)["size"]
     if arrived != size:
-        raise CheckpointError(f"{target} has {arrived:,} bytes instead of {size:,}")
+        raise CheckpointError(f"{target} has {arrived:,} bytes, expected {size:,}")

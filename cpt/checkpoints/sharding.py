@@ -1,4 +1,4 @@
-"""How the processes that write a checkpoint share the model: not at all, by FSDP2, or by DeepSpeed's ZeRO."""
+"""How the processes that write a checkpoint shard the model: not at all, by FSDP2, or by DeepSpeed's ZeRO."""
 
 import io
 import shutil
@@ -17,11 +17,11 @@ from cpt.checkpoints.manifest import FSDP_FOLDER, FSDP_PART, MANIFEST, Manifest,
 from cpt.checkpoints.model_folder import load_data, only_data
 from cpt.errors import CheckpointError, ResourceError
 
-# FSDP2's part of a checkpoint is fsdp/part_0_of_2.pt: for each process its rows of every parameter and of its moments,
-# by parameter names. `fully_shard` gives the processes the rows in order, so any number of processes can read them.
+# The FSDP2 part of a checkpoint is fsdp/part_0_of_2.pt: for each process its rows of every parameter and its moments,
+# by parameter name. `fully_shard` distributes the rows in order, so any number of processes can read them.
 
 PLAIN, FSDP = "plain", "fsdp"
-ZERO = "zero-"  # and the stage; alone where another program wrote the checkpoint
+ZERO = "zero-"  # followed by the stage, if cpt wrote the checkpoint
 
 
 def sharding_of(manifest: Manifest) -> str:
@@ -32,7 +32,7 @@ def sharding_of(manifest: Manifest) -> str:
 
 
 def sharding_in(checkpoint: Path) -> str:
-    """The same, from the checkpoint's files if it has no manifest."""
+    """Like `sharding_of`, but from the checkpoint's files if it has no manifest."""
     if (checkpoint / MANIFEST).exists():
         return sharding_of(read_manifest(checkpoint))
     if (checkpoint / FSDP_FOLDER).is_dir():
@@ -51,7 +51,7 @@ def name_sharding(sharding: str) -> str:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The rows of this process, in the same memory."""
+    """The rows of this process, sharing memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -68,17 +68,17 @@ def part_here(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, A
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters by name: this process's rows, or all of them where nothing shards it."""
+    """The parameters by name: the rows of this process, or all rows without sharding."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     for name, parameter in trained.items():
         if isinstance(parameter, DTensor) and parameter.placements != (Shard(0),):
-            raise CheckpointError(f"{name} is sharded by {parameter.placements}; only shards of rows can be saved.")
+            raise CheckpointError(f"{name} is sharded by {parameter.placements}; only sharding by rows can be saved.")
     return trained
 
 
 @torch.no_grad()
 def load_parts(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, trust: bool = False) -> None:
-    """Fill this process's rows of weights and optimizer states, whatever number of processes wrote the parts."""
+    """Load this process's rows of weights and optimizer states, whatever number of processes wrote the parts."""
     parts = read_parts(checkpoint, trust=trust)
     parameters, stored = trained_parameters(model), parts[0]["weights"]
     if differing := sorted(parameters.keys() ^ stored.keys()):
@@ -104,12 +104,12 @@ def read_parts(checkpoint: Path, *, trust: bool) -> list[dict[str, Any]]:
     }
     processes = int(found[0][2]) if 0 in found else 0
     if not processes or sorted(found) != list(range(processes)):
-        raise CheckpointError(f"{checkpoint} lacks parts in {FSDP_FOLDER}/: each process wrote one. Copy them all.")
+        raise CheckpointError(f"{checkpoint} lacks parts in {FSDP_FOLDER}/, one per process. Copy them all.")
     return [load_data(checkpoint / found[rank][0], mmap=True, trust=trust) for rank in range(processes)]
 
 
 def whole(parts: list[dict[str, Any]]) -> torch.Tensor:
-    """The tensor of which each process has written its rows."""
+    """Concatenate the rows written by all processes."""
     return torch.cat([part["rows"].flatten() for part in parts]).view(parts[0]["shape"])
 
 
@@ -138,19 +138,19 @@ def placed(value: Any, parameter: torch.Tensor, group: dict[str, Any]) -> Any:
 
 
 def full_weights(model: nn.Module, *, only_trained: bool) -> dict[str, torch.Tensor]:
-    """The whole weights in host memory on the main process, nothing on the others; every process must call it."""
+    """The whole weights in host memory on the main process, empty on the others; every process must call it."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=only_trained)
     return get_model_state_dict(model, options=options)  # type: ignore[return-value]
 
 
 UNIVERSAL = ".universal-"
-SMALL = ("*.json", "scheduler.pt", "rng_state*.pth")  # files of the checkpoint itself, for the Trainer
+SMALL = ("*.json", "scheduler.pt", "rng_state*.pth")  # files for the Trainer, outside DeepSpeed's folder
 PROBLEMS = (OSError, ValueError, RuntimeError, EOFError, KeyError, AssertionError, NotImplementedError)
 
 
 @contextmanager
 def reading(checkpoint: Path, what: str, *, trust: bool = False) -> Iterator[None]:
-    """Read data only; every error of DeepSpeed becomes one that names the checkpoint."""
+    """Read data only; errors of DeepSpeed become a CheckpointError that names the checkpoint."""
     try:
         with only_data(checkpoint, trust=trust):
             yield
@@ -159,25 +159,25 @@ def reading(checkpoint: Path, what: str, *, trust: bool = False) -> Iterator[Non
 
 
 def consolidated_state(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """The fp32 master weights of a ZeRO checkpoint under the names of the run; frozen ones if it saved them."""
+    """The fp32 master weights of a ZeRO checkpoint by the run's names; frozen ones if they were saved."""
     try:
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
     except ImportError as problem:
         raise ResourceError(
-            f"{checkpoint} holds ZeRO's parts, which DeepSpeed reads: {problem}. pip install deepspeed"
+            f"{checkpoint} has ZeRO's parts, which need DeepSpeed: {problem}. Run: pip install deepspeed"
         ) from problem
-    with reading(checkpoint, "needs the parts of all processes, copy them or choose another checkpoint"):
+    with reading(checkpoint, "needs the parts of all processes; copy them or choose another checkpoint"):
         return dict(get_fp32_state_dict_from_zero_checkpoint(str(checkpoint)))
 
 
 def load_consolidated(model: nn.Module, checkpoint: Path) -> None:
-    """Fill the model, built as the run built it, with a ZeRO checkpoint's weights."""
+    """Load a ZeRO checkpoint's weights into a model built as in the run."""
     state = consolidated_state(checkpoint)
     try:
         missing, unexpected = model.load_state_dict(state, strict=False)
     except RuntimeError as problem:
         raise of_another_model(checkpoint, " ".join(str(problem).split())[:300]) from problem
-    # A LoRA run's parts lack frozen weights; a tied head is listed once, under its embedding's name.
+    # A LoRA run's parts lack frozen weights; a tied head is listed once, under the embedding's name.
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if lacking := sorted(trained.intersection(missing)) or sorted(unexpected):
         raise of_another_model(checkpoint, f"{len(lacking)} tensors differ: {', '.join(lacking[:3])}")
@@ -190,9 +190,9 @@ def of_another_model(checkpoint: Path, details: str) -> CheckpointError:
 def make_universal(checkpoint: Path, folder: Path, *, trust: bool = False) -> Path:
     """Convert to a checkpoint that any number of processes can load with `checkpoint: {load_universal: true}`.
 
-    Only the main process calls it. The new checkpoint is in the run's folder, and serves one start.
+    Only the main process calls it. The new checkpoint is in the run's folder, and is removed after it was loaded.
     """
-    from deepspeed.checkpoint.ds_to_universal import main as convert  # seconds to import, and only for this
+    from deepspeed.checkpoint.ds_to_universal import main as convert  # slow import, only needed here
 
     tag = (checkpoint / "latest").read_text().strip()
     target = folder / f"{UNIVERSAL}{checkpoint.name.rpartition('-')[2]}"
@@ -202,13 +202,13 @@ def make_universal(checkpoint: Path, folder: Path, *, trust: bool = False) -> Pa
     arguments = Namespace(
         input_folder=str(checkpoint / tag),
         output_folder=str(target / f"{tag}_universal"),
-        num_extract_workers=1,  # in this process: a fork would copy its connections to the others
+        num_extract_workers=1,  # in this process: a fork would copy its connections
         num_merge_workers=1,
         keep_temp_folder=False,
         strict=True,
         inject_missing_state=True,
     )
-    what = "cannot be converted, resume with as many processes as wrote it"
+    what = "cannot be converted; resume with as many processes as wrote it"
     try:
         with reading(checkpoint, what, trust=trust), redirect_stdout(output), redirect_stderr(output):
             convert(arguments)
@@ -227,6 +227,6 @@ def remove_parts(universal: Path) -> None:
 
 
 def remove_universal(folder: Path) -> None:
-    """Remove all converted checkpoints, those of a killed process too; only the main process calls it."""
+    """Remove all converted checkpoints, including those of a killed process; only the main process calls it."""
     for path in folder.glob(f"{UNIVERSAL}*"):
         shutil.rmtree(path, ignore_errors=True)

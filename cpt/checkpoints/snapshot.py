@@ -1,4 +1,4 @@
-"""Copy what a training step changes to host memory, so that a checkpoint can be written while training continues."""
+"""Copy the state that a training step changes to host memory, to write a checkpoint while training continues."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ Memory = tuple[str, int]
 
 
 class NotFiniteError(Exception):
-    """The weights hold NaN or infinity."""
+    """The weights contain NaN or infinity."""
 
 
 def tensors_in(state: Any) -> Iterator[torch.Tensor]:
@@ -29,17 +29,17 @@ def tensors_in(state: Any) -> Iterator[torch.Tensor]:
 
 
 def memory_of(tensor: torch.Tensor) -> Memory:
-    """The storage of a tensor; the same for all views of it."""
+    """The storage of a tensor; equal for all views of it."""
     return str(tensor.device), tensor.untyped_storage().data_ptr()
 
 
 def bytes_in(state: Any) -> int:
-    """The bytes of all tensors in a file; storage that several share counts once."""
+    """The bytes of all tensors in a state; shared storage counts once."""
     return sum({memory_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors_in(state)}.values())
 
 
 def changed_by_steps(model: nn.Module) -> set[Memory]:
-    """The memory that a training step may write to: buffers and trained parameters, or this process's part of them."""
+    """The storages that a training step may write to: buffers and trained parameters, or this process's shards."""
     changing: list[torch.Tensor] = list(model.buffers())
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -54,7 +54,7 @@ def mark() -> torch.Event:
 
 
 def copy_beside_training(moment: torch.Event | None) -> None:
-    """Copy in this thread on a stream of its own, from the event on, while the GPU computes; None without a GPU."""
+    """Copy on a separate stream of this thread, after the event, while the GPU computes; no stream without a GPU."""
     if moment is not None:
         torch.accelerator.set_device_index(moment.device.index)
         stream = torch.Stream(device=moment.device)
@@ -63,9 +63,9 @@ def copy_beside_training(moment: torch.Event | None) -> None:
 
 
 class HostCopies:
-    """Copies of tensors in host memory, which is reused by the next checkpoint: allocating takes as long as copying.
+    """Copies of tensors in host memory, reused for the next checkpoint because allocating takes as long as copying.
 
-    It is page-locked if the tensors come from a GPU.
+    The memory is page-locked if the tensors come from a GPU.
     """
 
     def __init__(self) -> None:
@@ -77,9 +77,9 @@ class HostCopies:
         return max(0, bytes_in(state) - sum(buffer.nbytes for buffers in self.free.values() for buffer in buffers))
 
     def copy(self, state: Any, changing: Callable[[torch.Tensor], bool] = lambda tensor: True) -> Any:
-        """Copy a state on this thread's stream; tensors that are not `changing`, or are copies, stay as they are.
+        """Copy a state on this thread's stream; tensors that are not `changing`, or are copies, are not copied.
 
-        Tensors that share memory share it in the copy too, so that its file is not larger.
+        Tensors that share memory also share it in the copy, so that its file is not larger.
         """
         own = {memory_of(buffer) for buffer in self.in_use.values()}
         copied: dict[int, torch.Tensor] = {}
@@ -90,7 +90,7 @@ class HostCopies:
         return copy.deepcopy(state, dict(copied))
 
     def release(self) -> None:
-        """Reuse the memory of the copies for the next checkpoint, after they were written."""
+        """Make the memory of the copies available for the next checkpoint, after they were written."""
         for buffer in self.in_use.values():
             self.free.setdefault((buffer.nbytes, buffer.is_pinned()), []).append(buffer)
         self.in_use.clear()
@@ -115,11 +115,11 @@ class HostCopies:
 
 
 def refuse_non_finite(named: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Check each number; a NotFiniteError names the first tensors that hold NaN or infinity."""
+    """Check all numbers; NotFiniteError names the first tensors with NaN or infinity."""
     broken = []
     for name, tensor in named:
         values = tensor.detach()
-        # The sum needs no memory, but may overflow.
+        # The sum needs little memory, but may overflow.
         is_finite = not values.is_floating_point() or bool(values.sum(dtype=torch.float32).isfinite())
         if not is_finite and not values.isfinite().all():
             broken.append(name)
@@ -129,7 +129,7 @@ def refuse_non_finite(named: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def saved_parameters(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
-    """Each parameter that a checkpoint must hold (of an adapter the trained ones), and its size over all processes."""
+    """Each parameter in a checkpoint (for an adapter, the trained ones), and its size over all processes."""
     ignored = keys_ignored_on_save(model)
     for name, parameter in model.named_parameters():
         if name not in ignored and (parameter.requires_grad or not isinstance(model, PeftModel)):

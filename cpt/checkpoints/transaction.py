@@ -1,6 +1,6 @@
-"""Publish a checkpoint whole or not at all: write, hash and sync its files, write the manifest, then rename.
+"""Publish a checkpoint completely or not at all: write, hash and sync its files, write the manifest, then rename.
 
-.saving/checkpoint-N   while it is written; a kill leaves it there, and the next start removes it
+.saving/checkpoint-N   while it is written; a leftover is removed at the next start
 checkpoint-N           complete, its manifest.json written last
 .del-checkpoint-N      while it is removed
 """
@@ -35,23 +35,23 @@ Weights = dict[str, torch.Tensor]
 Task = Callable[[], dict[str, FileEntry]]
 """Writes files, and returns their entries."""
 MIB = 2**20
-RESERVE = 16 * MIB  # for what else the run writes, and for the file system's own tables
+RESERVE = 16 * MIB  # for other files of the run and file system metadata
 STAGING, LEAVING = ".saving", ".del-"
 SECONDS_FOR_FILES_TO_APPEAR = 60.0
-FILES_AT_ONCE = 4  # while one waits for the disk, another is serialized
+FILES_AT_ONCE = 4  # one can be serialised while another waits for the disk
 PIECE = 1 << 18
-MODEL_PART = ".model"  # in the staging folder: the model's files, before they move to the others
+MODEL_PART = ".model"  # temporary folder for the model's files
 
 
 @dataclass
 class Contents:
-    """What one process writes into a checkpoint, by path from its folder."""
+    """The content of a checkpoint that one process writes, by path relative to its folder."""
 
     states: dict[str, Any] = field(default_factory=dict)
-    """For `torch.save`."""
+    """States to write by `torch.save`."""
     texts: dict[str, str] = field(default_factory=dict)
     copies: dict[str, Path] = field(default_factory=dict)
-    """Files to be copied there."""
+    """Files to copy into the checkpoint."""
     write_model: Callable[[Path, Weights | None], None] | None = None
     """On the main process: writes the model's files into a folder, with these weights or else the current ones."""
     weights: Weights | None = None
@@ -61,7 +61,7 @@ class Contents:
     """Raises if these weights must not be published."""
 
     def num_bytes(self) -> int:
-        """Approximate."""
+        """Approximate size."""
         return bytes_in(self.states) + self.model_bytes + sum(len(text) for text in self.texts.values())
 
 
@@ -74,10 +74,10 @@ def publish(
     *,
     read_back: Callable[[Path], None] | None = None,
 ) -> Manifest:
-    """Write the checkpoint `name` into the run's folder; every process must call it; all raise the same SaveFailed.
+    """Write checkpoint `name` into the run's folder; every process must call it, and all raise the same SaveFailed.
 
     Args:
-        describe: makes the manifest from the entries of all files; called on the main process.
+        describe: builds the manifest from the entries of all files; called on the main process.
         read_back: checks the folder before it is published, and raises if it is damaged.
     """
     staging = folder / STAGING / name
@@ -95,13 +95,13 @@ def publish(
 
 
 def prepare(staging: Path, needed: int) -> None:
-    """Make an empty folder; an OSError if the disk has too little space."""
+    """Create an empty folder; OSError if the disk has too little space."""
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     free = shutil.disk_usage(staging).free
     if free < needed + RESERVE:
-        size = f"{needed / MIB:,.0f} MiB, and the run's other files {RESERVE / MIB:.0f} MiB"
-        raise OSError(f"the checkpoint takes {size}, but {staging} has {free / MIB:,.0f} MiB free")
+        size = f"{needed / MIB:,.0f} MiB and the run's other files {RESERVE / MIB:.0f} MiB"
+        raise OSError(f"the checkpoint needs {size}, but {staging} has {free / MIB:,.0f} MiB free")
 
 
 def write(contents: Contents, staging: Path) -> dict[str, FileEntry]:
@@ -114,7 +114,7 @@ def write(contents: Contents, staging: Path) -> dict[str, FileEntry]:
         return all_at_once(tasks)
 
     def write_model() -> dict[str, FileEntry]:
-        part = staging / MODEL_PART  # a folder of its own shows the names of the model's files
+        part = staging / MODEL_PART  # a separate folder shows the names of the model's files
         write_files(part, contents.weights)
         entries = hash_all(part)
         for path in list(part.iterdir()):
@@ -130,19 +130,19 @@ def entry_of(path: str, write_file: Callable[[], FileEntry]) -> Task:
 
 
 def hash_all(folder: Path) -> dict[str, FileEntry]:
-    """Also makes the files durable."""
+    """Hash all files, and make them durable."""
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     return all_at_once([entry_of(name, partial(hash_durably, path)) for name, path in files.items()])
 
 
 def finish(staging: Path, published: Path, manifest: Manifest, read_back: Callable[[Path], None] | None) -> Manifest:
-    """Write the manifest, make the folders durable, and publish by one rename."""
-    give_up = time.monotonic() + SECONDS_FOR_FILES_TO_APPEAR  # of other processes, on a network disk
+    """Write the manifest, make the folders durable, and publish with one rename."""
+    give_up = time.monotonic() + SECONDS_FOR_FILES_TO_APPEAR  # written by other processes, on a network disk
     while absent := [name for name in manifest.files if not (staging / name).is_file()]:
         if time.monotonic() > give_up:
             raise CheckpointError(
-                f"{absent[0]}, which another process wrote, is not in {staging}: `output_dir` must be on a disk that"
-                " all machines share."
+                f"{absent[0]}, written by another process, is not in {staging}: `output_dir` must be on a disk shared"
+                " by all machines."
             )
         time.sleep(0.1)
     for inside in [path for path in staging.rglob("*") if path.is_dir()]:
@@ -150,7 +150,7 @@ def finish(staging: Path, published: Path, manifest: Manifest, read_back: Callab
     write_manifest(staging, manifest)
     if read_back is not None:
         read_back(staging)
-    rename_over(staging, published)  # the step may have been saved before, and trained again after a roll-back
+    rename_over(staging, published)  # the step may exist from before a roll-back
     remove_if_empty(staging.parent)
     return manifest
 
@@ -173,7 +173,7 @@ def remove_if_empty(folder: Path) -> None:
 
 
 def remove(published: Path) -> None:
-    """Remove a checkpoint; a kill leaves no half of it under its name."""
+    """Remove a checkpoint; if killed, no partial checkpoint remains under its name."""
     leaving = published.with_name(f"{LEAVING}{published.name}")
     shutil.rmtree(leaving, ignore_errors=True)
     published.rename(leaving)
@@ -193,7 +193,7 @@ def clear_leftovers(folder: Path) -> list[str]:
 
 
 class HashedFile(FileIO):
-    """A file that is hashed while it is written; `torch.save` writes into it."""
+    """A file that is hashed while `torch.save` writes it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "w")
@@ -201,7 +201,7 @@ class HashedFile(FileIO):
         self.problem: OSError | None = None
 
     def write(self, data: Any, /) -> int:
-        """Write any buffer in pieces that stay in the processor's cache."""
+        """Write a buffer in pieces that fit into the processor's cache."""
         view = memoryview(data).cast("B")
         try:
             for start in range(0, len(view), PIECE):
@@ -209,20 +209,20 @@ class HashedFile(FileIO):
                 self.digest.update(piece)
                 while len(piece):
                     piece = piece[super().write(piece) :]
-        except OSError as problem:  # torch.save would raise a RuntimeError about an "unexpected pos" instead
+        except OSError as problem:  # torch.save would hide it behind a RuntimeError, "unexpected pos"
             problem.filename = str(self.name)
             self.problem = problem
             raise
         return len(view)
 
     def entry(self) -> FileEntry:
-        """Size and hash, once the disk has the file."""
+        """Size and hash, once the file is durable."""
         os.fsync(self.fileno())
         return FileEntry(self.tell(), self.digest.hexdigest())
 
 
 def write_state(path: Path, content: Any) -> FileEntry:
-    """Write a text, a copy of the file at a `Path`, or what `torch.save` makes of anything else."""
+    """Write a text, copy the file at a `Path`, or save anything else by `torch.save`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(content, Path):
         shutil.copy(content, path)
@@ -241,7 +241,7 @@ def write_state(path: Path, content: Any) -> FileEntry:
 
 
 def hash_durably(path: Path) -> FileEntry:
-    """The entry of an existing file; it is hashed while the disk writes it."""
+    """The entry of an existing file, hashed while the disk writes it."""
     with ThreadPoolExecutor(1) as helper:
         durable = helper.submit(make_durable, path)
         entry = hash_file(path)
@@ -250,7 +250,7 @@ def hash_durably(path: Path) -> FileEntry:
 
 
 def all_at_once(tasks: Sequence[Task]) -> dict[str, FileEntry]:
-    """Run several tasks at a time; after a failure no further task starts."""
+    """Run several tasks in parallel; after a failure no further task starts."""
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         futures = [pool.submit(task) for task in tasks]
         try:
@@ -264,9 +264,9 @@ Result = TypeVar("Result")
 Reason = Literal["storage", "not finite", "error"]
 
 
-class SaveFailed(CheckpointError):  # noqa: N818  # it reads as what happened
-    """A checkpoint was not published; every process raises the same. After `storage` (the disk is full, gone or
-    read-only) a retry may succeed; `not finite`: the weights hold NaN or infinity."""
+class SaveFailed(CheckpointError):  # noqa: N818  # describes an event
+    """A checkpoint was not published; every process raises the same. `storage` (the disk is full, gone or read-only):
+    a retry may succeed; `not finite`: the weights contain NaN or infinity."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -274,9 +274,9 @@ class SaveFailed(CheckpointError):  # noqa: N818  # it reads as what happened
 
 
 class Agreement:
-    """All processes do one thing, or none does: a failure on one is raised on all.
+    """Run something on all processes or on none: a failure on one is raised on all.
 
-    It has a process group of its own, so that a thread can use it while training uses the others.
+    It uses a separate process group, so that a thread can use it while training uses the others.
     """
 
     def __init__(self, timeout: timedelta) -> None:
@@ -297,7 +297,7 @@ class Agreement:
         failure: tuple[Reason, str] | None = None
         try:
             result = work()
-        except Exception as problem:  # the others wait to hear of any
+        except Exception as problem:  # the other processes wait for a result
             whose = f"process {rank()}: " if world_size() > 1 else ""
             cause, failure = problem, (reason_of(problem), f"{whose}{in_words(problem)}")
         answers = self.gather((result, failure))
@@ -330,21 +330,21 @@ def in_words(problem: BaseException) -> str:
 
 
 def read_back(folder: Path, model: nn.Module) -> None:
-    """Read the first checkpoint of a run from the disk: compare it with its manifest, and count the weights.
+    """Read the first checkpoint of a run back from disk: compare it with its manifest, and count the weights.
 
-    A SaveFailed if it is damaged (a retry may succeed), or weights are missing.
+    Raises SaveFailed if it is damaged (a retry may succeed), or if weights are missing.
     """
     for path in [path for path in folder.rglob("*") if path.is_file()]:
-        with path.open("rb") as file:  # drop the system's cached pages of this durable file, so that the disk is read
+        with path.open("rb") as file:  # drop the page cache, so that the disk is read
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     manifest = read_manifest(folder)
     if found := damages(folder):
-        raise SaveFailed("storage", f"the disk does not hold what was written: {'; '.join(map(str, found[:3]))}")
+        raise SaveFailed("storage", f"the disk returns other data than was written: {'; '.join(map(str, found[:3]))}")
     if manifest.kind == "full" and (found := defects(folder)):
-        raise SaveFailed("error", f"no run could continue from this checkpoint: {'; '.join(map(str, found[:3]))}")
+        raise SaveFailed("error", f"a run cannot resume from this checkpoint: {'; '.join(map(str, found[:3]))}")
     stored, needed = count_stored(folder), sum(numbers for _, numbers in saved_parameters(model))
     if stored < needed:
-        text = f"the checkpoint's weights are {stored:,} numbers of {needed:,}: no model could be loaded from it"
+        text = f"the checkpoint has {stored:,} of {needed:,} weights: a model cannot be loaded from it"
         raise SaveFailed("error", text)
 
 

@@ -1,1 +1,1 @@
-"""From documents to the rows that the model reads."""
+"""Convert documents to the rows that the model reads."""

@@ -1,1 +1,1 @@
-"""Evaluate models: held-out text, questions, tasks, samples, and the verdict on a run."""
+"""Evaluate models: held-out text, domain test, tasks, samples, and the verdict on a run."""

@@ -1,10 +1,10 @@
-"""Questions made by rules from the user's own held-out documents: fill in the right term, continue with the right
+"""Make questions by rules from the user's held-out documents: fill in the right term, continue with the right
 sentence.
 
-Nobody writes or labels anything: the right answer is in the document. The wrong ones are of the same kind and come
-from other documents, so that a model that knows the language but not the domain has to guess. The same documents
-give the same questions. A document gives at most one question of each kind, so that questions are independent, as
-intervals need.
+No manual labels are needed: the right answer is in the document. The wrong ones are of the same kind and come from
+other documents, so a model that knows the language but not the domain has to guess. The same documents give the same
+questions. A document gives at most one question of each kind, so questions are independent, as confidence intervals
+require.
 """
 
 import random
@@ -32,12 +32,12 @@ from cpt.evaluation.tasks import FEWEST_QUESTIONS
 
 KINDS = ("cloze", "continuation")
 CHOICES = 4
-MOST_QUESTIONS = 1000  # about 3 points; more cost time and tell little
+MOST_QUESTIONS = 1000  # interval of about 3 points; more cost time for little precision
 CONTEXT_CHARACTERS = 1000
 SHORTEST_CONTEXT = 80
-SHORTEST_WORD, COMMON_SHARE = 4, 0.2  # letters; a term stands in no more than this share of the documents
+SHORTEST_WORD, COMMON_SHARE = 4, 0.2  # letters; a term occurs in at most this share of documents
 SENTENCE_LENGTHS = range(20, 301)  # characters
-NEIGHBOURS = 40  # among which wrong terms are drawn: those whose frequency is closest
+NEIGHBOURS = 40  # wrong terms are drawn from this many, closest in frequency
 
 SENTENCE = re.compile(r"[^\n]+?(?:[.!?。！？](?=\s|$|[^\x00-\x7f])|(?=\n)|$)")
 WORD = re.compile(r"[^\W\d_]\w*(?:-\w+)*")
@@ -53,17 +53,17 @@ class Question:
 
 
 def domain_test(documents: Iterable[HeldOutText], *, most: int = MOST_QUESTIONS) -> list[Question]:
-    """At most `most` questions of each kind about held-out documents that no compared model was trained on. DataError
-    if they give fewer than `FEWEST_QUESTIONS`, or are conversations or pairs."""
+    """Make at most `most` questions of each kind from held-out documents that no compared model was trained on. Raises
+    DataError if they give fewer than `FEWEST_QUESTIONS`, or are conversations or pairs."""
     given = list({document.text: document for document in documents}.values())
     unique = [document for document in given if not document.text.startswith((PART, MARK))]
     if given and not unique:
         raise DataError(
-            f"its questions are made of plain texts, and the {len(given)} documents are conversations or pairs"
+            f"questions are made from plain texts, but the {len(given)} documents are conversations or pairs"
         )
     if len(unique) > 2 * most:
         unique = random.Random(0).sample(unique, 2 * most)
-    # Its sentences, or its lines if it has none, as in code.
+    # Split into sentences, or into lines if there are none, as in code.
     sentences = [[one for one in SENTENCE.finditer(document.text) if one.group().strip()] for document in unique]
     questions = [*cloze(unique, sentences)[:most], *continuations(unique, sentences)[:most]]
     counts, fewest = Counter(question.kind for question in questions), min(FEWEST_QUESTIONS, most)
@@ -74,15 +74,15 @@ def domain_test(documents: Iterable[HeldOutText], *, most: int = MOST_QUESTIONS)
                 needed = f"about {-(-fewest * len(unique) // counts[kind]):,} documents like these"
             raise DataError(
                 f"the domain test needs {fewest} {kind} questions, but {len(unique)} held-out document(s) give"
-                f" {counts[kind]}: one each at most, and only where two sentences or lines follow each other. Hold out"
+                f" {counts[kind]}: at most one each, and only from two consecutive sentences or lines. Hold out"
                 f" {needed} (`evaluation.held_out_share`, or a larger file)."
             )
     return questions
 
 
 def cloze(documents: Sequence[HeldOutText], sentences: Sequence[Sequence[re.Match[str]]]) -> list[Question]:
-    """The last term of a sentence among terms of the same form and about the same frequency. None of them is in the
-    context, so that nothing can be copied."""
+    """The last term of a sentence among terms of the same form and similar frequency. None of the terms occurs in the
+    context, so the answer cannot be copied."""
     counts = Counter(word for document in documents for word in set(WORD.findall(document.text)))
     most = max(2, int(COMMON_SHARE * len(documents)))
     by_form: dict[str, list[tuple[int, str]]] = {}
@@ -107,7 +107,7 @@ def gap(
     counts: Counter[str],
     draw: random.Random,
 ) -> Question | None:
-    """A question about the last term of a sentence; None if the term is common, or has no others of its form."""
+    """A question about the last term of a sentence; None if the term is common, or if too few terms share its form."""
     words = [found for found in WORD.finditer(sentence.group()) if len(found.group()) >= SHORTEST_WORD]
     if not words:
         return None
@@ -125,7 +125,7 @@ def gap(
 
 
 def form(word: str) -> str:
-    """The form of a term: upper and lower case, marks, and about its length."""
+    """The form of a term: case, marks, digits, and approximate length."""
     case = "upper" if word.isupper() else "lower" if word == word.lower() else "inner capitals"
     case = "capital" if case == "inner capitals" and word[0].isupper() else case
     marks = "".join(mark for mark in ("_", "-") if mark in word)
@@ -147,11 +147,11 @@ def continuations(documents: Sequence[HeldOutText], sentences: Sequence[Sequence
         start, sentence = chosen.start(), chosen.group()
         context, right = document.text[max(0, start - CONTEXT_CHARACTERS) : start], sentence.strip()
         own = {one.group().strip() for one in parts}
-        # One of each document, as the right one is: else long documents, which are of a kind, would give most of them.
+        # One per document, like the right answer: otherwise most would come from long documents of one kind.
         others = [some for other, some in draw.sample(pool, min(len(pool), 20 * CHOICES)) if other != number]
         drawn = [draw.choice(some).group().strip() for some in others]
         candidates = [text for text in drawn if text not in own]
-        candidates.sort(key=lambda text: abs(len(text) - len(right)))  # so that length tells nothing
+        candidates.sort(key=lambda text: abs(len(text) - len(right)))  # so that length is not a hint
         indent = sentence[: len(sentence) - len(sentence.lstrip())]
         question = ask("continuation", document, context + indent, right, candidates[: 5 * CHOICES], draw)
         if question is not None:
@@ -162,7 +162,7 @@ def continuations(documents: Sequence[HeldOutText], sentences: Sequence[Sequence
 def ask(
     kind: str, document: HeldOutText, context: str, right: str, wrong: Sequence[str], draw: random.Random
 ) -> Question | None:
-    """The right answer among wrong ones in random order; None if there are too few."""
+    """Put the right answer among wrong ones in random order; None if there are too few."""
     others = sorted(set(wrong) - {right})
     if len(others) < CHOICES - 1:
         return None
@@ -176,19 +176,19 @@ IGNORED = -100
 
 class Candidate(NamedTuple):
     ids: list[int]
-    first: int  # where the choice begins
+    first: int  # index of the first token of the choice
     num_bytes: int
 
 
 def answer_questions(
     model: nn.Module, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question], batch_size: int, longest: int
 ) -> NDArray[np.bool_]:
-    """Whether the model finds the right choice of each question the most likely; every process gets the same result.
-    The log-likelihood is divided by the bytes of the choice, as in lm-eval's acc_norm, so that neither long choices
-    nor small tokens are a disadvantage. The beginning of texts of more than `longest` tokens is cut off."""
+    """Whether the model gives the right choice of each question the highest likelihood; every process gets the same
+    result. The log-likelihood is divided by the bytes of the choice, as in lm-eval's acc_norm, so that neither long
+    choices nor small tokens are a disadvantage. Texts of more than `longest` tokens are truncated at the start."""
     pairs = [(question.context, choice) for question in questions for choice in question.choices]
     candidates = [candidate(tokenizer, *pair, longest) for pair in pairs]
-    # Texts of similar length share a batch: little padding.
+    # Batch texts of similar length to reduce padding.
     by_length = sorted(range(len(candidates)), key=lambda number: -len(candidates[number].ids))
     device = next(model.parameters()).device
     scores = torch.zeros(len(candidates), dtype=torch.float64, device=device)
@@ -200,7 +200,7 @@ def answer_questions(
             for some in (candidates[number] for number in numbers):
                 ids.append(torch.tensor(some.ids))
                 labels.append(torch.tensor([IGNORED] * some.first + some.ids[some.first :]))
-            # Padding stands behind each text, where a causal model does not look.
+            # Texts are padded on the right, which a causal model does not attend to.
             logits = inner(input_ids=pad_sequence(ids, batch_first=True).to(device), use_cache=False).logits
             nats, _, _ = score_tokens(logits, pad_sequence(labels, batch_first=True, padding_value=IGNORED).to(device))
             if counts:
@@ -213,13 +213,13 @@ def answer_questions(
 
 
 def candidate(tokenizer: PreTrainedTokenizerBase, context: str, choice: str, longest: int) -> Candidate:
-    """The ids of a context with a choice. Spaces between them belong to the choice, as in most tokenizers."""
+    """The ids of a context with a choice. Spaces between them count to the choice, as in most tokenizers."""
     space = context[len(context.rstrip()) :]
     before = tokenizer(context.rstrip(), add_special_tokens=False)["input_ids"]
     whole = tokenizer(context + choice, add_special_tokens=False)["input_ids"]
     begin = [tokenizer.bos_token_id] if adds_bos(tokenizer) else []
     ids = [*begin, *whole]
-    # A piece that reaches over the boundary is the choice's: otherwise a choice that melts into the context would cost
+    # A token across the boundary counts to the choice: otherwise a choice that merges into the context would cost
     # nothing.
     differ = (place for place, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1])
     shared = next(differ, len(before))

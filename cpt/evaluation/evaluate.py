@@ -1,4 +1,4 @@
-"""Measure models on held-out sets, domain tests and tasks; and a finished run for its verdict."""
+"""Evaluate models on held-out sets, domain tests and tasks, and complete the verdict of a finished run."""
 
 import gc
 import logging
@@ -53,33 +53,33 @@ from cpt.tokenizer.load import load_tokenizer
 
 log = logging.getLogger("cpt")
 UNLIMITED = 1 << 30  # tokens
-MOST_BYTES_SEARCHED = 500 * 2**20  # of sources; one core searches 15 to 35 MB a second
+MOST_BYTES_SEARCHED = 500 * 2**20  # limit for sources; one core searches 15 to 35 MB/s
 
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    held_out: EvaluationData | None = None  # sets whose losses are measured; None for tasks and questions only
-    domain_test: Sequence[str] = ()  # held-out sets to make questions of
-    made: Mapping[str, list[Question]] = field(default_factory=dict)  # questions that exist already, by set
+    held_out: EvaluationData | None = None  # sets to measure losses on; None for tasks and questions only
+    domain_test: Sequence[str] = ()  # held-out sets to make questions from
+    made: Mapping[str, list[Question]] = field(default_factory=dict)  # existing questions, by set
     tasks: Sequence[TaskChoice] = ()
     batch_size: int = 8
-    is_compared: bool = False  # with another model, which needs two documents of each set
+    is_compared: bool = False  # compared with another model, which needs two documents per set
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
     model: str
     losses: dict[str, DocumentLosses] = field(default_factory=dict)
-    # (held-out set, cloze or continuation) -> which questions of the domain test the model answered correctly
+    # (held-out set, cloze or continuation) -> whether each question of the domain test was answered correctly
     answers: dict[tuple[str, str], NDArray[np.bool_]] = field(default_factory=dict)
     tasks: list[TaskScore] = field(default_factory=list)
 
 
 def measure(model: Model, request: EvaluationRequest) -> EvaluationResult:
-    """Load a model of `model_at`, measure it, and free its memory."""
+    """Load a model from `model_at`, measure it, and free its memory."""
     if request.tasks and world_size() > 1:
         raise RecipeError(
-            f"lm-eval's tasks run in one process, and {world_size()} were started. Start `cpt evaluate` without a"
+            f"lm-eval's tasks run in one process, but {world_size()} were started. Run `cpt evaluate` without a"
             " launcher."
         )
     tokenizer = load_tokenizer(Tokenizer(), model)
@@ -87,21 +87,21 @@ def measure(model: Model, request: EvaluationRequest) -> EvaluationResult:
     rows = {name: of_set.rows for name, of_set in of_texts(sets, request).items()}
     if request.is_compared and (alone := [name for name, of_set in rows.items() if of_set.num_documents < FEWEST]):
         raise DataError(
-            f"the held-out set `{alone[0]}` has one document, and two models are compared document by document:"
-            f" {FEWEST} are needed at least, {FEW} for an interval to mean much. Hold out more, or cut the document"
-            " into several (`text_documents` in a recipe)."
+            f"the held-out set `{alone[0]}` has one document, but comparing two models needs at least {FEWEST}, and"
+            f" {FEW} for a useful interval. Hold out more, or split the document"
+            " (`text_documents` in a recipe)."
         )
     if unknown := [name for name in request.domain_test if name not in sets]:
         known = ", ".join(sets) or "none"
-        raise DataError(f"--domain-test {unknown[0]}: there is no held-out set of this name. There is: {known}.")
+        raise DataError(f"--domain-test {unknown[0]}: unknown held-out set. Known: {known}.")
     questions = {name: domain_test(sets[name].texts()) for name in request.domain_test}
     on_gpu = torch.cuda.is_available()
     loaded = build_model(model, tokenizer, dtype=torch.bfloat16 if on_gpu else torch.float32)
-    assert isinstance(loaded, PreTrainedModel), "no adapter was asked for"
-    loaded.config.use_cache = True  # tasks that generate are slow without
+    assert isinstance(loaded, PreTrainedModel), "no adapter was requested"
+    loaded.config.use_cache = True  # generation is slow without it
     loaded.eval().to("cuda" if on_gpu else "cpu")  # type: ignore[arg-type]
     tasks: list[TaskScore] = []
-    for choice in request.tasks:  # first, since a wrong name is found here
+    for choice in request.tasks:  # first, to fail early on a wrong name
         tasks += run_tasks(loaded, tokenizer, choice, batch_size=request.batch_size)
     if rows:
         log.info(f"{model.path}: {sum(len(of_set.rows) for of_set in rows.values()):,} rows of held-out text")
@@ -119,33 +119,33 @@ def measure(model: Model, request: EvaluationRequest) -> EvaluationResult:
 
 
 def of_texts(sets: dict[str, EvaluationSet], request: EvaluationRequest) -> dict[str, EvaluationSet]:
-    """The sets of texts and conversations; pairs and prompts need the run's trainer. DataError if nothing is left to
-    measure."""
+    """The sets of texts and conversations; pairs and prompts need the run's trainer. Raises DataError if nothing
+    remains to be measured."""
     found = {name: of_set for name, of_set in sets.items() if of_set.rows.form not in ONE_A_ROW}
     if others := ", ".join(name for name in sets if name not in found):
-        reason = f"held-out pairs and prompts ({others}) are measured by the run: see its verdict.md and metrics.jsonl"
+        reason = f"held-out pairs and prompts ({others}) are evaluated by the run: see verdict.md and metrics.jsonl"
         if not (found or request.tasks or request.made):
-            raise DataError(f"{reason}. Name texts to measure here: --text domain=held_out.jsonl")
-        log.info(f"Not measured here: {reason}.")
+            raise DataError(f"{reason}. Name texts to evaluate here: --text domain=held_out.jsonl")
+        log.info(f"Not evaluated here: {reason}.")
     return found
 
 
 def model_at(path: str, of_recipe: Model | None = None) -> Model:
     """The model in a folder or on the Hub, or the one that a run exported, with the attention and imports of a recipe;
-    its base with the recipe's pins too. CheckpointError if there is nothing that can be evaluated."""
+    for its base, also with the recipe's pins. Raises CheckpointError if there is no model to evaluate."""
     folder = Path(path).expanduser()
     is_export = (folder / EXPORT / "config.json").exists()
     if not is_export and (folder / RECIPE).exists():
         raise CheckpointError(
-            f"the run {path} has no finished model ({folder / EXPORT}). Let it finish: cpt train {folder / RECIPE}"
+            f"the run {path} is not finished: {folder / EXPORT} is missing. Continue it: cpt train {folder / RECIPE}"
         )
     if not is_export and (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
         raise CheckpointError(
-            f"{path} is an adapter without its base. Evaluate the merged model next to it, or merge: cpt merge"
+            f"{path} is an adapter without its base. Evaluate the merged model, or merge it: cpt merge"
         )
     if not folder.exists() and (path.startswith((".", "/", "~")) or path.count("/") != 1):
         raise CheckpointError(
-            f"there is no model `{path}` (looked in {Path.cwd()}). Give a folder with config.json, a run, or a Hub id."
+            f"no model `{path}` found (in {Path.cwd()}). Give a folder with config.json, a run, or a Hub id."
         )
     model = Model(path=str(folder / EXPORT) if is_export else path)
     if of_recipe is None:
@@ -155,12 +155,12 @@ def model_at(path: str, of_recipe: Model | None = None) -> Model:
 
 
 def fitting(held: EvaluationData, model: Model) -> EvaluationData:
-    """Rows are padded if the model cannot keep packed documents apart; RecipeError if they are too long for it."""
+    """Pad rows if the model cannot separate packed documents; raises RecipeError if they are too long for it."""
     known = known_positions(model)
     if held.data.sequence_length > known:
         raise RecipeError(
-            f"rows of {held.data.sequence_length:,} tokens are longer than the {known:,} positions that {model.path}"
-            f" knows. Evaluate both models with --sequence-length {known}."
+            f"rows of {held.data.sequence_length:,} tokens exceed the {known:,} positions of {model.path}."
+            f" Evaluate both models with --sequence-length {known}."
         )
     if held.data.packing in ("none", "token_budget") or isolates_documents(load_config(model)):
         return held
@@ -168,14 +168,14 @@ def fitting(held: EvaluationData, model: Model) -> EvaluationData:
 
 
 def known_positions(model: Model) -> int:
-    """The longest text that a model was made for, in tokens; unlimited if its config has no limit."""
+    """The maximum text length of a model in tokens; `UNLIMITED` if its config sets no limit."""
     config = load_config(model)
     return int(value_of(config, "max_position_embeddings") or value_of(config, "n_positions") or UNLIMITED)
 
 
 def build_report(measured: EvaluationResult, base: EvaluationResult | None = None) -> EvaluationReport:
-    """The figures, and their differences from the base, which was measured on the same items. DataError if a set has
-    too few documents to be compared."""
+    """The results, and their differences from the base, which was measured on the same items. Raises DataError if a
+    set has too few documents to compare."""
     sets, tests, tasks = list[SetReport](), list[ScoreReport](), list[ScoreReport]()
     for name, losses in measured.losses.items():
         try:
@@ -196,14 +196,14 @@ def build_report(measured: EvaluationResult, base: EvaluationResult | None = Non
 
 
 def needs_verdict(run: Run) -> bool:
-    """Whether the verdict of a finished run has only the run's own losses so far."""
+    """Whether the verdict of a finished run only has the losses measured during the run."""
     page = run.folder / VERDICT
     return run.is_finished and page.is_file() and not read_object(page).get("is_complete", True)
 
 
 def complete_verdict(run: Run, *, batch_size: int = 8) -> Verdict:
-    """Measure what is missing in the verdict of a finished run, and write it again. It needs one process, which loads
-    the model and then the base. A measurement that fails is listed in the verdict with the command that repeats it."""
+    """Measure what is missing in the verdict of a finished run, and rewrite it. Runs in one process, which loads the
+    model and then the base. A measurement that fails is listed in the verdict with the command to repeat it."""
     recipe = load_recipe(run.folder / RECIPE)
     evaluation, contamination, not_run = None, None, list[NotRun]()
     try:
@@ -223,7 +223,7 @@ def complete_verdict(run: Run, *, batch_size: int = 8) -> Verdict:
 
 
 def one_line(problem: BaseException) -> str:
-    """The first line of an error, as part of a sentence."""
+    """The first line of an error, to embed in a sentence."""
     return str(problem).partition("\n")[0].rstrip(".")
 
 
@@ -235,15 +235,15 @@ def evaluate_after_training(
     most, is_of_texts = domain_questions(evaluation.tasks), form_of_stage(recipe.stage) not in ONE_A_ROW
     sets, questions, not_run = dict[str, EvaluationSet](), dict[str, list[Question]](), list[NotRun]()
     if not evaluation.perplexity and (evaluation.held_out_share is None or not is_of_texts):
-        pass  # no texts to make questions of
+        pass  # no texts to make questions from
     elif not most:
-        not_run.append(NotRun("domain test", "refused in `evaluation.tasks` (`questions: 0`)"))
+        not_run.append(NotRun("domain test", "turned off in `evaluation.tasks` (`questions: 0`)"))
     elif recipe.model.from_scratch:
-        not_run.append(NotRun("domain test", "there is no base to compare with: the run began with new weights"))
+        not_run.append(NotRun("domain test", "the run started from new weights, so there is nothing to compare with"))
     else:
         sets = open_evaluation_sets(data_of_recipe(recipe), load_tokenizer(recipe.tokenizer, recipe.model))
     for name, held_out in sets.items():
-        if name in evaluation.retain or held_out.rows.form in ONE_A_ROW:  # of which no text is made
+        if name in evaluation.retain or held_out.rows.form in ONE_A_ROW:  # questions need domain texts
             continue
         try:
             questions[name] = domain_test(held_out.texts(), most=most)
@@ -252,7 +252,7 @@ def evaluate_after_training(
     if not questions and not tasks:
         return None, not_run
     request = EvaluationRequest(made=questions, tasks=tasks, batch_size=batch_size)
-    # Each with the tokenizer that lies beside it: the run's may have new words that the base does not know.
+    # Each with the tokenizer in its folder: that of the run may have new tokens, unknown to the base.
     paths = [str(folder), *([] if recipe.model.from_scratch else [str(recipe.model.path)])]
     what = [*(f"domain test of {name}" for name in questions), *(name for choice in tasks for name in choice.names)]
     log.info(f"Measuring {' and '.join(paths)}: {', '.join(what)}")
@@ -260,8 +260,8 @@ def evaluate_after_training(
 
 
 def search_after_training(recipe: Recipe) -> Contamination | None:
-    """Evaluation documents and questions in the training sources; None if there is nothing to search for. DataError if
-    the sources are too large, or are not local files."""
+    """Search the training sources for evaluation documents and questions; None without any of these. Raises DataError
+    if the sources are too large or not local files."""
     data, evaluation = sections_of(recipe)
     choices = tasks_of_recipe(evaluation.tasks)
     if evaluation.held_out_share is None and not evaluation.perplexity and not choices:
@@ -271,7 +271,7 @@ def search_after_training(recipe: Recipe) -> Contamination | None:
     files = (files_of(source, f"data.sources[{number}]") for number, source in enumerate(data.sources))
     size = sum(file.size for of_source in files for file in of_source)
     if size > MOST_BYTES_SEARCHED:
-        raise DataError(f"the sources have {size / 2**30:.1f} GiB, which takes a while to search")
+        raise DataError(f"the sources have {size / 2**30:.1f} GiB, too much to search automatically")
     questions = (
         EvaluationDocument(*question) for choice in choices for question in task_texts(choice.names, choice.folder)
     )

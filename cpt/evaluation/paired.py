@@ -1,8 +1,9 @@
-"""The losses of each document, and how much two models differ on the same documents or questions, with an interval.
+"""The losses of each document, and the difference of two models on the same documents or questions, with a confidence
+interval.
 
-Both models get the same items, so the difference is taken item by item: what makes an item hard for both does not
-blur it (arxiv.org/abs/2411.00640, section 4). Items are drawn independently; questions about one document are not, so
-use one of each.
+Both models get the same items, so differences are taken item by item: this removes the variance of items that are hard
+for both (arxiv.org/abs/2411.00640, section 4). Items must be independent; questions about one document are not, so use
+one per document.
 """
 
 import math
@@ -23,48 +24,48 @@ from cpt.errors import CheckpointError, DataError
 from cpt.files import write_atomic
 from cpt.runs.folder import HELD_OUT
 
-LEVEL = 0.95  # of every interval
+LEVEL = 0.95  # confidence level of every interval
 NORMAL_QUANTILE = NormalDist().inv_cdf((1 + LEVEL) / 2)
 FEWEST = 2
-FEW = 20  # fewer documents are mentioned
-# With fewer documents the result is unknown. If differences are skewed, the 95 % interval covers only 85 to 93 %, the
+FEW = 20  # with fewer documents, the report mentions it
+# With fewer documents the result is unknown. For skewed differences the 95 % interval covers only 85 to 93 %, the
 # 99 % interval about 95 %.
 TOO_FEW = 7
-MOST_FOR_SKEWNESS = 2.0  # times Student's quantile
-NEGLIGIBLE = 0.02  # of bits per byte or of a score; of accuracies, 2 points
-NOTICEABLE = 0.05  # of a negligible change: 0.1 % of bits per byte. A run that barely moved the weights did not work
-DOMINANT = 0.2  # of the bytes in one document
+MOST_FOR_SKEWNESS = 2.0  # limit of Hall's quantile, in multiples of Student's
+NEGLIGIBLE = 0.02  # share of bits per byte or of a score; for accuracies, 2 points
+NOTICEABLE = 0.05  # share of a negligible change: 0.1 % of bits per byte, to detect runs without effect
+DOMINANT = 0.2  # share of the bytes in one document
 
 Outcome = Literal["better", "worse", "about the same", "not worse", "not better", "unknown"]
 
 Floats = NDArray[np.float64]
-Stratum = tuple[Floats, Floats]  # of each document: its difference, and its size
+Stratum = tuple[Floats, Floats]  # difference and size of each document
 
 
 @dataclass(frozen=True)
 class DocumentLosses:
-    """One model on one set; the arrays have an item for each document, in the set's order."""
+    """The losses of one model on one set; the arrays have one item per document, in the set's order."""
 
-    hashes: NDArray[np.uint64]  # xxh3-64 of the text: which document it is, whatever tokenizer read it
+    hashes: NDArray[np.uint64]  # xxh3-64 of the text, which identifies documents across tokenizers
     num_bytes: NDArray[np.int64]  # UTF-8 bytes of the text
     nats: NDArray[np.float64]  # negative log-likelihood of the document
     num_tokens: NDArray[np.int64]  # predicted tokens
-    num_correct: NDArray[np.int64]  # tokens that were the most likely ones
+    num_correct: NDArray[np.int64]  # tokens predicted correctly (argmax)
 
     def figures(self) -> dict[str, Any]:
         tokens = int(self.num_tokens.sum())
         loss = float(self.nats.sum() / tokens)  # nats per token
         return {
             "loss": loss,
-            "perplexity": math.exp(loss) if loss < 700 else math.inf,  # instead of an overflow
+            "perplexity": math.exp(loss) if loss < 700 else math.inf,  # avoid an overflow
             "bits_per_byte": float(self.nats.sum() / math.log(2) / self.num_bytes.sum()),
-            "accuracy": float(self.num_correct.sum() / tokens),  # share of the tokens that were the most likely one
+            "accuracy": float(self.num_correct.sum() / tokens),  # share of tokens predicted correctly
             "tokens": tokens,
         }
 
 
 def saved_losses(run_folder: Path) -> dict[int, Path]:
-    """Step -> file, in order."""
+    """Step -> file of saved losses, in order."""
     paths = {path.stem.removeprefix("step-"): path for path in (run_folder / HELD_OUT).glob("step-*.npz")}
     return dict(sorted((int(step), path) for step, path in paths.items() if step.isdecimal()))
 
@@ -82,7 +83,7 @@ def save_losses(path: Path, losses: Mapping[str, DocumentLosses]) -> None:
 
 
 def load_losses(path: Path) -> dict[str, DocumentLosses]:
-    """What `save_losses` wrote; CheckpointError if the file is damaged."""
+    """Read a file written by `save_losses`; raises CheckpointError if it is damaged."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {
@@ -97,7 +98,7 @@ def load_losses(path: Path) -> dict[str, DocumentLosses]:
 
 @dataclass(frozen=True)
 class Difference:
-    """One figure of the same items before and after, with the interval of the difference."""
+    """A metric on the same items before and after, with the confidence interval of the difference."""
 
     before: float
     after: float
@@ -105,13 +106,13 @@ class Difference:
     low: float
     high: float
     items: int  # documents or questions
-    negligible: float = 0.0  # a smaller change counts as none; in the unit of the difference
-    num_worse: int | None = None  # documents that need more bits than before
+    negligible: float = 0.0  # smaller changes count as zero; in the unit of the difference
+    num_worse: int | None = None  # documents with more bits than before
     largest_share: float | None = None  # share of the bytes in the largest document
 
     @property
     def is_clear(self) -> bool:
-        """The interval excludes 0, and the change may be large enough to notice."""
+        """Whether the interval excludes 0, and the change may be large enough to notice."""
         return (
             self.items >= TOO_FEW
             and (self.low > 0 or self.high < 0)
@@ -119,7 +120,7 @@ class Difference:
         )
 
     def outcome(self, *, higher_is_better: bool = False) -> Outcome:
-        """What the interval shows; "unknown" if it excludes neither a gain nor a loss that counts, or
+        """The conclusion from the interval; "unknown" if it excludes neither a relevant gain nor a relevant loss, or
         with fewer than `TOO_FEW` items."""
         if self.items < TOO_FEW:
             return "unknown"
@@ -132,12 +133,12 @@ class Difference:
 
     @property
     def is_dominated(self) -> bool:
-        """One document decides much of the result; of very few documents, one always does."""
+        """Whether one document decides much of the result; with very few documents, one always does."""
         return self.largest_share is not None and self.largest_share > DOMINANT and self.items >= 2 / DOMINANT
 
     @property
     def percents(self) -> tuple[float, float, float]:
-        """Change, low and high in percent of the value before."""
+        """Change, and both ends of its interval, in percent of the value before."""
         change, low, high = (100 * value / self.before for value in (self.difference, self.low, self.high))
         return change, low, high
 
@@ -147,8 +148,8 @@ class Difference:
 
 
 def bits_per_byte_difference(before: Sequence[DocumentLosses], after: Sequence[DocumentLosses]) -> Difference:
-    """Bits per byte of several sets together; each set is a stratum. Both have the same sets in the same order; the
-    tokenizers may differ. DataError if the documents are not the same, or a set has fewer than two."""
+    """Difference of the bits per byte of several sets together; each set is a stratum. Both have the same sets in the
+    same order; tokenizers may differ. Raises DataError for different documents, or fewer than two in a set."""
     strata = []
     for old, new in zip(before, after, strict=True):
         if not np.array_equal(old.hashes, new.hashes):
@@ -167,7 +168,7 @@ def bits_per_byte_difference(before: Sequence[DocumentLosses], after: Sequence[D
 
 
 def mean_difference(before: Floats, after: Floats) -> Difference:
-    """Of a figure of each item, such as a task's score; DataError for fewer than two items."""
+    """Difference of the mean of a value per item, such as a task's score; DataError for fewer than two items."""
     if np.isin(np.concatenate([before, after]), (0, 1)).all():
         return accuracy_difference(before.astype(bool), after.astype(bool))
     low, high = ratio_interval([(after - before, np.ones(len(before)))])
@@ -181,13 +182,12 @@ def ratio_interval(strata: Sequence[Stratum]) -> tuple[float, float]:
     """The interval of (sum of differences) / (sum of sizes), for documents of very unequal size and skewed
     differences.
 
-    A few large documents decide most of such a ratio. The usual error is then too small, and there are fewer degrees
-    of freedom than documents. So the error is HC2 and the degrees are Bell and McCaffrey's (Imbens and Kolesar 2016,
-    doi.org/10.1162/REST_a_00552). Student's t still misses too often on the side of the long tail. So each end moves
-    out to that of Hall's transformation, which removes the skewness (Hall 1992,
-    doi.org/10.1111/j.2517-6161.1992.tb01876.x), where that is further out. Documents are drawn within their stratum
-    (Cochran, Sampling Techniques, 1977, section 6.11). `tests/evaluation/test_paired.py` simulates how often the truth
-    is covered.
+    A few large documents decide most of such a ratio. The usual standard error is then too small, and there are fewer
+    degrees of freedom than documents. We use the HC2 error with the degrees of freedom of Bell and McCaffrey (Imbens
+    and Kolesar 2016, doi.org/10.1162/REST_a_00552). Student's t still misses too often on the side of the long tail.
+    So each end is extended to that of Hall's transformation, which removes the skewness (Hall 1992,
+    doi.org/10.1111/j.2517-6161.1992.tb01876.x), if that is further out. Documents are drawn within their stratum
+    (Cochran, Sampling Techniques, 1977, section 6.11). `tests/evaluation/test_paired.py` simulates the coverage.
 
     Raises:
         DataError: a stratum has fewer than two documents.
@@ -205,20 +205,20 @@ def ratio_interval(strata: Sequence[Stratum]) -> tuple[float, float]:
 
 def refuse_too_few(number: int, items: str) -> None:
     if number < FEWEST:
-        needs = f"an interval needs {FEWEST} {items} at least, {FEW} to mean much"
-        raise DataError(f"{needs}; there is {number}. Hold out more documents.")
+        needs = f"an interval needs at least {FEWEST} {items}, {FEW} to be useful"
+        raise DataError(f"{needs}; got {number}. Hold out more documents.")
 
 
 def ratio_and_error(strata: Sequence[Stratum]) -> tuple[float, float, float, float]:
-    """The ratio, its standard error, the error's degrees of freedom, and the ratio's skewness; two documents or more
-    in each stratum."""
+    """The ratio, its standard error, the error's degrees of freedom, and the ratio's skewness; each stratum needs at
+    least two documents."""
     sizes = np.concatenate([sizes for _, sizes in strata])
     ratio = float(sum(differences.sum() for differences, _ in strata) / sizes.sum())
     variance = third_moment = 0.0
     for differences, own in strata:
         residuals = differences - ratio * own
         residuals = (residuals - residuals.mean()) / np.sqrt(1 - own / sizes.sum())
-        # Lost by taking the stratum's mean away; of one stratum it is 0 anyway.
+        # Lost by subtracting the stratum's mean; 0 anyway for a single stratum.
         lost = 1.0 if len(strata) == 1 else 1 - 1 / len(own)
         variance += float((residuals**2).sum()) / lost
         third_moment += float((residuals**3).sum())
@@ -228,19 +228,19 @@ def ratio_and_error(strata: Sequence[Stratum]) -> tuple[float, float, float, flo
 
 
 def hall(quantile: float, skewness: float) -> float:
-    """The quantile of a studentised sum of this skewness: the inverse of Hall's t + s t^2 / 3 + s^2 t^3 / 27 + s /
-    6."""
+    """The quantile of a studentised sum with this skewness: the inverse of Hall's
+    t + s t^2 / 3 + s^2 t^3 / 27 + s / 6."""
     if abs(skewness) < 1e-6:
         return quantile
     found = 3 / skewness * (math.cbrt(1 + skewness * (quantile - skewness / 6)) - 1)
-    # Where skewness x quantile is near -1 the inverse grows without bound.
+    # If skewness x quantile is near -1, the inverse grows without bound.
     return max(-MOST_FOR_SKEWNESS * abs(quantile), min(MOST_FOR_SKEWNESS * abs(quantile), found))
 
 
 @lru_cache
 def t_quantile(level: float, degrees: float) -> float:
-    """How far to each side this share of Student's t lies; with t = sqrt(degrees) * tan(angle) its density is
-    cos(angle)^(degrees - 1)."""
+    """The quantile t, with this share of Student's distribution between -t and t; with t = sqrt(degrees) * tan(angle)
+    its density is cos(angle)^(degrees - 1)."""
     angles = np.linspace(0, math.pi / 2, 200_001)
     density = np.cos(angles) ** (degrees - 1)
     share = np.concatenate([np.zeros(1), (density[1:] + density[:-1]).cumsum()])
@@ -248,9 +248,9 @@ def t_quantile(level: float, degrees: float) -> float:
 
 
 def accuracy_difference(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> Difference:
-    """Of two accuracies on the same questions; DataError for fewer than two. Only questions that one of the two models
-    answers rightly tell anything, as in McNemar's test. The interval is Wald's after one such question was added to
-    each side (Bonett and Price 2012, doi.org/10.3102/1076998611411915), which covers well where they are few."""
+    """Difference of two accuracies on the same questions; DataError for fewer than two. Only questions that one model
+    answers correctly and the other does not are informative, as in McNemar's test. It is Wald's interval after adding
+    one such question to each side (Bonett and Price 2012, doi.org/10.3102/1076998611411915)."""
     number = len(before)
     refuse_too_few(number, "questions")
     won, lost = (int((new & ~old).sum()) + 1 for new, old in ((after, before), (before, after)))
@@ -263,7 +263,7 @@ def accuracy_difference(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> 
 
 
 def accuracy_interval(correct: NDArray[np.bool_]) -> tuple[float, float]:
-    """Wilson's interval of an accuracy (doi.org/10.1080/01621459.1927.10502953); it holds near 0 and 1 too."""
+    """Wilson's interval of an accuracy (doi.org/10.1080/01621459.1927.10502953), which also holds near 0 and 1."""
     number, share, z = len(correct), float(correct.mean()), NORMAL_QUANTILE
     middle = (share + z**2 / (2 * number)) / (1 + z**2 / number)
     reach = z / (1 + z**2 / number) * math.sqrt(share * (1 - share) / number + z**2 / (4 * number**2))
@@ -280,13 +280,13 @@ class SetReport:
     perplexity: float
     bits_per_byte: float
     accuracy: float
-    against: Difference | None = None  # of bits per byte; less is better
+    against: Difference | None = None  # difference of bits per byte; lower is better
 
     def verdict(self) -> str:
         """`code: better: 2.5873 -> 2.0908 bits per byte, -19.2 % (95 % interval -20.4 to -18.0 %, 181 pairs).`"""
         found = self.against
         if found is None:
-            right = f"{self.accuracy:.1%} of the next tokens right"
+            right = f"{self.accuracy:.1%} of tokens predicted correctly"
             return f"{self.name}: {self.bits_per_byte:.4f} bits per byte, {right}."
         change, low, high = found.percents
         worse = "" if found.num_worse is None else f", {found.num_worse:,} of them worse"
@@ -297,12 +297,12 @@ class SetReport:
 
 @dataclass(frozen=True)
 class ScoreReport:
-    """A task of lm-eval, or a kind of question of the domain test."""
+    """The score of an lm-eval task, or of one kind of question of the domain test."""
 
     name: str
     metric: str
     value: float
-    interval: tuple[float, float] | None  # of the value itself; 95 %
+    interval: tuple[float, float] | None  # 95 % interval of the value
     questions: int
     higher_is_better: bool = True
     against: Difference | None = None
@@ -355,20 +355,20 @@ def evidence(difference: Difference) -> str:
 
 
 def more(difference: Difference) -> str:
-    """What would make an unknown change known."""
+    """Advice to resolve an unknown result."""
     if difference.items < TOO_FEW:
-        return f" {difference.items} documents are too few to tell. Hold out at least {TOO_FEW}, better {FEW} or more."
+        return f" {difference.items} documents are too few. Hold out at least {TOO_FEW}, better {FEW} or more."
     if difference.is_dominated:
         return f" {dominated(difference)}"
-    # The width of the interval falls with the square root of the items; it should be +- `negligible`.
+    # The interval's width falls with the square root of the number of items; the goal is +- `negligible`.
     reach = (difference.high - difference.low) / 2
     needed = math.ceil(difference.items * (reach / difference.negligible) ** 2)
-    needed += -needed % 10 ** max(0, len(str(needed)) - 2)  # two digits: 1,234 becomes 1,300
+    needed += -needed % 10 ** max(0, len(str(needed)) - 2)  # round up to two digits: 1,234 becomes 1,300
     narrow = f"+-{100 * difference.negligible / difference.before:.0f} %"
     return f" Hold out about {needed:,} documents instead of {difference.items:,} for an interval of {narrow}."
 
 
 def dominated(difference: Difference) -> str:
     share = f"{100 * (difference.largest_share or 0):.0f} % of the bytes"
-    remedy = "split it or leave it out, and hold out more documents"
-    return f"One document holds {share} and decides much of this: {remedy}."
+    remedy = "split or remove it, and hold out more documents"
+    return f"One document has {share} and dominates this result: {remedy}."

@@ -1,4 +1,4 @@
-"""Measure the losses of held-out texts by document, and evaluate while a run trains."""
+"""Measure the losses of held-out documents, and evaluate during training."""
 
 import json
 import logging
@@ -46,7 +46,7 @@ from cpt.runs.folder import (
 )
 from cpt.runs.record import Run
 
-POSITIONS_AT_ONCE = 1024  # of logits in fp32: 1 GiB for a vocabulary of 256k; a row of 8,192 would need 8 GiB
+POSITIONS_AT_ONCE = 1024  # fp32 logits at a time: 1 GiB for a vocabulary of 256k instead of 8 GiB for a row of 8,192
 AfterBatch = Callable[[], None]
 
 
@@ -54,15 +54,15 @@ AfterBatch = Callable[[], None]
 class ScoredBatch:
     """Scores of some rows: B sequences of T tokens, of which T - 1 can be predicted."""
 
-    rows: Sequence[int]  # their numbers
-    position_ids: torch.Tensor  # [B, T], beginning anew with each piece of a document
-    nats: torch.Tensor  # [B, T - 1] float64, of the token one to the right; 0 where nothing is predicted
+    rows: Sequence[int]  # row numbers
+    position_ids: torch.Tensor  # [B, T], restarting with each piece of a document
+    nats: torch.Tensor  # [B, T - 1] float64, of the next token; 0 if it is not predicted
     is_predicted: torch.Tensor  # [B, T - 1]
-    is_correct: torch.Tensor  # [B, T - 1]: the token was the most likely one
+    is_correct: torch.Tensor  # [B, T - 1]: the next token had the highest probability
 
 
 def sum_over_processes(sums: torch.Tensor) -> None:
-    """In place, if there are several processes."""
+    """Sum in place over all processes, if there are several."""
     if has_process_group():
         dist.all_reduce(sums)
 
@@ -70,12 +70,12 @@ def sum_over_processes(sums: torch.Tensor) -> None:
 def scored_batches(
     model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch | None = None
 ) -> Iterator[ScoredBatch]:
-    """Scores of this process's rows. The model may be wrapped by DDP or DeepSpeed; its mode and the random state do
-    not change. The scores do not depend on the batch size."""
-    # DDP's own forward would synchronise buffers; DeepSpeed's gathers the parameters and must stay.
+    """Yield scores of this process's rows. The model may be wrapped by DDP or DeepSpeed; its mode and the random state
+    are preserved. The scores do not depend on the batch size."""
+    # DDP's forward would synchronise buffers, so unwrap it; DeepSpeed's gathers the parameters and must be used.
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     device = next(model.parameters()).device
-    is_batch = held_out_set.rows[0]["input_ids"].dim() == 2  # a row of a token budget
+    is_batch = held_out_set.rows[0]["input_ids"].dim() == 2  # `packing: token_budget`
     with evaluation_mode(model), fused_scores(model) as fused:
         for numbers, counts in batches(len(held_out_set.rows), 1 if is_batch else batch_size):
             rows = [held_out_set.rows[number] for number in numbers]
@@ -85,8 +85,8 @@ def scored_batches(
                 nats, is_correct = (values[:, :-1] for values in scored)
                 scores = nats.double(), labels[:, 1:] != -100, is_correct
             else:
-                # A cache would make transformers ignore where documents begin. So would a mask, which packed rows do
-                # not have.
+                # With a cache or a mask, transformers would ignore the restarts of positions; packed rows have
+                # no mask.
                 scores = score_tokens(inner(**batch, use_cache=False).logits, labels)
             if counts:
                 yield ScoredBatch(numbers, batch["position_ids"], *scores)
@@ -95,8 +95,8 @@ def scored_batches(
 
 
 def batches(num_items: int, batch_size: int) -> Iterator[tuple[Sequence[int], bool]]:
-    """Numbers of this process's items in batches, each with whether it counts. Every process gets as many batches, as
-    ZeRO-3's gathering of parameters needs: a process without items left repeats the first."""
+    """This process's item numbers in batches, each with whether it counts. Every process gets the same number of
+    batches, which ZeRO-3 needs to gather parameters: a process without items left repeats the first batch."""
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if has_process_group() else (0, 1)
     mine = range(rank, num_items, world_size)
     for number in range(math.ceil(math.ceil(num_items / world_size) / batch_size)):
@@ -106,7 +106,7 @@ def batches(num_items: int, batch_size: int) -> Iterator[tuple[Sequence[int], bo
 
 def score_tokens(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The negative log-likelihood of each token but the first, whether it is predicted (its label is not -100), and
-    whether it was the most likely. The logits [B, T, V] predict the label [B, T] one to the right."""
+    whether it had the highest probability. Logits [B, T, V] predict labels [B, T] one to the right."""
     targets = labels[:, 1:]
     nats = torch.zeros(targets.shape, dtype=torch.float64, device=logits.device)
     is_correct = torch.zeros(targets.shape, dtype=torch.bool, device=logits.device)
@@ -121,7 +121,7 @@ def score_tokens(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tens
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """No dropout and no gradients inside; afterwards each module has its own mode again."""
+    """No dropout and no gradients inside; afterwards each module is back in its mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -136,14 +136,14 @@ def document_losses(
     model: nn.Module, held_out: Mapping[str, HeldOutSet], *, batch_size: int, after_batch: AfterBatch | None = None
 ) -> dict[str, DocumentLosses]:
     """Measure the model on each document of each set, over all processes; every process gets the same losses. A
-    document's first token is not predicted; it is the begin token if the tokenizer adds one. DataError if a set has
-    nothing to predict."""
+    document's first token is not predicted; it is the begin token if the tokenizer adds one. Raises DataError if a set
+    has no token to predict."""
     losses, device = {}, next(model.parameters()).device
     for name, held_out_set in held_out.items():
         rows, chosen = cast(PackedRows, held_out_set.rows), held_out_set.chosen
-        assert chosen is not None, "the set comes from `build_data`"
-        sums = torch.zeros(3, len(chosen), dtype=torch.float64, device=device)  # nats, tokens, correct ones
-        # Of two documents that begin at one place the first would be empty, and none is.
+        assert chosen is not None, "the set must come from `build_data`"
+        sums = torch.zeros(3, len(chosen), dtype=torch.float64, device=device)  # nats, tokens, correct tokens
+        # No document is empty, so no two of them begin at the same token.
         begins = torch.from_numpy(rows.documents.offsets[chosen])
         for batch in scored_batches(model, held_out_set, batch_size, after_batch):
             document = document_of_tokens(batch, rows, begins).to(device)
@@ -157,8 +157,8 @@ def document_losses(
     for name, found in losses.items():
         if not found.num_tokens.any():
             raise DataError(
-                f"the held-out set `{name}` has no document of two tokens or more, so there is nothing to predict."
-                " Give it text."
+                f"the held-out set `{name}` has only documents of fewer than two tokens, so no token can be predicted."
+                " Use longer texts."
             )
     return losses
 
@@ -172,16 +172,16 @@ def measure_and_keep(
     step: int,
     after_batch: AfterBatch | None = None,
 ) -> dict[str, float]:
-    """Keep the losses of step 0 and of the last evaluation in the run's folder, for the verdict; return `{name}_loss`
-    and the other figures of `DocumentLosses` of each set."""
+    """Save the losses of step 0 and of the last evaluation in the run's folder, for the verdict; return `{name}_loss`
+    and the other metrics of `DocumentLosses` of each set."""
     losses = document_losses(model, held_out, batch_size=batch_size, after_batch=after_batch)
     if losses and is_main_process():
         try:
             save_losses(run_folder / HELD_OUT / f"step-{step}.npz", losses)
-        except OSError as problem:  # a full disk costs the intervals, not the run
-            why = f"The losses of each document at step {step} are not kept: {problem.strerror}."
-            record_event(run_folder, "not_written", f"{why} The evaluation's figures are logged.", step=step)
-        with suppress(OSError):  # of a read-only disk; earlier losses go even if nothing took their place
+        except OSError as problem:  # on a full disk only the confidence intervals are lost
+            why = f"The losses of each document at step {step} are not saved: {problem.strerror}."
+            record_event(run_folder, "not_written", f"{why} The evaluation's metrics are logged.", step=step)
+        with suppress(OSError):  # read-only disk; remove earlier losses even if saving failed
             for other, path in saved_losses(run_folder).items():
                 if other not in (0, step):
                     path.unlink()
@@ -189,19 +189,19 @@ def measure_and_keep(
 
 
 def document_of_tokens(batch: ScoredBatch, rows: PackedRows, begins: torch.Tensor) -> torch.Tensor:
-    """[B, T - 1]: the document of each predicted token, by its number in the set; undefined for padding."""
+    """[B, T - 1]: the number of each predicted token's document in the set; undefined for padding."""
     documents = []
     is_first = (batch.position_ids == 0).cpu()
     for row in batch.rows:
         starts, _ = rows.packing.pieces(row, 0)
         documents.append(torch.searchsorted(begins, torch.from_numpy(np.array(starts)), right=True) - 1)
-    if len(is_first) != len(batch.rows):  # a row of a token budget: each line of it is a piece
+    if len(is_first) != len(batch.rows):  # `packing: token_budget`: each sequence of a row is a piece
         return documents[0][:, None].expand(-1, is_first.shape[1] - 1)
     piece = is_first.cumsum(1) - 1
     return torch.stack([of_row[piece[i].clamp(max=len(of_row) - 1)] for i, of_row in enumerate(documents)])[:, 1:]
 
 
-# --- while a run trains: samples of what the model writes, and a stop before it forgets too much ---
+# --- callbacks: samples of the model's output, and stopping before it forgets too much ---
 
 
 log = logging.getLogger("cpt")
@@ -211,15 +211,15 @@ log = logging.getLogger("cpt")
 class Point:
     step: int
     tokens: int
-    bits_per_byte: dict[str, float]  # by held-out set
+    bits_per_byte: dict[str, float]  # per held-out set
 
 
 class StopWhenForgetting(TrainerCallback):
-    """End the training when an evaluation finds that a general set has become worse than the recipe allows.
+    """End the training when bits per byte of a general set rise by more than the recipe allows.
 
     Args:
-        allowed: held-out set -> the largest rise of its bits per byte, as a share of the value before the first step,
-            which a resumed run reads from metrics.jsonl; None allows any.
+        allowed: held-out set -> the maximum rise of its bits per byte, as a share of the value before the first step
+            (a resumed run reads it from metrics.jsonl); None allows any rise.
     """
 
     def __init__(self, run: Run, allowed: Mapping[str, float | None]) -> None:
@@ -248,8 +248,8 @@ class StopWhenForgetting(TrainerCallback):
                 )
                 if is_main_process():
                     log.warning(
-                        f"{reason}. The learning rate had not come down yet. To go further: more replay (general"
-                        " sources weigh more), a lower `optimizer.learning_rate`, or LoRA."
+                        f"{reason}. The learning rate had not decayed yet. To train longer: more replay (more weight"
+                        " of general sources), a lower `optimizer.learning_rate`, or LoRA."
                     )
                 self.run.write_status("running", step=state.global_step, steps=state.max_steps, stopped=reason)
 
@@ -259,7 +259,7 @@ def bits_per_byte_of(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_evaluations(metrics: Path) -> list[Content]:
-    """The lines of a metrics.jsonl with something that was evaluated."""
+    """The lines of a metrics.jsonl that contain an evaluation."""
     lines = [line for line in read_lines(metrics) if {"step", "tokens"} <= line.keys()]
     return [line for line in lines if any(key.startswith(EVALUATED) for key in line)]
 
@@ -298,7 +298,7 @@ class PromptSamples(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """A resumed run has its first samples."""
+        """Sample at the start, except in a resumed run, which already has these samples."""
         if state.global_step == 0:
             self.sample(kwargs["model"], 0, control)
 
@@ -308,7 +308,7 @@ class PromptSamples(TrainerCallback):
         self.sample(kwargs["model"], state.global_step, control)
 
     def sample(self, model: nn.Module, step: int, control: TrainerControl) -> None:
-        """Every process generates, as ZeRO-3 needs; the main one writes. On a full disk, lines wait in memory."""
+        """Generate on every process, as ZeRO-3 needs; the main one writes. On a full disk, lines wait in memory."""
         options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "before_each": self.before_each}
         try:
             continuations = continue_prompts(model, self.tokenizer, self.prompts, **options)
@@ -320,14 +320,14 @@ class PromptSamples(TrainerCallback):
         path = self.lines.path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            keep_lines_until(path, step - 1)  # a run that was killed after its samples writes them again
+            keep_lines_until(path, step - 1)  # a run killed after its samples rewrites them
         except OSError as problem:
             record_event(path.parent, "not_written", f"{path.name} cannot be changed: {problem.strerror}.", step=step)
         for prompt, continuation in zip(self.prompts, continuations, strict=True):
             sample = {"step": step, "prompt": prompt, "continuation": continuation}
             self.lines.add(json.dumps(sample, ensure_ascii=False))
         if self.lines.waiting:
-            text = f"The disk is full: samples of step {step} are lost if it stays full until the run ends."
+            text = f"The disk is full: samples of step {step} are lost unless space is freed before the run ends."
             record_event(path.parent, "not_written", text, step=step)
 
 
@@ -339,16 +339,16 @@ def continue_prompts(
     max_new_tokens: int = 64,
     before_each: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Generate greedily until the document ends or `max_new_tokens` are reached; a prompt gets the begin token if the
+    """Generate greedily until the document ends or `max_new_tokens` is reached; a prompt gets the begin token if the
     tokenizer adds one, as in training. Every process of the run must call it, and all get the same texts. The model
-    may be wrapped by DDP or DeepSpeed; its mode, its configs and the random state do not change."""
-    # DDP and a DeepSpeed engine have the module that generates as `module`.
+    may be wrapped by DDP or DeepSpeed; its mode, its configs and the random state are preserved."""
+    # DDP and DeepSpeed engines hold the generating model as `module`.
     is_generator = isinstance(model, PreTrainedModel) or "base_model" in dict(model.named_children())
     generator: Any = model if is_generator and not isinstance(model, DistributedDataParallel) else model.module
     device = next(generator.parameters()).device
     begin = [tokenizer.bos_token_id] if adds_bos(tokenizer) else []
     continuations = []
-    # The model's own generation config may sample or penalize, and training sets `use_cache=False`.
+    # The model's generation config may sample or penalise, and training sets `use_cache=False`.
     before, used_cache = generator.generation_config, generator.config.use_cache
     generator.generation_config = GenerationConfig(
         do_sample=False,
@@ -363,7 +363,7 @@ def continue_prompts(
             for prompt in prompts:
                 before_each()
                 ids = torch.tensor([begin + tokenizer(prompt, add_special_tokens=False)["input_ids"]], device=device)
-                # Under ZeRO-3 generate keeps the processes in step by itself (synced_gpus).
+                # Under ZeRO-3, generate synchronises the processes automatically (synced_gpus).
                 written = generator.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
                 continuations.append(str(tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True)))
     finally:

@@ -34,7 +34,7 @@ class HeldOutText(NamedTuple):
 
 @dataclass(frozen=True)
 class EvaluationData:
-    data: Data  # transforms, policies and, for shares of sources, the sources
+    data: Data  # transforms, policies, and sources for shares of them
     evaluation: Evaluation
     seed: int = 0
 
@@ -45,7 +45,7 @@ class EvaluationSet:
     tokenized: TokenizedSource
 
     def texts(self) -> Iterator[HeldOutText]:
-        """Its documents in order, read from their files again."""
+        """Yield the documents in order, read from their files again."""
         assert self.rows.chosen is not None
         wanted = set(cast(PackedRows, self.rows.rows).documents.hashes[self.rows.chosen].tolist())
         plan = self.tokenized.plan
@@ -56,12 +56,12 @@ class EvaluationSet:
 
 
 def data_of_recipe(recipe: Recipe) -> EvaluationData:
-    """The held-out sets of a recipe; DataError if it holds nothing out."""
+    """The held-out sets of a recipe; raises DataError if there are none."""
     evaluation = recipe.evaluation
     if evaluation.held_out_share is None and not evaluation.perplexity:
         raise DataError(
-            f"the recipe `{recipe.name}` holds nothing out to evaluate on. Give it `evaluation.held_out_share` or "
-            "`evaluation.perplexity`, or name files here: --text domain=held_out.jsonl"
+            f"the recipe `{recipe.name}` has no held-out documents. Set `evaluation.held_out_share` or"
+            " `evaluation.perplexity`, or name files here: --text domain=held_out.jsonl"
         )
     data, evaluation = with_form(phases_in_tokens(recipe), evaluation, form_of_stage(recipe.stage))
     return EvaluationData(data, evaluation, recipe.seed)
@@ -73,15 +73,15 @@ def data_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH) -
     for text in texts:
         name, is_there, path = text.partition("=")
         if not (name and is_there and path):
-            raise DataError(f"`--text {text}`: write it as name=path, for instance --text domain=held_out.jsonl")
+            raise DataError(f"`--text {text}`: expected name=path, for example --text domain=held_out.jsonl")
         sets.append(HeldOut(name=name, path=path))
-    # The source is never opened: a data section has to have one.
+    # The source is never opened: a data section must have one.
     data = Data(sequence_length=sequence_length, sources=[Source(path=sets[0].path)])
     return EvaluationData(data, Evaluation(perplexity=sets))
 
 
 def open_evaluation_sets(held: EvaluationData, tokenizer: PreTrainedTokenizerBase) -> dict[str, EvaluationSet]:
-    """Every set by its name, tokenized for one tokenizer; one process does the work for all."""
+    """Open all sets by name, tokenised for one tokenizer; one process does the work for all."""
     cache = default_cache_dir()
     if held.evaluation.held_out_share is None:
         return main_process_first(lambda: sets_by_name(held, DocumentEncoder(tokenizer), cache))
@@ -92,7 +92,7 @@ def open_evaluation_sets(held: EvaluationData, tokenizer: PreTrainedTokenizerBas
 
 
 def sets_by_name(held: EvaluationData, encoder: DocumentEncoder, cache: Path) -> dict[str, EvaluationSet]:
-    """The sets that are files of their own."""
+    """The sets with separate files."""
     sets: dict[str, EvaluationSet] = {}
     for number, source in enumerate(held.evaluation.perplexity):
         tokenized = open_source(held.data, source, f"evaluation.perplexity[{number}]", encoder, cache, held.seed)
@@ -100,7 +100,7 @@ def sets_by_name(held: EvaluationData, encoder: DocumentEncoder, cache: Path) ->
         tokenized.finish()
         documents, name = tokenized.documents(tokenized.plan.held_out), reported_name(source)
         if name in sets:
-            raise DataError(f"two held-out sets are called `{name}`. Give each a name of its own.")
+            raise DataError(f"two held-out sets are called `{name}`. Give each a different name.")
         layout = Layout(held.data.sequence_length, held.data.packing, None, encoder.pad, form_of_source(source))
         sets[name] = EvaluationSet(held_out_set(name, documents, np.arange(len(documents)), layout, cache), tokenized)
     return sets

@@ -1,5 +1,5 @@
-"""Did continued pre-training work, what did it cost, and what was not measured? The verdict on a finished run, its
-page and its JSON file."""
+"""The verdict on a finished run: whether continued pre-training worked, what it cost, and what was not measured. As a
+page and as a JSON file."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -40,14 +40,14 @@ from cpt.runs.folder import EVALUATED, INPUTS, METRICS, RECIPE, SAMPLES, VERDICT
 from cpt.runs.record import Run
 
 COUNT = "_examples"
-NEW_HEAD = "accuracy"  # the name that only a reward model's accuracy has, whose head is new
+NEW_HEAD = "accuracy"  # the accuracy's name for a reward model, whose head is new
 CHANCE = 0.5
-NOISE = 1e-3  # of log-probabilities in half precision, which the model and its equal, the reference, may differ by
+NOISE = 1e-3  # difference of log-probabilities between equal models in half precision
 
 
 @dataclass(frozen=True)
 class ExampleSet:
-    """One held-out set; each figure before the first step and after the last, None if the stage has none."""
+    """One held-out set; each metric before the first step and after the last, None if the stage lacks it."""
 
     name: str
     examples: int
@@ -56,24 +56,24 @@ class ExampleSet:
     margin: tuple[float, float] | None = None
     reward: tuple[float, float] | None = None
     has_reference: bool = False
-    """Rewards are against the model that the run began with, so that before it no pair could be told apart."""
-    is_new_head: bool = False  # the head that gives the rewards was drawn at random
+    """Rewards are relative to the model at the start of the run, so all are equal before the first step."""
+    is_new_head: bool = False  # the reward head was initialised randomly
 
     @property
     def is_against_chance(self) -> bool:
-        """Whether the accuracy before the run means nothing, so that half of the pairs is the comparison."""
+        """Whether the accuracy before the run is meaningless, so that it is compared with 50 %."""
         return self.has_reference or self.is_new_head
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Of the accuracy after the run."""
+        """The confidence interval of the accuracy after the run."""
         if self.accuracy is None:
             return None
         return accuracy_interval(np.arange(self.examples) < round(self.accuracy[1] * self.examples))
 
     @property
     def worked(self) -> bool | None:
-        """Whether the model orders pairs better than by chance; None if the interval or the stage leaves it open."""
+        """Whether the model orders pairs better than chance; None if the interval or the stage does not decide it."""
         if self.interval is None or not self.is_against_chance or self.examples < TOO_FEW:
             return None
         low, high = self.interval
@@ -94,11 +94,11 @@ class ExampleSet:
         others = {"the mean reward": self.reward, margin: self.margin, "the loss": self.loss}
         changes = [f"{what} went from {one[0]:.3f} to {one[1]:.3f}" for what, one in others.items() if one is not None]
         found = " and ".join(changes) or "nothing was measured"
-        return f"On {self.examples:,} held-out examples {found}; no interval can be given."
+        return f"On {self.examples:,} held-out examples {found}, without a confidence interval."
 
 
 def read_example_sets(metrics: Path) -> list[ExampleSet]:
-    """The sets with figures before the first step and later; the last evaluation counts."""
+    """The sets with metrics before the first step and later; the last evaluation counts."""
     evaluated = {log["step"]: log for log in read_evaluations(metrics) if any(key.endswith(COUNT) for key in log)}
     if 0 not in evaluated or len(evaluated) < 2:
         return []
@@ -126,14 +126,14 @@ def read_example_sets(metrics: Path) -> list[ExampleSet]:
     return sets
 
 
-MUCH_SKIPPED = 0.1  # of the steps: then the headline says so
+MUCH_SKIPPED = 0.1  # share of steps above which the headline reports it
 GENERAL_SET = "HuggingFaceFW/fineweb-edu (subset sample-10BT) or Salesforce/wikitext (subset wikitext-103-raw-v1)"
 HITS_SHOWN, POINTS_SHOWN, SAMPLES_SHOWN = 5, 7, 3
 LONGEST_SAMPLE = 200  # characters
 
 
 def gives_scores(examples: Sequence[ExampleSet]) -> bool:
-    """Whether the model gives scores instead of text."""
+    """Whether the model outputs scores instead of text."""
     return bool(examples) and all(one.is_new_head for one in examples)
 
 
@@ -144,7 +144,7 @@ class SetVerdict:
     before: float
     after: float
     documents: int | None = None
-    difference: Difference | None = None  # None if documents cannot be paired; then there is no interval
+    difference: Difference | None = None  # None, without an interval, if documents cannot be paired
 
     @property
     def outcome(self) -> Outcome:
@@ -155,7 +155,7 @@ class SetVerdict:
 class SourceFacts:
     name: str
     documents: int
-    share: float  # of the run's tokens
+    share: float  # share of the run's tokens
     licence: str | None
     decontaminated: int = 0  # documents that the filter `decontaminate` dropped
 
@@ -163,7 +163,7 @@ class SourceFacts:
 @dataclass(frozen=True)
 class NotRun:
     what: str
-    why: str  # with the command that runs it
+    why: str  # the reason, with the command to run it
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,8 @@ class Verdict:
     base: str | None
     tokens: int
     sets: list[SetVerdict]
-    domain: Difference | None  # bits per byte of all domain sets together
-    general: Difference | None  # bits per byte of all general sets together
+    domain: Difference | None  # bits per byte over all domain sets
+    general: Difference | None  # bits per byte over all general sets
     sources: list[SourceFacts]
     stopped: str | None = None  # why the run ended before its budget
     skipped_steps: tuple[int, int] = (0, 0)  # steps that the loss guard skipped, and all steps
@@ -182,16 +182,16 @@ class Verdict:
     tasks: list[ScoreReport] = field(default_factory=list)
     contamination: Contamination | None = None
     retention: list[Point] = field(default_factory=list)
-    samples: list[dict[str, str]] = field(default_factory=list)  # prompt, and what the model wrote before and after
+    samples: list[dict[str, str]] = field(default_factory=list)  # prompt, and its continuations before and after
     not_run: list[NotRun] = field(default_factory=list)
     serve: str | None = None
-    is_complete: bool = False  # False while it holds only what the run itself measured
+    is_complete: bool = False  # False while it only has the results measured during the run
     examples: list[ExampleSet] = field(default_factory=list)  # held-out pairs, rated answers and prompts
 
     @property
     def worked(self) -> bool | None:
-        """Whether the domain (of a run on pairs: the choice between answers) became better; None if the interval
-        leaves it open."""
+        """Whether the domain (for a run on pairs, the choice between answers) improved; None if the interval does not
+        decide it."""
         if self.examples:
             results = [one.worked for one in self.examples]
             return None if None in results else all(results)
@@ -205,12 +205,12 @@ class Verdict:
             if not gives_scores(self.examples):
                 texts = {"held-out domain text": self.domain, "held-out general text": self.general}
                 cost = [general_sentence(one, what) for what, one in texts.items() if one is not None]
-                sentences += cost or ["What it forgot is not known: no held-out text was followed."]
+                sentences += cost or ["Forgetting is unknown: no held-out text was evaluated."]
         elif self.domain is None:
-            why = "no domain documents were compared one by one, so no interval can be given."
-            sentences = [f"Whether it worked is not known: {why}"]
+            why = "no domain documents were compared, so there is no interval."
+            sentences = [f"Whether it worked is unknown: {why}"]
         else:
-            forgot = "What it forgot is not known: no general set was followed."
+            forgot = "Forgetting is unknown: no general set was evaluated."
             sentences = [
                 domain_sentence(self.domain, "its base" if self.base is not None else "before its first step"),
                 general_sentence(self.general) if self.general else forgot,
@@ -221,9 +221,9 @@ class Verdict:
         return " ".join(sentences)
 
     def skipped_sentence(self) -> str:
-        """`38 of 40 steps were skipped`; empty if there is none."""
+        """`38 of 40 steps were skipped`; empty if no step was skipped."""
         skipped, steps = self.skipped_steps
-        reasons = "were skipped by the loss guard: events.jsonl has the reasons."
+        reasons = "were skipped by the loss guard (see events.jsonl)."
         return f"{skipped:,} of {steps:,} steps {reasons}" if skipped else ""
 
     def to_json(self) -> dict[str, Any]:
@@ -231,7 +231,7 @@ class Verdict:
 
 
 def outcome_of_set(difference: Difference, *, is_general: bool) -> Outcome:
-    """As `Difference.outcome`; "unknown" also if only a gain of general text, or only a loss of the domain, is
+    """Like `Difference.outcome`; also "unknown" if only a gain of general text, or only a loss of the domain, is
     excluded."""
     outcome = difference.outcome()
     return "unknown" if outcome == ("not better" if is_general else "not worse") else outcome
@@ -274,16 +274,16 @@ def verdict_of_run(
     not_run: Sequence[NotRun] = (),
     is_complete: bool = False,
 ) -> Verdict:
-    """Of a finished run; the arguments say what was measured afterwards, and `not_run` what could not be."""
+    """Build the verdict of a finished run; the arguments have later measurements, and `not_run` the failed ones."""
     recipe, run = load_recipe(folder / RECIPE), Run(folder)
     evaluations = read_evaluations(folder / METRICS)
     course, examples = course_of(evaluations), read_example_sets(folder / METRICS)
     sets, domain, general = compare_sets(folder, course, recipe.evaluation.retain)
     missing = not_measured(folder, recipe, sets, examples, evaluation)
     if contamination is None:
-        why = "training documents were not searched for evaluation documents: cpt contamination RECIPE"
+        why = "training documents were not searched: cpt contamination RECIPE"
         missing["contamination"] = why
-    # `domain test of code` in `not_run` says more than `domain test`.
+    # `domain test of code` in `not_run` is more specific than `domain test`.
     unmentioned = {what: why for what, why in missing.items() if not any(one.what.startswith(what) for one in not_run)}
     sources = []
     for name, facts in read_object(folder / INPUTS).get("data", {}).get("sources", {}).items():
@@ -323,8 +323,8 @@ def verdict_of_run(
 def compare_sets(
     folder: Path, course: Sequence[Point], retained: Mapping[str, Any]
 ) -> tuple[list[SetVerdict], Difference | None, Difference | None]:
-    """Each set that was evaluated before the first step and after the last; all domain sets and all general sets
-    together, where documents can be paired."""
+    """Compare each set that was evaluated before the first step and after the last, and all domain sets and all
+    general sets together, if documents can be paired."""
     if not course or course[0].step != 0:
         return [], None, None
     files, before, after = saved_losses(folder), dict[str, DocumentLosses](), dict[str, DocumentLosses]()
@@ -332,7 +332,7 @@ def compare_sets(
         try:
             before, after = load_losses(files[0]), load_losses(files[max(files)])
         except CheckpointError as problem:
-            record_event(folder, DAMAGED, f"The verdict has no intervals: {problem}")
+            record_event(folder, DAMAGED, f"The verdict lacks intervals: {problem}")
     sets = []
     for name, was in course[0].bits_per_byte.items():
         if name not in course[-1].bits_per_byte:
@@ -356,24 +356,24 @@ def not_measured(
     examples: Sequence[ExampleSet],
     evaluation: EvaluationReport | None,
 ) -> dict[str, str]:
-    """What was not measured -> why, with the command that does it."""
+    """Measurement that was not run -> reason, with the command to run it."""
     against = "" if recipe.model.from_scratch else f" --against {recipe.model.path}"
     evaluate = f"cpt evaluate {folder}{against}"
     missing: dict[str, str] = {}
     if gives_scores(examples):
         return missing
     if not sets and examples:
-        missing["held-out text"] = "none was named: `evaluation.perplexity` takes txt or md files, or a `text_column`"
+        missing["held-out text"] = "not requested: `evaluation.perplexity` takes txt or md files, or a `text_column`"
     elif not sets:
         missing["held-out text"] = "nothing was held out: set `evaluation.held_out_share` or `evaluation.perplexity`"
     elif not any(one.is_general for one in sets):
-        missing["forgetting"] = f"`evaluation.retain` names no set of general text. A public one: {GENERAL_SET}"
+        missing["forgetting"] = f"`evaluation.retain` has no set of general text. A public one: {GENERAL_SET}"
     if unpaired := ", ".join(one.name for one in sets if one.difference is None):
-        missing[f"intervals of {unpaired}"] = f"no losses by document were kept, or there is one document. {evaluate}"
+        missing[f"intervals of {unpaired}"] = f"losses per document are missing, or there is one document. {evaluate}"
     if (sets or not examples) and (evaluation is None or not evaluation.domain_test):
-        missing["domain test"] = f"not asked for: {evaluate} --domain-test SET"
+        missing["domain test"] = f"not requested: {evaluate} --domain-test SET"
     if evaluation is None or not evaluation.tasks:
-        missing["benchmarks"] = f"not asked for (`evaluation.tasks`): {evaluate} --task hellaswag --task mmlu"
+        missing["benchmarks"] = f"not requested (`evaluation.tasks`): {evaluate} --task hellaswag --task mmlu"
     return missing
 
 
@@ -383,7 +383,7 @@ def write_verdict(folder: Path, verdict: Verdict) -> None:
         write_atomic(folder / VERDICT_PAGE, verdict_page(verdict), reuse_space=True)
         write_atomic(folder / VERDICT, content, reuse_space=True)
     except OSError as problem:
-        why = f"The verdict is not written: {problem.strerror}. Again: cpt verdict {folder}"
+        why = f"The verdict cannot be written: {problem.strerror}. Again: cpt verdict {folder}"
         record_event(folder, "not_written", why)
 
 
@@ -398,7 +398,7 @@ def verdict_page(verdict: Verdict) -> str:
     points = sorted({round(place * last / (POINTS_SHOWN - 1)) for place in range(POINTS_SHOWN)}) if last > 1 else []
     found, num_dropped = verdict.contamination, sum(source.decontaminated for source in verdict.sources)
     hits = found.hits[:HITS_SHOWN] if found is not None else []
-    dropped = f"{num_dropped:,} training documents were left out for it." if num_dropped else ""
+    dropped = f"{num_dropped:,} training documents were dropped for it." if num_dropped else ""
     return template.render(
         verdict=verdict,
         examples=examples,
@@ -413,6 +413,6 @@ def verdict_page(verdict: Verdict) -> str:
 
 
 def sample(text: str) -> str:
-    """The beginning of a text as code in one line, with arrows for line breaks."""
+    """The start of a text as inline code, with arrows for line breaks."""
     line = text[:LONGEST_SAMPLE].replace("`", "'").replace("\n", " ↵ ")
     return f"`{line}{'...' if len(text) > LONGEST_SAMPLE else ''}`" if line.strip(" ↵") else "(nothing)"

@@ -1,1 +1,1 @@
-"""A model that plain transformers loads: exported, merged, quantised, proven by its logits."""
+"""Write models that plain transformers loads: export, merge, quantise, and verify the logits."""

@@ -1,4 +1,4 @@
-"""Write what was trained as a folder that plain transformers loads, whole or not at all; average checkpoints."""
+"""Export a trained model to a folder that plain transformers loads, completely or not at all; average checkpoints."""
 
 import json
 import re
@@ -38,11 +38,11 @@ from cpt.recipe.schema import Model, Recipe
 from cpt.runs.folder import ENVIRONMENT, EXPORT, INPUTS, METRICS, RECIPE, VERDICT_PAGE, get, get_dict, read_object
 from cpt.runs.record import write_json
 
-ADAPTER, AVERAGE = "adapter", "average"  # folders: in a run's export, and in a run
-BASE_WEIGHTS = "base_weights.json"  # beside an adapter: the sha256 of the weight files that it was trained on
+ADAPTER, AVERAGE = "adapter", "average"  # folder in a run's export; folder in a run
+BASE_WEIGHTS = "base_weights.json"  # saved with an adapter: sha256 of its base's weight files
 CONFIGS = ("config.json", "generation_config.json")
-SERVED = {"use_cache": True, "output_router_logits": False}  # in the configs; training had other values
-MODEL_FILES = (  # a model folder without its weights and without the state of a training
+SERVED = {"use_cache": True, "output_router_logits": False}  # config values that training changes
+MODEL_FILES = (  # files of a model folder besides weights and training state
     *CONFIGS,
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.*", "vocab.*", "merges.txt"),
     *("*.py", EXTENSION),
@@ -56,14 +56,14 @@ def export_model(
     folder: Path,
     seal: Callable[[Path], None] = lambda _: None,
 ) -> None:
-    """Write the trained model, its tokenizer and configs to `folder`, which is there whole or not at all.
+    """Write the trained model, its tokenizer and configs to `folder`, completely or not at all.
 
-    Families of our own are written as the native architecture that they equal, so that nobody needs this package to
-    load them. A LoRA adapter is merged into its base, and kept beside in `adapter/`. Every process must call it:
-    ZeRO-3 gathers from all.
+    Our model families are written as the equal native architecture, so this package is not needed to load them. A LoRA
+    adapter is merged into its base, and also saved in `adapter/`. Every process must call this function: ZeRO-3
+    gathers from all.
 
     Args:
-        seal: called with the complete folder before it gets its name, by the main process.
+        seal: called by the main process with the complete folder before its final rename.
 
     Raises:
         CheckpointError: the disk is full or read-only; raised on all processes.
@@ -76,7 +76,7 @@ def export_model(
             shutil.rmtree(unfinished, ignore_errors=True)
         trainer.save_model(str(unfinished / ADAPTER if adapted else unfinished))
     except (OSError, SafetensorError) as failure:
-        problem = failure  # of the main process, which writes last: the others wait for its answer below
+        problem = failure  # raised below: the other processes wait there for the main one
 
     def publish_export() -> None:
         with new_folder(folder, of_run=True, is_begun=True):
@@ -94,11 +94,11 @@ def unfinished_name(folder: Path) -> Path:
 
 @contextmanager
 def new_folder(folder: Path, *, of_run: bool = False, is_begun: bool = False) -> Iterator[Path]:
-    """A hidden folder that becomes `folder`, or is removed on an error; CheckpointError if it cannot be written.
+    """A hidden folder, renamed to `folder` at the end or removed on an error; CheckpointError if it is not writable.
 
     Args:
-        of_run: the error says where the trained weights are safe.
-        is_begun: keep what the hidden folder already has.
+        of_run: the error message also names the checkpoint with the trained weights.
+        is_begun: keep the existing content of the hidden folder.
     """
     unfinished = unfinished_name(folder)
     if not is_begun:
@@ -108,10 +108,10 @@ def new_folder(folder: Path, *, of_run: bool = False, is_begun: bool = False) ->
         rename_over(unfinished, folder)
     except (OSError, SafetensorError) as failure:
         if not of_run and (reason_of(failure) != "storage" or isinstance(failure, OSError) and failure.errno is None):
-            raise  # libraries also raise OSError for files that they cannot read
-        remedy = "Make room, or choose another place."
+            raise  # libraries also raise OSError for unreadable files
+        remedy = "Free disk space, or choose another folder."
         if of_run and (newest := published_in(folder.parent)[-1:]):
-            remedy = f"{newest[0].folder} holds all that was trained. Make room. {same_command()} then only exports."
+            remedy = f"{newest[0].folder} has the trained weights. Free space. {same_command()} then only exports."
         raise CheckpointError(f"{folder} could not be written: {in_words(failure)}. {remedy}") from failure
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -123,7 +123,7 @@ def complete(
     if adapted:
         if weights := read_object(run / INPUTS).get("weights"):
             write_json(unfinished / ADAPTER / BASE_WEIGHTS, weights)
-        # The base is built anew, as the run did; its seed decides rows that the vocabulary grew by.
+        # Build the base as the run did; its seed decides the rows that were added to the vocabulary.
         dtype = next(adapted.get_base_model().parameters()).dtype
         adapter_config = json.loads((unfinished / ADAPTER / ADAPTER_CONFIG).read_text())
         scores = adapter_config.get("task_type") == "SEQ_CLS"  # a reward model
@@ -139,8 +139,8 @@ def complete(
 
 
 def finish(folder: Path) -> None:
-    """Make a saved model one that others load: native architecture, tied head once, no leftovers of the training."""
-    for leftover in folder.rglob("training_args.bin"):  # a pickle, which nobody should have to trust
+    """Make a saved model loadable by others: native architecture, tied head stored once, no files of the training."""
+    for leftover in folder.rglob("training_args.bin"):  # a pickle, unsafe to load
         leftover.unlink()
     export_native(folder)
     store_tied_head_once(folder)
@@ -151,7 +151,7 @@ def finish(folder: Path) -> None:
 
 
 def store_tied_head_once(folder: Path) -> None:
-    """Under ZeRO-1 and 2 accelerate clones what it saves, so that a tied head is there twice."""
+    """Remove the second copy of a tied head, which accelerate saves under ZeRO-1 and 2."""
     if not json.loads((folder / "config.json").read_text()).get("tie_word_embeddings"):
         return
     tensors, copies = Tensors(folder), set[str]()
@@ -174,8 +174,8 @@ def store_tied_head_once(folder: Path) -> None:
 def build_base(
     model: Model, tokenizer: PreTrainedTokenizerBase, *, seed: int, dtype: torch.dtype, scores: bool = False
 ) -> PreTrainedModel:
-    """The model that the adapter was trained on, grown vocabulary included; of a reward model (`scores`), the new head
-    is saved with the adapter."""
+    """Build the model that the adapter was trained on, with its extended vocabulary; for a reward model (`scores`),
+    the new head is saved with the adapter."""
     section = model.model_copy(update={"lora": None, "hashes": {}, "dtype": "auto"})
     base = (scoring_model if scores else build_model)(section, tokenizer, seed=seed, dtype=dtype)
     assert isinstance(base, PreTrainedModel)
@@ -183,30 +183,30 @@ def build_base(
 
 
 def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
-    """The base with the saved adapter; CheckpointError if its layers or their shapes are not those of the base."""
+    """Load the saved adapter onto the base; CheckpointError if its layers or shapes do not match the base."""
     name = json.loads((adapter / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
-    refusal = f"{adapter} is an adapter of another base (it was trained on {name}), not of {base.name_or_path}"
+    refusal = f"{adapter} is an adapter for another base ({name}), not for {base.name_or_path}"
     try:
-        with warnings.catch_warnings():  # peft uses a name that transformers has deprecated
+        with warnings.catch_warnings():  # peft uses a name deprecated by transformers
             warnings.filterwarnings("ignore", r".*gradient_checkpointing` is deprecated.*", FutureWarning)
             adapted = PeftModel.from_pretrained(base, str(adapter))
-        part = PEFT_TYPE_TO_PREFIX_MAPPING[adapted.active_peft_config.peft_type]  # of the name of each of its tensors
+        part = PEFT_TYPE_TO_PREFIX_MAPPING[adapted.active_peft_config.peft_type]  # part of its tensors' names
         saved = {name for name in load_peft_weights(str(adapter), device="cpu") if part in name}
     except (RuntimeError, ValueError, OSError) as problem:
         raise CheckpointError(f"{refusal}: {' '.join(str(problem).split())[:300]}") from problem
     loaded = {name for name in get_peft_model_state_dict(adapted, save_embedding_layers=False) if part in name}
-    if differing := saved ^ loaded:  # peft only warns, and leaves those layers as they were
+    if differing := saved ^ loaded:  # peft only warns, and leaves these layers unchanged
         raise CheckpointError(f"{refusal}: {len(differing)} of its tensors differ, such as {min(differing)}.")
     return adapted
 
 
 def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path) -> None:
-    """Write the mean of the last checkpoints if the recipe asks for it; every process must call it."""
+    """Write the mean of the last checkpoints if the recipe requests it; every process must call it."""
     if recipe.checkpoints.average is None:
         return
     folders = complete_checkpoints(run)[-recipe.checkpoints.average :]
-    if len(folders) < 2:  # the run is finished and its model written: not worth an error
-        tell(f"warning: no average is written: {run} has {len(folders)} checkpoint. Save more often, or train longer.")
+    if len(folders) < 2:  # only a warning, as the run is finished and its model written
+        tell(f"warning: no average written: {run} has {len(folders)} checkpoint. Save more often, or train longer.")
         return
 
     def write() -> None:
@@ -221,11 +221,11 @@ def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path
 
 
 def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype | None, max_shard_size: str) -> None:
-    """Write the mean of the models' weights, as LAWA and model soups take it (arXiv 2209.14981, 2203.05482), with the
-    last one's config and tokenizer. Sums are made in float64; numbers are written in the last model's dtype if `dtype`
-    is None. CheckpointError for fewer than two, for no models, or for different shapes."""
+    """Write the mean of the models' weights, as in LAWA and model soups (arXiv 2209.14981, 2203.05482), with the last
+    one's config and tokenizer. Sums are in float64; the dtype is that of the last model if `dtype` is None. Raises
+    CheckpointError for fewer than two models, folders without a model, or different shapes."""
     if len(folders) < 2:
-        raise CheckpointError("an average needs two checkpoints or more: cpt merge --method average CHECKPOINT ...")
+        raise CheckpointError("an average needs at least two checkpoints: cpt merge --method average CHECKPOINT ...")
     models = [open_model(folder) for folder in folders]
     last = models[-1]
     for other in models[:-1]:
@@ -246,25 +246,25 @@ def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype |
 
 
 def open_model(folder: Path) -> Tensors:
-    """The tensors of a whole model; CheckpointError if the folder holds something else."""
-    what = {"adapter": "is an adapter. Merge it", "zero": "holds the parts of a ZeRO checkpoint. Put them together"}
+    """The tensors of a whole model; CheckpointError if the folder has something else."""
+    what = {"adapter": "is an adapter. Merge it", "zero": "has the parts of a ZeRO checkpoint. Consolidate it"}
     if (kind := kind_of(folder)) in what:
         raise CheckpointError(f"{folder} {what[kind]} first: cpt export {folder} --output FOLDER")
     return Tensors(folder)
 
 
 def refuse_other_shapes(one: Tensors, other: Tensors, apart_from: Sequence[str] = ()) -> None:
-    """Weights can be added only where names and shapes are the same; CheckpointError names the first that differ."""
+    """Raise CheckpointError with the first weight whose name or shape differs: such weights cannot be added."""
     shapes = [{name: list(shape) for name, shape in tensors.shapes.items()} for tensors in (one, other)]
     for name in sorted(shapes[0].keys() | shapes[1].keys()):
         mine, theirs = (known.get(name, "not") for known in shapes)
         if mine != theirs and (name not in apart_from or "not" in (mine, theirs)):
             where = f"{name} is {mine} in {one.folder} and {theirs} in {other.folder}"
-            raise CheckpointError(f"{where}: different shapes. Give models of one run, or rewrite both: cpt export.")
+            raise CheckpointError(f"{where}: different shapes. Use models of one run, or export both: cpt export.")
 
 
 def written_dtype(tensors: Tensors, name: str, dtype: torch.dtype | None) -> torch.dtype:
-    """Whole numbers and masks stay what they are."""
+    """The dtype to write: that of integers and masks is unchanged."""
     stored = tensors.dtypes[name]
     return dtype if dtype is not None and stored.is_floating_point else stored
 
@@ -276,21 +276,21 @@ def copy_model_files(folder: Path, output: Path) -> None:
                 shutil.copy(file, output / file.name)
 
 
-# --- its README.md: data with their licences, recipe, base, figures, limits, and how to serve it ---
+# --- the model card: data with their licences, recipe, base, metrics, limits, and how to serve it ---
 
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 UNKNOWN_LICENCE = "not stated"
 
-# Held-out set -> bits per byte before the first step and after the last.
+# Held-out set -> bits per byte before the first step and after the last step.
 Evaluations = dict[str, tuple[float | None, float]]
 
 
 def write_model_card(
     folder: Path, run: Path | None, name: str, *, step: int | None = None, adapter: bool = False
 ) -> None:
-    """Write README.md into an exported folder: of the checkpoint of a step, or of the run's end. Without a run, data,
-    recipe and figures are unknown."""
+    """Write README.md into an exported folder, for the checkpoint of a step or the end of the run. Without a run,
+    data, recipe and metrics are unknown."""
     recipe = None if run is None else load_recipe(run / RECIPE)
     environment = {} if run is None else read_object(run / ENVIRONMENT)
     sources = {} if run is None else get_dict(read_object(run / INPUTS), "data", "sources")
@@ -333,7 +333,7 @@ def write_model_card(
 
 
 def card_data(name: str, recipe: Recipe | None, evaluations: Evaluations, adapter: bool) -> ModelCardData:
-    """The header that the Hub reads."""
+    """The metadata header for the Hub."""
     base = None if recipe is None else recipe.model.path
     paths: Iterable[str | None] = [] if recipe is None else [base, *(source.path for source in recipe.data.sources)]
     on_hub = {path for path in paths if path and HUB_ID.fullmatch(path) and not Path(path).exists()}
@@ -355,12 +355,12 @@ def card_data(name: str, recipe: Recipe | None, evaluations: Evaluations, adapte
 
 
 def base_licence(base: str | None) -> str | None:
-    """The licence in the card beside the base's weights; it applies to what is made from them."""
+    """The licence in the card of the base's weights, which also applies to models trained from them."""
     card = Path(base).expanduser() / "README.md" if base is not None and is_local(base) else None
     if card is None or not card.is_file():
         return None
     try:
         licence = ModelCard.load(card, ignore_metadata_errors=True).data.license
-    except (ValueError, yaml.YAMLError):  # not the Hub's header
+    except (ValueError, yaml.YAMLError):  # no valid metadata header
         return None
     return licence if isinstance(licence, str) else None

@@ -1,4 +1,4 @@
-"""Prove that an export is the model that was trained: logits on real text, the vocabulary, and a seal of its files."""
+"""Verify that an export equals the trained model: logits on real text, the vocabulary, and a seal with file hashes."""
 
 import json
 import os
@@ -39,8 +39,8 @@ Die Würde des Menschen ist unantastbar. Sie zu achten und zu schützen ist Verp
 学而时习之，不亦说乎？有朋自远方来，不亦乐乎？ The integral of 1/x from 1 to e is 1; water boils at 100 °C at 1.013 bar.
 """  # prose, code, other scripts, symbols: Lincoln 1863, Euclid, the German constitution, the Analects  # noqa: E501
 
-# Share of the largest logit that arithmetic in the dtype may change: one rounding is 2**-24, 2**-11, 2**-8 of a
-# number, and layers add up.
+# Share of the largest logit that arithmetic in the dtype may change: one rounding changes a number by 2**-24, 2**-11
+# or 2**-8, and errors of layers add up.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
@@ -65,12 +65,12 @@ class ProofText:
 
 
 def proof_text(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, file: Path | None = None) -> ProofText:
-    """The first tokens of the user's own file, or of our passage; no more than the model takes."""
+    """The first tokens of the user's file, or of our passage, up to the model's maximum length."""
     text = TEXT if file is None else read_text(file)
     context = value_of(config, "max_position_embeddings") or NUM_TOKENS
     ids = tokenizer(text, add_special_tokens=False)["input_ids"][: min(NUM_TOKENS, context)]
     if len(ids) < 2:
-        raise DataError(f"--text {file} has fewer than two tokens: give a page of text.")
+        raise DataError(f"--text {file} has fewer than two tokens, expected a page of text.")
     return ProofText(text, ids)
 
 
@@ -82,7 +82,7 @@ def read_text(file: Path) -> str:
 
 
 def logits_of(model: nn.Module, ids: list[int]) -> torch.Tensor:
-    """[T, V] in fp32, on the CPU."""
+    """The logits [T, V] in fp32, on the CPU."""
     was_training, device = model.training, next(model.parameters()).device
     with torch.no_grad():
         output = model.eval()(input_ids=torch.tensor([ids], device=device), use_cache=False)
@@ -94,8 +94,8 @@ def logits_of(model: nn.Module, ids: list[int]) -> torch.Tensor:
 def difference(
     one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype, tolerance: float | None = None
 ) -> LogitDifference:
-    """Of two models' logits; where one pads its vocabulary, of the tokens that both have. The dtype of the arithmetic
-    decides what is allowed, or `tolerance`, a share of the largest logit."""
+    """The difference of two models' logits; for a padded vocabulary, over the tokens that both have. The allowed
+    difference follows from the dtype of the arithmetic, or is `tolerance`, a share of the largest logit."""
     columns = min(one.shape[-1], other.shape[-1])
     one, other = one[:, :columns], other[:, :columns]
     largest_logit = one.abs().max().item()
@@ -113,12 +113,12 @@ def reload_and_compare(
     base: str | None = None,
     device: str | None = None,
 ) -> str:
-    """The report's line; CheckpointError if the export, loaded in another process, has other logits."""
+    """The line for the report; CheckpointError if the export has different logits when another process loads it."""
     logits = logits_in_another_process(folder, text, dtype, base=base, device=device)
     found = difference(expected, logits, dtype, tolerance)
     what, library = ("The export", "transformers") if base is None else ("The adapter", "peft")
     if not found.is_allowed:
-        raise CheckpointError(f"{what.lower()} has other logits when plain {library} loads it: difference {found}.")
+        raise CheckpointError(f"{what.lower()} has different logits if plain {library} loads it: difference {found}.")
     return f"{what} loaded back by plain {library}, in a process without cpt: largest difference of logits {found}."
 
 
@@ -126,7 +126,7 @@ def logits_in_another_process(
     folder: Path, text: ProofText, dtype: torch.dtype, *, base: str | None = None, device: str | None = None
 ) -> torch.Tensor:
     """The logits that plain transformers computes from an export, in a new process that cannot import this package, by
-    default on the CPU. With a `base`, the folder holds an adapter of that model, which peft loads onto it."""
+    default on the CPU. With a `base`, the folder is an adapter for that model, which peft loads."""
     with tempfile.TemporaryDirectory() as scratch:
         job, output = Path(scratch) / "job.json", Path(scratch) / "logits.safetensors"
         content: dict[str, Any] = {"folder": str(folder), "output": str(output), "own_code": brings_its_code(folder)}
@@ -137,7 +137,7 @@ def logits_in_another_process(
             [sys.executable, "-I", str(RELOAD), str(job)], env=os.environ | quiet, capture_output=True, text=True
         )
         if ended.returncode != 0:
-            lines = ended.stderr.strip().splitlines() or ["it ended without a message"]
+            lines = ended.stderr.strip().splitlines() or ["it exited without a message"]
             raised = [number for number, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)]
             why = " ".join(" ".join(lines[raised[-1] if raised else -1 :]).split())[:400]
             raise CheckpointError(f"plain transformers, in a process without cpt, cannot load {folder}: {why}")
@@ -149,7 +149,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def brings_its_code(folder: Path) -> bool:
-    """Whether the model's code lies in the folder; transformers copies what ran when the folder was written."""
+    """Whether the model's code is in the folder: transformers copies the code in use when it saves a model."""
     named = config_json(folder).get("auto_map", {}) if (folder / "config.json").is_file() else {}
     files = {str(name).partition(".")[0] for name in named.values()}
     return bool(files) and all((folder / f"{name}.py").is_file() for name in files)
@@ -160,17 +160,17 @@ ENDS = ("embed_tokens", "wte", "lm_head", "embed_out")  # names of embeddings an
 
 
 def check_vocabulary(rows: int, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The report's line; CheckpointError if there are more tokens than rows of the embeddings."""
+    """The line for the report; CheckpointError if there are more tokens than embedding rows."""
     tokens = max(tokenizer.get_vocab().values()) + 1
     if tokens > rows:
-        sizes = f"the tokenizer has {tokens:,} tokens, the model {rows:,} rows of embeddings"
-        raise CheckpointError(f"{sizes}. Put the tokenizer of the training beside the weights.")
+        sizes = f"the tokenizer has {tokens:,} tokens, the model {rows:,} embedding rows"
+        raise CheckpointError(f"{sizes}. Copy the training's tokenizer into the folder.")
     padding = f" ({rows - tokens:,} rows are padding)" if rows > tokens else ""
-    return f"Vocabulary: {tokens:,} tokens in {rows:,} rows of embeddings{padding}."
+    return f"Vocabulary: {tokens:,} tokens in {rows:,} embedding rows{padding}."
 
 
 def model_warnings(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Why a server may not stop generating, and that it will not offer chat."""
+    """Warnings for servers: generation that may not stop, and a missing chat template."""
     path = folder / "generation_config.json"
     ends = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
     lines = []
@@ -179,12 +179,12 @@ def model_warnings(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[str
         ended = f"ends at token {ends}, documents at {end}"
         lines.append(f"warning: generation_config.json {ended}: a server may not stop. Set eos_token_id there.")
     if not tokenizer.chat_template:
-        lines.append("No chat template: servers complete text only. SFT on chats or a chat vector adds one.")
+        lines.append("No chat template: servers only complete text. SFT on chats or a chat vector adds one.")
     return lines
 
 
 def adapter_warnings(folder: Path) -> list[str]:
-    """What vLLM refuses of an adapter (vllm#9280)."""
+    """The parts of an adapter that vLLM does not support (vllm#9280)."""
     config = json.loads((folder / ADAPTER_CONFIG).read_text())
     targets = config.get("target_modules") or []
     refused = {
@@ -194,33 +194,33 @@ def adapter_warnings(folder: Path) -> list[str]:
         "DoRA": config.get("use_dora"),
     }
     reasons = ", ".join(name for name, has in refused.items() if has)
-    lines = [f"warning: vLLM refuses adapters with {reasons}. Serve the merged model."] if reasons else []
+    lines = [f"warning: vLLM does not support adapters with {reasons}. Serve the merged model."] if reasons else []
     rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
-    return lines + ([f"Its rank is {rank}: vLLM needs --max-lora-rank {rank}."] if rank > MAX_LORA_RANK else [])
+    return lines + ([f"The rank is {rank}: vLLM needs --max-lora-rank {rank}."] if rank > MAX_LORA_RANK else [])
 
 
 SEAL, CARD = "export.json", "README.md"
 
 
 def write_seal(folder: Path, report: Sequence[str]) -> None:
-    """Write every file's sha256, and what was printed while the export was proven."""
+    """Write the sha256 of every file, and the lines printed while the export was verified."""
     proof = [line for line in report if not line.startswith(("Reading", "Wrote", "Serve"))]
     write_atomic(folder / SEAL, json.dumps({"files": hashes_of(folder), "proof": proof}, indent=2) + "\n")
 
 
 def check_seal(folder: Path) -> Path:
-    """The folder, if it is an export as it was proven, except for its card; CheckpointError otherwise."""
+    """The folder, if it is an unchanged verified export (except for its card); CheckpointError otherwise."""
     if not (folder / SEAL).is_file():
-        raise CheckpointError(f"{folder} is not a proven export ({SEAL} is not in it). Give --output FOLDER, too.")
+        raise CheckpointError(f"{folder} is not a verified export ({SEAL} is missing). Add --output FOLDER.")
     proven, found = json.loads((folder / SEAL).read_text())["files"], hashes_of(folder)
     edited = {CARD} & found.keys()
     changed = {name for name, digest in proven.items() if found.get(name) != digest} | found.keys() - proven.keys()
     if changed - edited:
-        raise CheckpointError(f"{folder} was changed since its proof: {', '.join(sorted(changed - edited))}. Redo it.")
+        raise CheckpointError(f"{folder} changed since its export: {', '.join(sorted(changed - edited))}. Redo it.")
     return folder
 
 
 def hashes_of(folder: Path) -> dict[str, str]:
-    """Of every file but the seal."""
+    """Hashes of all files except the seal."""
     files = {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()}
     return sha256_of({name: file for name, file in files.items() if name != SEAL})

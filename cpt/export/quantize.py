@@ -1,4 +1,4 @@
-"""`cpt export --quantize`: linear layers in 8 or 4 bits by torchao or bitsandbytes, with its proof and its cost."""
+"""`cpt export --quantize`: linear layers in 8 or 4 bits by torchao or bitsandbytes, with verification and loss."""
 
 import math
 import shutil
@@ -36,24 +36,24 @@ from cpt.models.adapters import Quantization
 from cpt.models.config import value_of
 
 Method = Literal["int8", "int4", "nf4"]
-MAX_RISE = 0.05  # of bits per byte, as a share
+MAX_RISE = 0.05  # relative increase of bits per byte
 NF4_BLOCK = 64  # weights that share a scale in bitsandbytes
-GROUPS = (128, 64, 32)  # weights that share a scale: the fewer, the closer
-WINDOW = 256  # tokens that are read together
+GROUPS = (128, 64, 32)  # weights that share a scale: smaller is more accurate
+WINDOW = 256  # tokens per forward pass
 MOST_TOKENS = 8192
-MOST_LOGITS = 2**28  # 1 GiB of them in fp32
-BEGINNING = 4000  # characters read of a document, so that one long document does not decide
+MOST_LOGITS = 2**28  # 1 GiB in fp32
+BEGINNING = 4000  # characters per document, so that no long document dominates
 
 
 @dataclass(frozen=True)
 class EvaluationText:
     where: str
     windows: list[list[int]]
-    num_bytes: int  # UTF-8 bytes of the text of the predicted tokens
+    num_bytes: int  # UTF-8 bytes of the predicted tokens
 
     @property
     def num_predicted(self) -> int:
-        """Tokens with a token before them."""
+        """Number of tokens that have a token before them."""
         return sum(len(window) - 1 for window in self.windows)
 
 
@@ -61,20 +61,20 @@ class EvaluationText:
 class QuantizationCost:
     before: float  # bits per byte
     after: float
-    divergence: float  # mean Kullback-Leibler divergence of the quantised model's probabilities, in nats a token
-    agreement: float  # share of the tokens with the same most probable successor
+    divergence: float  # mean Kullback-Leibler divergence of the quantised model's probabilities, in nats per token
+    agreement: float  # share of tokens with the same most probable next token
 
     def report(self, method: str, max_rise: float) -> str:
-        """The line of the report; CheckpointError if bits per byte rise by more than this share."""
+        """The line for the report; CheckpointError if bits per byte rise by more than this share."""
         rise = self.after / self.before - 1
         found = (
             f"{self.before:.4f} -> {self.after:.4f} bits per byte ({rise:+.2%}); mean KL divergence"
-            f" {self.divergence:.2g} nats a token, same first choice for {self.agreement:.1%} of the tokens"
+            f" {self.divergence:.2g} nats per token, same top prediction for {self.agreement:.1%} of tokens"
         )
-        if not rise <= max_rise:  # NaN is not
-            limit = f"{method} costs more than --max-rise {max_rise:g}"
+        if not rise <= max_rise:  # also catches NaN
+            limit = f"{method} exceeds --max-rise {max_rise:g}"
             raise CheckpointError(f"{limit}: {found}. Use --quantize int8, --text FILE, or a higher limit.")
-        return f"What {method} costs: {found}."
+        return f"Loss from {method}: {found}."
 
 
 def check_quantising(method: Method, dtype: torch.dtype) -> None:
@@ -86,22 +86,22 @@ def check_quantising(method: Method, dtype: torch.dtype) -> None:
     if method != "int4":
         return
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
-        raise ResourceError("--quantize int4 needs a GPU (Ampere or newer), and this machine has none. Use nf4.")
+        raise ResourceError("--quantize int4 needs a GPU (Ampere or newer), which this machine lacks. Use nf4.")
     if dtype != torch.bfloat16:
-        raise ResourceError("--quantize int4 computes in bfloat16 only. Leave --dtype out, or use --quantize nf4.")
+        raise ResourceError("--quantize int4 computes in bfloat16 only. Remove --dtype, or use --quantize nf4.")
 
 
 def export_quantised(
     trained: Trained, output: Path, options: ExportOptions, method: Method, max_rise: float
 ) -> Iterator[str]:
-    """Export the whole model into a scratch folder, quantize it from there; yields lines of the report.
-    CheckpointError if the proof failed or it costs too much; then no folder is left behind."""
+    """Export the whole model into a scratch folder, and quantise it from there; yields lines of the report. Raises
+    CheckpointError if the verification fails or the loss is too high; then no folder remains."""
     scratch = output.with_name(f".{output.name}.whole")
     whole = scratch / output.name  # the model card's title is the folder's name
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         for line in export_whole(trained, whole, options):
-            if not line.startswith(("Wrote", "Serve")):  # the scratch folder
+            if not line.startswith(("Wrote", "Serve")):  # these lines name the scratch folder
                 yield line
         with new_folder(output) as unfinished:
             unfinished.mkdir(parents=True)
@@ -143,67 +143,69 @@ def write_quantised(
 
 
 def quantisation(method: Method, model: PreTrainedModel, dtype: torch.dtype) -> TorchAoConfig | BitsAndBytesConfig:
-    """The library's config; embeddings, head and norms stay as they are by its defaults."""
+    """The library's config; by its defaults, embeddings, head and norms are not quantised."""
     head = model.get_output_embeddings()
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head]
     widths = sorted({layer.in_features for layer in layers})
     if method == "nf4":
-        # On the CPU bitsandbytes 0.50 gives back other numbers where a row ends inside one of its blocks.
+        # On the CPU, bitsandbytes 0.50 returns wrong numbers if a row ends inside a block.
         if odd := [str(width) for width in widths if width % NF4_BLOCK]:
             wide = f"layers are {', '.join(odd)} wide"
-            raise CheckpointError(f"nf4 takes weights in blocks of {NF4_BLOCK}, and {wide}. Use --quantize int8.")
+            raise CheckpointError(f"nf4 needs widths divisible by {NF4_BLOCK}, but {wide}. Use --quantize int8.")
         return Quantization("nf4", double=True).config(dtype)
     if method == "int8":
         from torchao.quantization import Int8WeightOnlyConfig
         from torchao.quantization.granularity import PerRow
 
         return TorchAoConfig(Int8WeightOnlyConfig(granularity=PerRow()))
-    # torchao skips layers that the group size does not divide, without a warning.
+    # torchao silently skips layers whose width the group size does not divide.
     size = next((size for size in GROUPS if all(width % size == 0 for width in widths)), None)
     if size is None:
-        raise CheckpointError(f"int4 takes groups of 32 weights, and a layer is {min(widths)} wide. Use int8.")
+        raise CheckpointError(f"int4 needs widths divisible by 32, but a layer is {min(widths)} wide. Use int8.")
     from torchao.quantization import Int4WeightOnlyConfig
 
     return TorchAoConfig(Int4WeightOnlyConfig(group_size=size, int4_packing_format="tile_packed_to_4d"))
 
 
 def describe_layers(model: PreTrainedModel, method: Method) -> str:
-    """What was quantised and what was not; CheckpointError if nothing was."""
+    """List the quantised and the other layers; CheckpointError if nothing was quantised."""
     libraries = ("torchao", "bitsandbytes")
     weights = [name for name, weight in model.named_parameters() if type(weight).__module__.startswith(libraries)]
     quantised = {name.rpartition(".")[0] for name in weights}
     if not quantised:
-        known = f"{type(model).__name__} has no layer that --quantize {method} knows"
-        raise CheckpointError(f"{known}. Export it whole, and quantise it with llama.cpp (docs/howto/exporting.md).")
+        known = f"{type(model).__name__} has no layer supported by --quantize {method}"
+        raise CheckpointError(
+            f"{known}. Export it unquantised, and quantise it with llama.cpp (docs/howto/exporting.md)."
+        )
     skipped = set()
     for parameter, _ in model.named_parameters():
         name = parameter.rpartition(".")[0]
         if name not in quantised:  # `model.layers.3.mlp.experts.down_proj` -> `experts.down_proj`
             words = [word for word in parameter.split(".") if not word.isdigit() and word not in ("weight", "bias")]
             skipped.add(".".join(words[-2:]) if "experts" in words[-2:] else words[-1])
-    return f"Quantised to {method}: {len(quantised)} linear layers. Left as they were: {', '.join(sorted(skipped))}."
+    return f"Quantised to {method}: {len(quantised)} linear layers. Unchanged: {', '.join(sorted(skipped))}."
 
 
 def evaluation_text(
     trained: Trained, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, file: Path | None
 ) -> EvaluationText:
-    """The user's file (`--text`), else the documents that the run held out, else our own passage."""
+    """The user's file (`--text`), else the documents that the run held out, else our passage."""
     if file is not None:
         return in_windows(f"the text of {file}", [read_text(file)], tokenizer, config)
     if trained.run is not None and trained.recipe is not None:
-        with suppress(CptError):  # the data may not be on this machine; the report names the text that was used
+        with suppress(CptError):  # the data may be missing here; the report names the text used
             sets = open_evaluation_sets(data_of_recipe(trained.recipe), tokenizer).values()
-            in_turn = zip_longest(*(of_set.texts() for of_set in sets))  # so that each set counts
+            in_turn = zip_longest(*(of_set.texts() for of_set in sets))  # alternate, so that each set counts
             documents = (document.text for row in in_turn for document in row if document is not None)
             return in_windows(f"documents that the run `{trained.recipe.name}` held out", documents, tokenizer, config)
-    passage = "our own passage, which is short: --text FILE gives a page of your domain"
+    passage = "our short passage (--text FILE uses a text of your domain)"
     return in_windows(passage, [TEXT], tokenizer, config)
 
 
 def in_windows(
     where: str, documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
 ) -> EvaluationText:
-    """Beginnings of documents in windows of tokens, until there are enough."""
+    """The beginnings of documents, in windows of tokens, until there are enough."""
     length = min(WINDOW, value_of(config, "max_position_embeddings") or WINDOW)
     rest = min(MOST_TOKENS, MOST_LOGITS // value_of(config, "vocab_size"))
     windows: list[list[int]] = []
@@ -219,12 +221,12 @@ def in_windows(
         if rest < 2:
             break
     if not windows:
-        raise DataError(f"{where}: fewer than two tokens. Give a page of text: --text FILE")
+        raise DataError(f"{where}: fewer than two tokens. Use a longer text: --text FILE")
     return EvaluationText(where, windows, max(1, num_bytes))
 
 
 def measure_cost(before: Sequence[torch.Tensor], after: nn.Module, text: EvaluationText) -> QuantizationCost:
-    """Compare two models window by window; `before` has the unquantised model's logits, [T, V] a window."""
+    """Compare two models window by window; `before` has the unquantised model's logits, [T, V] per window."""
     nats = torch.zeros(2, dtype=torch.float64)
     divergence, same = 0.0, 0
     for window, logits in zip(text.windows, before, strict=True):

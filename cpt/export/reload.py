@@ -1,5 +1,5 @@
-"""Load an export as a stranger would, and write down its logits: `python -I reload.py JOB.json`, with this package out
-of reach."""
+"""Load an export without this package, and save its logits: `python -I reload.py JOB.json`, where `cpt` cannot be
+imported."""
 
 import json
 import sys
@@ -12,13 +12,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 
 def main() -> None:
-    """Write the logits on the job's text, [T, V] in fp32, or a reward model's score."""
-    sys.modules["cpt"] = None  # type: ignore[assignment]  # Python's way to make an import fail
+    """Save the logits on the job's text, [T, V] in fp32, or a reward model's score."""
+    sys.modules["cpt"] = None  # type: ignore[assignment]  # makes the import fail
     job = json.loads(Path(sys.argv[1]).read_text())
     folder = job["folder"]
     ids = AutoTokenizer.from_pretrained(folder)(job["text"], add_special_tokens=False)["input_ids"][: len(job["ids"])]
     if ids != job["ids"]:
-        raise SystemExit(f"the exported tokenizer gives other tokens: {ids[:8]} instead of {job['ids'][:8]}")
+        raise SystemExit(f"the exported tokenizer gives different tokens: {ids[:8]} instead of {job['ids'][:8]}")
     own_code: dict[str, Any] = {"trust_remote_code": True} if job["own_code"] else {}
     options: dict[str, Any] = {"dtype": getattr(torch, job["dtype"]), "output_loading_info": True, **own_code}
     if job["device"]:

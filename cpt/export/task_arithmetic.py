@@ -1,5 +1,5 @@
-"""The chat vector: after continued pre-training + (chat - base), weight by weight (arXiv 2310.04799), read tensor by
-tensor."""
+"""The chat vector: after continued pre-training + (chat - base), weight by weight (arXiv 2310.04799), one tensor at a
+time."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -31,12 +31,12 @@ def write_chat_vector(
 ) -> list[str]:
     """Write after + scale * (chat - base), with the chat model's template, special tokens and generation config.
 
-    A token that only `after` knows (learned by a vocabulary extension) keeps its row; one that only `chat` knows is
-    added with its row. The sum is made in fp32; numbers are written in the dtype of `after` if `dtype` is None.
-    Returns lines about the vocabularies.
+    A token that only `after` has (from a vocabulary extension) keeps its row; one that only `chat` has is added with
+    its row. The sum is computed in fp32 and written in `dtype`, by default that of `after`. Returns lines about the
+    vocabularies.
 
     Raises:
-        CheckpointError: the three are not models of one architecture and tokenizer.
+        CheckpointError: the three models differ in architecture or tokenizer.
     """
     trained, origin, speaker = open_part(after), open_part(base), open_part(chat)
     names = vocabulary_tensors(trained.config, trained.tensors.files)
@@ -65,7 +65,7 @@ def write_chat_vector(
     tokenizer.save_pretrained(output)
     write_configs(output, speaker, chat_tokens, tokenizer.get_vocab(), rows.total)
     names_added = f" ({', '.join(rows.added[:4])}{', ...' if rows.added[4:] else ''})" if rows.added else ""
-    kept = f"tokens of {after} that keep their rows as trained: {rows.kept:,}"
+    kept = f"tokens of {after} with unchanged rows: {rows.kept:,}"
     return [f"Tokens added from {chat}: {len(rows.added):,}{names_added}; {kept}."]
 
 
@@ -73,17 +73,17 @@ def open_part(folder: Path) -> Part:
     tensors = open_model(folder)
     config = saved_config(folder)
     if config.model_type in FAMILIES:
-        raise CheckpointError(f"{folder} is of `{config.model_type}`. Export it first: cpt export {folder} -o FOLDER")
+        raise CheckpointError(f"{folder} is a `{config.model_type}`. Export it first: cpt export {folder} -o FOLDER")
     return Part(tensors, config, from_folder_or_hub(str(folder), None, False))
 
 
 def write_configs(output: Path, chat: Part, chat_tokens: dict[int, str], ids: dict[str, int], rows: int) -> None:
-    """The trained model's shape, and the chat model's way to begin, end and sample, in the merged vocabulary's ids."""
+    """The trained model's shape, and the chat model's special tokens and sampling, in ids of the merged vocabulary."""
 
     def new_id(old: Any) -> Any:
         if isinstance(old, list):
             return [ids[chat_tokens[one]] for one in old if one in chat_tokens]
-        return ids[chat_tokens[old]] if old in chat_tokens else None  # some configs pad with -1, which is no token
+        return ids[chat_tokens[old]] if old in chat_tokens else None  # some configs pad with -1, not a token
 
     def translated(values: dict[str, Any]) -> dict[str, Any]:
         return {key: new_id(values.get(key)) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -100,35 +100,35 @@ def write_configs(output: Path, chat: Part, chat_tokens: dict[int, str], ids: di
 @dataclass(frozen=True)
 class SharedRowIds:
     total: int
-    shared: torch.Tensor  # [n] rows of tokens that all three models have, in the trained model
-    in_base: torch.Tensor  # [n] the same tokens' rows there
-    in_chat: torch.Tensor  # [n] and there
-    added: list[str]  # the chat model's own tokens, appended behind those of the trained model
+    shared: torch.Tensor  # [n] rows, in the trained model, of tokens in all three models
+    in_base: torch.Tensor  # [n] their rows in the base
+    in_chat: torch.Tensor  # [n] their rows in the chat model
+    added: list[str]  # tokens only in the chat model, appended to those of the trained model
     first_added: int
     added_in_chat: torch.Tensor
-    kept: int  # tokens of the trained model that one of the others lacks, and that keep their row
+    kept: int  # tokens of the trained model that another model lacks; their rows are unchanged
 
 
 def match_rows(
     after: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase, chat: PreTrainedTokenizerBase, rows: Sequence[int]
 ) -> SharedRowIds:
-    """The ids of `after` stay. CheckpointError if the three are not one tokenizer with tokens added."""
+    """Match token ids; those of `after` are kept. CheckpointError for tokenizers of different origin."""
     vocabularies = after_ids, base_ids, chat_ids = after.get_vocab(), base.get_vocab(), chat.get_vocab()
     for ids, count, what in zip(vocabularies, rows, ("--after", "--base", "--chat"), strict=True):
         if (needed := max(ids.values()) + 1) > count:
-            raise CheckpointError(f"{what} has {needed:,} tokens, but {count:,} rows. Put its own tokenizer there.")
+            raise CheckpointError(f"{what} has {needed:,} tokens, but {count:,} rows. Copy its tokenizer there.")
     if after_ids == base_ids == chat_ids and len(set(rows)) == 1:
         every = torch.arange(rows[0])
         return SharedRowIds(rows[0], every, every, every, [], rows[0], every[:0], kept=0)
-    # Each must know every token of the base, and a tokenizer can be given added tokens only.
+    # Each must have every token of the base, and only added tokens can be added to a tokenizer.
     learned = base_ids.keys() - base.added_tokens_encoder.keys()
     for ids, what in ((after_ids, "--after"), (chat_ids, "--chat")):
         if lacking := learned - ids.keys():
             missing = f"{len(lacking):,} of the {len(learned):,} tokens of --base ({shown(lacking)})"
-            raise CheckpointError(f"the tokenizer of {what} lacks {missing}. All three must be made from one base.")
+            raise CheckpointError(f"the tokenizer of {what} lacks {missing}. All three models must share one base.")
     if own := chat_ids.keys() - after_ids.keys() - chat.added_tokens_encoder.keys():
-        pieces = f"{len(own):,} pieces of its own ({shown(own)}) that --after does not know"
-        raise CheckpointError(f"the tokenizer of --chat has {pieces}. Choose one with the base's tokenizer.")
+        pieces = f"{len(own):,} vocabulary entries ({shown(own)}) that --after lacks"
+        raise CheckpointError(f"the tokenizer of --chat has {pieces}. Use a chat model with the base's tokenizer.")
     shared = [token for token in after_ids if token in base_ids and token in chat_ids]
     added = sorted((token for token in chat_ids if token not in after_ids), key=lambda token: chat_ids[token])
     first_added = max(after_ids.values()) + 1
@@ -151,7 +151,7 @@ def shown(tokens: Iterable[str]) -> str:
 def merge_rows(
     rows: SharedRowIds, after: torch.Tensor, base: torch.Tensor, chat: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """In fp32: after + scale * (chat - base) for tokens of all three; tokens of one alone keep their row."""
+    """after + scale * (chat - base) in fp32 for tokens of all three; tokens of only one keep their row."""
     merged = torch.zeros(rows.total, *after.shape[1:])
     merged[: after.shape[0]] = after
     merged[rows.shared] += scale * (chat[rows.in_chat].float() - base[rows.in_base].float())
@@ -162,12 +162,12 @@ def merge_rows(
 def add_tokens(
     after: PreTrainedTokenizerBase, chat: PreTrainedTokenizerBase, rows: SharedRowIds
 ) -> PreTrainedTokenizerBase:
-    """The trained model's tokenizer with the chat model's tokens, special tokens and template."""
+    """The trained model's tokenizer plus the chat model's tokens, special tokens and template."""
     by_name = {str(token): token for token in chat.added_tokens_decoder.values()}
     after.add_tokens([by_name[token] for token in rows.added])
     ids = after.get_vocab()
     if misplaced := [token for number, token in enumerate(rows.added) if ids[token] != rows.first_added + number]:
-        raise CheckpointError(f"--after's tokenizer has gaps in its ids: {shown(misplaced)} do not fit. Use another.")
+        raise CheckpointError(f"--after's tokenizer has gaps in its ids, at {shown(misplaced)}. Use another.")
     after.chat_template = chat.chat_template
     for name in ("bos_token", "eos_token", "pad_token"):
         if (token := getattr(chat, name)) is not None:
@@ -176,7 +176,7 @@ def add_tokens(
 
 
 def vocabulary_tensors(config: PreTrainedConfig, stored: Iterable[str]) -> set[str]:
-    """Names, as they are stored, of the tensors with a row for each token: embeddings and head."""
+    """Stored names of the tensors with one row per token: embeddings and head."""
     model = build_on_meta(config)
     parts = [part for part in (model.get_input_embeddings(), model.get_output_embeddings()) if part is not None]
     ours = {id(parameter) for part in parts for parameter in part.parameters()}

@@ -1,5 +1,5 @@
-"""What was trained, wherever it lies: a run, one of its checkpoints, a model or an adapter; found, and in memory
-again."""
+"""Find trained weights (a run, one of its checkpoints, a model or an adapter), and load them with tokenizer and
+base."""
 
 import json
 from collections import Counter
@@ -57,18 +57,18 @@ class Trained:
 
     @property
     def is_adapter(self) -> bool:
-        """Whether a base model belongs to it; ZeRO's parts do not tell by themselves."""
+        """Whether the weights need a base model; the parts of a ZeRO checkpoint do not show it."""
         from_lora = self.recipe is not None and self.recipe.model.lora is not None
         return self.kind == "adapter" or (self.kind == "zero" and from_lora)
 
     @property
     def step(self) -> int | None:
-        """Of the run, where it is one of its checkpoints."""
+        """The step of a checkpoint of a run, else None."""
         return step_of(self.folder) if PATTERN.fullmatch(self.folder.name) else None
 
     @property
     def base(self) -> Model:
-        """Of an adapter, as the run had it, or as peft wrote it down; CheckpointError if unknown."""
+        """The base of an adapter, from the run or else from peft's config; CheckpointError if unknown."""
         if self.stated_base is not None:
             known = Model(path=".") if self.recipe is None else self.recipe.model
             return known.model_copy(update={"path": str(self.stated_base), "revision": None})
@@ -76,12 +76,12 @@ class Trained:
             return self.recipe.model
         name = json.loads((self.folder / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
         if not name:
-            raise CheckpointError(f"{self.folder} names no base. Name it: cpt merge --method lora BASE {self.folder}")
+            raise CheckpointError(f"{self.folder} has no base. Name it: cpt merge --method lora BASE {self.folder}")
         return Model(path=name)
 
     @property
     def base_weights(self) -> dict[str, str]:
-        """File name -> sha256 of the weights that an adapter was trained on; empty where nobody wrote them down."""
+        """File name -> sha256 of the weights that an adapter was trained on; empty if not recorded."""
         beside = self.folder / BASE_WEIGHTS
         if beside.is_file():
             return dict(json.loads(beside.read_text())["sha256"])
@@ -89,8 +89,8 @@ class Trained:
 
 
 def find_trained(path: Path) -> Trained:
-    """Of a run its finished model (of LoRA the adapter), else its newest checkpoint. CheckpointError if there is
-    nothing, or not all of it."""
+    """Find the finished model of a run (for LoRA, its adapter), else the newest checkpoint. Raises CheckpointError if
+    weights are missing or incomplete."""
     path = path.expanduser()
     if not path.is_dir():
         what = "is a file" if path.exists() else f"does not exist (looked in {Path.cwd()})"
@@ -102,26 +102,26 @@ def find_trained(path: Path) -> Trained:
         newest = final if run.is_finished else latest_checkpoint(path)
         if newest is None:
             state = run.status().get("state", "not started")
-            why = f"has neither a finished model nor a checkpoint (its state: {state}). Let it run: cpt train RECIPE"
+            why = f"has neither a finished model nor a checkpoint (state: {state}). Continue it: cpt train RECIPE"
             raise CheckpointError(f"{path} {why}")
         folder, kind = newest, kind_of(newest)
     if kind == "nothing":
-        raise CheckpointError(f"{folder} holds no weights: neither a model, nor an adapter, nor DeepSpeed's parts.")
+        raise CheckpointError(f"{folder} has no weights: expected a model, an adapter or a DeepSpeed checkpoint.")
     if PATTERN.fullmatch(folder.name):
         refuse_changed_weights(folder)
     if kind == "model":
         weight_files(folder)
     if kind == "adapter" and not any((folder / name).is_file() for name in ADAPTER_WEIGHTS):
-        raise CheckpointError(f"{folder} is incomplete: none of {', '.join(ADAPTER_WEIGHTS)} is there.")
+        raise CheckpointError(f"{folder} is incomplete: expected one of {', '.join(ADAPTER_WEIGHTS)}.")
     above = next((parent for parent in (folder.parent, folder.parent.parent) if (parent / RECIPE).is_file()), None)
     recipe = None if above is None else load_recipe(above / RECIPE)
     if recipe is not None and recipe.model.import_ is not None:
-        import_user_module(recipe.model.import_)  # so that the model's config can be read
+        import_user_module(recipe.model.import_)  # needed to read the model's config
     return Trained(folder, kind, above, recipe)
 
 
 def import_own_code(folder: Path, module: str | None) -> None:
-    """Import what `--import` names, or what the recipe of the folder's run names."""
+    """Import the module of `--import`, or the one in the recipe of the folder's run."""
     if module is None:
         folders = [one for one in (folder, folder.parent) if (one / RECIPE).is_file() and kind_of(one) == "nothing"]
         module = load_recipe(folders[0] / RECIPE).model.import_ if folders else None
@@ -130,24 +130,24 @@ def import_own_code(folder: Path, module: str | None) -> None:
 
 
 def refuse_unknown_code(folder: Path) -> None:
-    """CheckpointError if the module of a user's own family was not imported."""
+    """Raise CheckpointError if the module of a user's model family was not imported."""
     if brings_its_code(folder) and config_json(folder).get("model_type") not in CONFIG_MAPPING:
-        raise CheckpointError(f"{folder} is of a family that transformers does not know. {NAME_IT}")
+        raise CheckpointError(f"{folder} has a model type unknown to transformers. {NAME_IT}")
 
 
 def tokenizer_of(trained: Trained) -> PreTrainedTokenizerBase:
-    """The one beside the weights, else the run's, else the base model's."""
+    """The tokenizer in the weights' folder, else the run's, else the base model's."""
     if any((trained.folder / name).is_file() for name in TOKENIZER_FILES):
         return from_folder_or_hub(str(trained.folder), None, False)
     if trained.recipe is not None:
         return load_tokenizer(trained.recipe.tokenizer, trained.recipe.model)
     if trained.is_adapter:
         return from_folder_or_hub(str(trained.base.path), trained.base.revision, False)
-    raise CheckpointError(f"{trained.folder} has no tokenizer. Copy its base model's tokenizer files into it.")
+    raise CheckpointError(f"{trained.folder} lacks a tokenizer. Copy its base model's tokenizer files into it.")
 
 
 def load_whole(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """A model that needs no base, in the dtype that it is stored in; of ZeRO's parts in fp32."""
+    """Load a model that needs no base, in its stored dtype; ZeRO checkpoints in fp32."""
     if trained.kind == "zero":
         empty: PreTrainedModel = AutoModelForCausalLM.from_config(saved_config(trained.folder), dtype=torch.float32)
         load_consolidated(empty, trained.folder)
@@ -174,15 +174,15 @@ def with_adapter(base: PreTrainedModel, trained: Trained) -> PeftModel:
 
 
 def saved_config(folder: Path) -> PreTrainedConfig:
-    """The config of a model of transformers or of ours; CheckpointError if there is none."""
+    """The config of a model of transformers or of this package; raises CheckpointError if it is missing."""
     if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} has no config.json, the shape of its weights. Copy that of the training.")
+        raise CheckpointError(f"{folder} lacks config.json. Copy it from the training.")
     register_families()
     return AutoConfig.from_pretrained(folder)
 
 
 def stored_dtype(folder: Path) -> torch.dtype:
-    """Of most of the numbers on the disk."""
+    """The dtype of most numbers in the files."""
     tensors, sizes = Tensors(folder), Counter[torch.dtype]()
     for name, dtype in tensors.dtypes.items():
         sizes[dtype] += torch.Size(tensors.shapes[name]).numel() * dtype.is_floating_point

@@ -1,4 +1,4 @@
-"""Write a run or a checkpoint as a folder that other programs load, and compare its logits after each step."""
+"""Export a run or a checkpoint for other programs, and verify the logits after each step."""
 
 import json
 import os
@@ -47,17 +47,17 @@ DtypeName = Literal["bfloat16", "float16", "float32"]
 class ExportOptions:
     dtype: torch.dtype = torch.bfloat16
     max_shard_size: str = "5GB"
-    text: Path | None = None  # the user's text to compare logits on
+    text: Path | None = None  # text to compare logits on
     tolerance: float | None = None  # allowed share of the largest logit
 
 
 @dataclass(frozen=True)
 class MergeProof:
-    effect: LogitDifference  # between the base and the adapter: what was learned
-    merged: LogitDifference  # between the adapter and the merged model, both in fp32
-    exported: LogitDifference  # between the adapter in fp32 and the merged model in the dtype of the export
+    effect: LogitDifference  # base against adapter: what was learned
+    merged: LogitDifference  # adapter against merged model, both in fp32
+    exported: LogitDifference  # adapter in fp32 against merged model in the export's dtype
     tensors: int
-    changed: int  # of the tensors in the dtype of the export, those that differ from the base
+    changed: int  # tensors that differ from the base in the export's dtype
 
 
 def check_output(output: Path, max_shard_size: str) -> None:
@@ -69,12 +69,12 @@ def check_output(output: Path, max_shard_size: str) -> None:
     nearest = next(parent for parent in output.absolute().parents if parent.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         why = "cannot be written" if nearest.is_dir() else "is a file"
-        raise CheckpointError(f"--output {output}: {nearest} {why}. Choose another place.")
+        raise CheckpointError(f"--output {output}: {nearest} {why}. Choose another folder.")
 
 
 def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iterator[str]:
-    """Write the model, load it in another process and compare; yields the lines of the report. CheckpointError if
-    something is missing or a comparison fails; then no folder is left behind."""
+    """Export the model, load it in another process and compare; yields the lines of the report. Raises CheckpointError
+    if something is missing or a comparison fails; then no folder remains."""
     dtype, tokenizer = options.dtype, tokenizer_of(trained)
     config = load_config(trained.base) if trained.is_adapter else saved_config(trained.folder)
     text = proof_text(tokenizer, config, options.text)
@@ -122,11 +122,11 @@ def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iter
 
 
 def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> Iterator[str]:
-    """Write the adapter as it is, with the sha256 of its base, and load it with plain peft."""
+    """Export only the adapter, with the sha256 of its base, and load it with plain peft."""
     if trained.kind != "adapter":
         merged = "" if trained.kind == "model" else "Export it merged: "
-        remedy = f"{merged}{'leave' if merged else 'Leave'} --adapter-only out."
-        raise CheckpointError(f"{trained.folder} holds no adapter that peft wrote. {remedy}")
+        remedy = f"{merged}{'remove' if merged else 'Remove'} --adapter-only."
+        raise CheckpointError(f"{trained.folder} has no adapter saved by peft. {remedy}")
     tokenizer, source = tokenizer_of(trained), trained.base
     text = proof_text(tokenizer, load_config(source), text_file)
     base = load_base(trained, tokenizer)
@@ -146,14 +146,14 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
         if is_plain(source.path, base):
             yield reload_and_compare(unfinished, text, expected, torch.float32, base=source.path)
         else:
-            yield f"NOT CHECKED in plain peft: {source.path} does not have the shape of its base. Export it merged."
+            yield f"NOT VERIFIED with plain peft: {source.path} does not match the adapter's base. Export it merged."
         notes = adapter_warnings(unfinished)
     yield from notes
     yield f"Wrote {output}: the adapter alone. It needs its base, {source.path}."
 
 
 def load_base(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The adapter's base in fp32; CheckpointError if its weights changed since the training."""
+    """Load the adapter's base in fp32; CheckpointError if its weights changed since the training."""
     base, recipe = trained.base, trained.recipe
     if base.path is not None and not base.from_scratch:
         check_base_weights(trained.base_weights, base.path, base.revision, trained.folder)
@@ -165,11 +165,11 @@ def check_base_weights(expected: dict[str, str], base: str, revision: str | None
     found = hash_weights(base, revision)
     if expected and found and sorted(found.values()) != sorted(expected.values()):
         differ = f"the sha256 of {', '.join(sorted(expected))} differ"
-        raise CheckpointError(f"{adapter} was trained on other weights than {base} has now: {differ}. Restore them.")
+        raise CheckpointError(f"{adapter} was trained on other weights than those in {base}: {differ}. Restore them.")
 
 
 def is_plain(path: str | None, base: PreTrainedModel) -> bool:
-    """Whether plain transformers finds at `path` the very model that the adapter was trained on."""
+    """Whether plain transformers loads from `path` exactly the model that the adapter was trained on."""
     if path is None or type(base).__module__.startswith("cpt."):
         return False
     config = Path(path).expanduser() / "config.json"
@@ -177,7 +177,7 @@ def is_plain(path: str | None, base: PreTrainedModel) -> bool:
     return bool(rows == base.config.vocab_size)
 
 
-NO_EFFECT = "the adapter changes nothing: the logits are those of its base. Choose a later checkpoint."
+NO_EFFECT = "the adapter has no effect: its logits equal those of its base. Choose a later checkpoint."
 
 
 def merge_proven(
@@ -187,8 +187,8 @@ def merge_proven(
     dtype: torch.dtype,
     tolerance: float | None = None,
 ) -> tuple[PreTrainedModel, MergeProof]:
-    """Merge in fp32, round to `dtype`, and compare the logits at each step; `base` becomes the merged model.
-    CheckpointError if the adapter changes nothing, or the merged model has other logits than base and adapter."""
+    """Merge in fp32, round to `dtype`, and compare the logits after each step; `base` becomes the merged model. Raises
+    CheckpointError if the adapter has no effect, or if the merged model's logits differ from base with adapter."""
     before = fingerprints(base, dtype)
     base_logits = logits_of(base, text.ids)
     adapted = put_adapter(base)
@@ -206,13 +206,13 @@ def merge_proven(
         raise CheckpointError(f"{same}: the adapter is lost in rounding. Use --dtype float32.")
     for where, found in (("float32", merged), (name_of(dtype), exported)):
         if not found.is_allowed:
-            differs = f"the merged model in {where} differs from base and adapter"
+            differs = f"the merged model in {where} differs from base with adapter"
             raise CheckpointError(f"{differs}: largest difference {found}. Use --dtype float32, or --tolerance.")
     return model, MergeProof(effect, merged, exported, len(after), changed)
 
 
 def rounded_to(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """As `from_pretrained(..., dtype=dtype)` holds it: `model.to(dtype)` would round the rotary frequencies too."""
+    """Round as `from_pretrained(..., dtype=dtype)` does: `model.to(dtype)` would also round rotary frequencies."""
     in_full = modules_kept_in_fp32(model, dtype)
     for name, parameter in model.named_parameters():
         if not any(f".{part}." in f".{name}." for part in in_full):
@@ -222,7 +222,7 @@ def rounded_to(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def fingerprints(model: nn.Module, dtype: torch.dtype) -> dict[str, str]:
-    """Name -> hash of each parameter as it would be written in `dtype`; one tensor is converted at a time."""
+    """Name -> hash of each parameter as written in `dtype`; one tensor is converted at a time."""
     hashes = {}
     for name, parameter in model.named_parameters():
         raw = parameter.detach().to(dtype).contiguous().flatten().view(torch.uint8)
@@ -230,22 +230,22 @@ def fingerprints(model: nn.Module, dtype: torch.dtype) -> dict[str, str]:
     return hashes
 
 
-# --- `--push-to-hub`: report what will be visible, then upload the proven folder ---
+# --- `--push-to-hub`: show what will be visible, then upload the verified folder ---
 
 
 TOKENS = "https://huggingface.co/settings/tokens"
 
 
 def check_push(name: str, *, private: bool, sure: bool) -> None:
-    """RecipeError for a name or answer that is missing, ResourceError for the network, the token or its rights."""
+    """Raise RecipeError for an invalid name or missing confirmation, ResourceError for network or token problems."""
     if not HUB_ID.fullmatch(name):
-        raise RecipeError(f"--push-to-hub {name} is no name on the Hub. Write it as OWNER/NAME.")
+        raise RecipeError(f"--push-to-hub {name} is not a Hub id, expected OWNER/NAME.")
     if not private and not sure and not typer.get_text_stream("stdin").isatty():
-        raise RecipeError("--push-to-hub makes the model public, and nobody can be asked. Add --yes, or --private.")
+        raise RecipeError("--push-to-hub makes the model public and needs a confirmation. Add --yes, or --private.")
     if constants.HF_HUB_OFFLINE:
-        raise ResourceError("--push-to-hub needs the network, and HF_HUB_OFFLINE is set. Unset it, and try again.")
+        raise ResourceError("--push-to-hub needs the network, but HF_HUB_OFFLINE is set. Unset it.")
     if get_token() is None:
-        raise ResourceError(f"--push-to-hub needs a token that may write: {TOKENS}. Run: hf auth login")
+        raise ResourceError(f"--push-to-hub needs a token with write access: {TOKENS}. Run: hf auth login")
     try:
         who = HfApi().whoami()
     except broken() as problem:
@@ -253,15 +253,15 @@ def check_push(name: str, *, private: bool, sure: bool) -> None:
     own = [who["name"], *(one["name"] for one in who.get("orgs", []))]
     owner = name.partition("/")[0]
     if owner not in own:
-        raise ResourceError(f"{who['name']}'s token may not write to {owner}. Yours are: {', '.join(own)}.")
+        raise ResourceError(f"the token of {who['name']} may not write to {owner}, only to: {', '.join(own)}.")
 
 
 def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]:
-    """Upload a proven export; after an interruption, the same command sends only what the Hub lacks."""
+    """Upload a verified export; after an interruption, the same command sends only missing files."""
     files = [file for file in folder.rglob("*") if file.is_file()]
     size = sum(file.stat().st_size for file in files) / 1e6
-    seen = "its owner alone" if private else "EVERYBODY"
-    yield f"To {name}, to be seen by {seen}: {len(files)} files, {size:,.1f} MB; see README.md."
+    seen = "its owner only" if private else "EVERYBODY"
+    yield f"Upload to {name}, visible to {seen}: {len(files)} files, {size:,.1f} MB; see README.md."
     card = (folder / CARD).read_text(encoding="utf-8")
     base = next((line for line in card.splitlines() if "Licence of the base:" in line), None)
     if base is not None:
@@ -270,33 +270,33 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
     yield f"Data:\n{data}"
     if not private and (base is None or UNKNOWN_LICENCE in base + data):
         where = "(data.sources[].licence, the base's own card)"
-        yield f"warning: not every licence is stated here. Make sure that you may publish it {where}."
+        yield f"warning: some licences are not stated. Make sure that you may publish the model {where}."
     if not (private or sure):
         typer.confirm("Publish it?", abort=True)
     api = HfApi()
-    # A RuntimeError wraps what happened to one large file.
+    # A RuntimeError wraps the error of a large file.
     failures: tuple[type[Exception], ...] = (RuntimeError, *broken())
     try:
         url = api.create_repo(name, private=private, exist_ok=True)
         if private and not api.model_info(name).private:
             raise RecipeError(f"{name} exists and is public. Make it private in its settings, or use another name.")
-        commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message=f"{folder.name}, proven by cpt")
+        commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message=f"{folder.name}, verified by cpt")
     except failures as problem:
         raise what_went_wrong(problem.__cause__ or problem, name, folder) from problem
     yield f"Pushed {folder} to {url}, commit {commit.oid[:12]}."
 
 
 def what_went_wrong(problem: BaseException, name: str, folder: Path | None = None) -> ResourceError:
-    response = vars(problem).get("response")  # of huggingface_hub's errors, and of those of httpx that it lets through
+    response = vars(problem).get("response")  # in errors of huggingface_hub and httpx
     status = 0 if response is None else int(response.status_code)
     lines = str(problem).strip().splitlines() or [type(problem).__name__]
-    reason = f"the Hub cannot be reached, or does not take it: {lines[0][:200]}."
-    remedy = f"Make one that may write at {TOKENS}, then: hf auth login."
+    reason = f"the Hub cannot be reached, or rejects the upload: {lines[0][:200]}."
+    remedy = f"Create one with write access at {TOKENS}, then run: hf auth login."
     if status == 401:
-        reason = f"the Hub does not know the token. {remedy}"
+        reason = f"the token is invalid. {remedy}"
     if status == 403:
         reason = f"the token may not write to {name}. {remedy}"
     if folder is not None:
         again = f"cpt export {folder} --push-to-hub {name}"
-        reason += f" The export is in {folder}; what the Hub has already is not sent again: {again}"
+        reason += f" The export is in {folder}. To resume the upload: {again}"
     return ResourceError(reason)

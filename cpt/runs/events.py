@@ -1,5 +1,5 @@
-"""What happens in a run: events.jsonl (skipped batches, roll-backs, restarts, damage, full disks), and the heartbeats
-of its processes, for whoever watches the run from outside."""
+"""The events of a run in events.jsonl (skipped batches, roll-backs, restarts, damage, full disks), and the heartbeats
+of its processes, to monitor the run from outside."""
 
 import json
 import logging
@@ -16,13 +16,13 @@ from cpt.files import LinesFile, write_atomic
 from cpt.runs.folder import EVENTS, HEARTBEATS, read_objects
 
 log = logging.getLogger("cpt")
-OPENED: dict[Path, LinesFile] = {}  # by run: lines that a full disk did not take must outlive the call
+OPENED: dict[Path, LinesFile] = {}  # per run: lines not written to a full disk must outlive the call
 
 
 def record_event(folder: Path, kind: str, message: str, *, step: int | None = None, **details: Any) -> None:
-    """Append one line to the run's events.jsonl, and log the sentence; several processes may call it at once.
+    """Append one line to the run's events.jsonl, and log the message; several processes may call it concurrently.
 
-    Lines that a full disk does not take wait for the next event, or for `write_waiting_events`. `kind` is one word for
+    Lines that a full disk rejects wait for the next event, or for `write_waiting_events`. `kind` is one word for
     programs, such as `nan_skipped`, and `details` are JSON values.
     """
     log.warning(message)
@@ -30,14 +30,14 @@ def record_event(folder: Path, kind: str, message: str, *, step: int | None = No
 
 
 def append_event(folder: Path, kind: str, message: str, *, step: int | None = None, **details: Any) -> None:
-    """Like `record_event`, without the log."""
+    """Like `record_event`, without logging."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     line = {"time": now, "kind": kind, "step": step, "rank": rank(), "message": message, **details}
     OPENED.setdefault(folder, LinesFile(folder / EVENTS)).add(json.dumps(line, default=str))
 
 
 class EventHandler(logging.Handler):
-    """Turns each log record with an `event` (its kind) into an event of the run, for code that knows no runs."""
+    """Converts each log record with an `event` (its kind) to an event of the run, for code without a run folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def logged_events(folder: Path) -> Iterator[None]:
 
 
 def write_waiting_events(folder: Path) -> int:
-    """Try again to write waiting events; returns how many still wait."""
+    """Retry to write waiting events; returns how many still wait."""
     return OPENED[folder].write_waiting() if folder in OPENED else 0
 
 
@@ -68,7 +68,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 
 
 def skipped_steps(folder: Path) -> int:
-    """The number of steps that the loss guard skipped, without those trained again after a roll-back."""
+    """The number of steps skipped by the loss guard, without those trained again after a roll-back."""
     skipped: set[int] = set()
     for event in read_events(folder):
         if event["kind"] in ("nan_skipped", "spike_skipped"):
@@ -93,19 +93,19 @@ class LastHeartbeat:
     """Starting: before the first step. Between: before an evaluation or a save. Ending: after the last step."""
     step: int
     beats: int
-    """Goes up with progress, so that a watcher needs no clock of this machine."""
+    """Increases with progress, so that an observer does not need this machine's clock."""
     seconds_per_step: float | None
-    """Median of the last 20 steps; None before three of them."""
+    """Median of the last 20 steps; None with fewer than three."""
     gpu_peak_gib: float | None = None
-    """Peak memory that torch used on its GPU; None without one."""
+    """Peak memory of torch on its GPU; None without a GPU."""
     pulse: int = 0
-    """Goes up while the process exists, even if it waits for others."""
+    """Increases while the process exists, even if it waits for others."""
     ended: str | None = None
     """The error that ended it; empty if it ended because of others, None while it runs."""
 
 
 def write_heartbeat(folder: Path, beat: LastHeartbeat) -> None:
-    """Atomic; a full disk must neither end a run nor make it look dead."""
+    """Write atomically; a full disk must neither end a run nor make it look dead."""
     path = folder / HEARTBEATS / f"rank-{beat.rank}.json"
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def read_heartbeats(folder: Path) -> list[LastHeartbeat]:
     for path in sorted((folder / HEARTBEATS).glob("rank-*.json")):
         try:
             heartbeats.append(LastHeartbeat(**json.loads(path.read_text())))
-        except (OSError, ValueError, TypeError):  # another version's, or gone meanwhile
+        except (OSError, ValueError, TypeError):  # from another version, or removed meanwhile
             continue
     return sorted(heartbeats, key=lambda beat: beat.rank)
 
@@ -131,7 +131,7 @@ def pids_here(folder: Path) -> list[int]:
 
 
 def name_processes(some: Sequence[LastHeartbeat], everyone: Sequence[LastHeartbeat]) -> str:
-    """`host-1 (process 4, 5)` if they are all processes of a host, else `process 4, 5 on host-1`."""
+    """`host-1 (process 4, 5)` if these are all processes of a host, else `process 4, 5 on host-1`."""
     names = []
     for host in sorted({beat.host for beat in some}):
         ranks = [beat.rank for beat in some if beat.host == host]
@@ -142,5 +142,5 @@ def name_processes(some: Sequence[LastHeartbeat], everyone: Sequence[LastHeartbe
 
 
 def remove_heartbeats(folder: Path) -> None:
-    for path in (folder / HEARTBEATS).glob("*rank-*"):  # with what a killed process was writing
+    for path in (folder / HEARTBEATS).glob("*rank-*"):  # including temporary files of killed processes
         path.unlink(missing_ok=True)

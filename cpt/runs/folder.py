@@ -1,4 +1,4 @@
-"""Read a run's folder, and find the runs below a folder. A file may be missing, cut off or damaged."""
+"""Read a run's folder, and find the runs below a folder. Files may be missing, truncated or damaged."""
 
 import json
 import logging
@@ -35,9 +35,9 @@ RESOLVED = "resolved.yaml"
 METRICS, EVENTS, SAMPLES = "metrics.jsonl", "events.jsonl", "samples.jsonl"
 VERDICT, VERDICT_PAGE = "verdict.json", "verdict.md"
 HEARTBEATS, HELD_OUT, PROFILE, LOCK = "heartbeats", "held_out", "profile", ".lock"
-EVALUATED, BITS_PER_BYTE = "eval_", "_bits_per_byte"  # how a held-out set's figure begins and ends
+EVALUATED, BITS_PER_BYTE = "eval_", "_bits_per_byte"  # prefix and suffix of a held-out set's metric
 DIED = "died"
-LAST_BYTES = 16 * 2**20  # of the metrics, in which `last_figures` looks
+LAST_BYTES = 16 * 2**20  # the end of the metrics file read by `last_figures`
 
 Content = dict[str, Any]
 Report = Callable[[str], object]
@@ -45,11 +45,11 @@ Floats = NDArray[np.float64]
 
 
 def read_object(path: Path, report: Report = log.debug) -> Content:
-    """The object of a JSON file; empty if it is missing or damaged (then `report` gets a sentence)."""
+    """The object in a JSON file; empty if it is missing or damaged (then `report` gets a message)."""
     try:
         content = json.loads(path.read_bytes())
         if not isinstance(content, dict):
-            raise ValueError("no JSON object")
+            raise ValueError("not a JSON object")
         return content
     except FileNotFoundError:
         return {}
@@ -59,7 +59,7 @@ def read_object(path: Path, report: Report = log.debug) -> Content:
 
 
 def read_objects(path: Path, report: Report = log.debug) -> list[Content]:
-    """The objects of a JSONL file without damaged lines (then `report` gets a sentence with their number)."""
+    """The objects of a JSONL file without damaged lines (then `report` gets a message with their number)."""
     try:
         found = list(json_lines(path))
     except FileNotFoundError:
@@ -73,12 +73,12 @@ def read_objects(path: Path, report: Report = log.debug) -> list[Content]:
 
 
 def read_lines(path: Path) -> list[Content]:
-    """Like `read_objects`; damage is logged, which makes it an event of the run."""
+    """Like `read_objects`; damage is logged, which creates an event of the run."""
     return read_objects(path, lambda sentence: log.warning(f"{sentence}.", extra={"event": DAMAGED}))
 
 
 def read_recipe(path: Path, report: Report = log.debug) -> Content:
-    """A recipe's keys and values as written; the schema may not know them."""
+    """A recipe's keys and values as written; they may be unknown to the schema."""
     if not path.exists():
         return {}
     try:
@@ -89,21 +89,21 @@ def read_recipe(path: Path, report: Report = log.debug) -> Content:
 
 
 def keep_lines_until(path: Path, step: int) -> None:
-    """Remove the lines of a JSONL file after a step; after an OSError the file is unchanged."""
+    """Remove the lines of a JSONL file after a step; the file is unchanged after an OSError."""
     if not path.exists():
         return
     lines = path.read_bytes().splitlines(keepends=True)
     kept = [line for line in lines if is_until(line, step)]
     if damaged := sum(parse_object(line) is None for line in lines if line.endswith(b"\n")):
         log.warning(f"{path}: {damaged:,} damaged line(s) are removed.", extra={"event": DAMAGED})
-    if kept == lines[: len(kept)]:  # as usual; a shorter file needs no disk space
+    if kept == lines[: len(kept)]:  # the usual case: truncating needs no disk space
         os.truncate(path, len(b"".join(kept)))
     else:
         write_atomic(path, b"".join(kept), reuse_space=True)
 
 
 def is_until(line: str | bytes, step: int) -> bool:
-    """Whether it is a whole line of a step that is not after `step`."""
+    """Whether it is a complete line of a step up to `step`."""
     try:
         return line[-1:] in ("\n", b"\n") and json.loads(line)["step"] <= step
     except (ValueError, KeyError, TypeError):  # a damaged line
@@ -113,14 +113,14 @@ def is_until(line: str | bytes, step: int) -> bool:
 @dataclass(frozen=True)
 class Metrics:
     columns: Mapping[str, Floats]
-    """Figure -> one value per line, NaN where the line lacks it; always has `step` and `tokens`."""
+    """Metric -> one value per line, NaN for lines without it; always has `step` and `tokens`."""
 
     @property
     def names(self) -> list[str]:
         return [name for name, values in self.columns.items() if not np.isnan(values).all()]
 
     def curve(self, name: str, over: str = "tokens") -> tuple[Floats, Floats]:
-        """Tokens (or another figure) and values, in ascending order; both empty if the figure was never logged."""
+        """Tokens (or another metric) and values, in ascending order; both empty if the metric was never logged."""
         if name not in self.columns or over not in self.columns:
             return np.empty(0), np.empty(0)
         x, y = self.columns[over], self.columns[name]
@@ -134,12 +134,12 @@ class Metrics:
 
     @property
     def held_out_sets(self) -> dict[str, str]:
-        """Name -> figure, `eval_<name>_bits_per_byte`."""
+        """Held-out set -> its metric `eval_<name>_bits_per_byte`."""
         return {set_name(figure): figure for figure in self.names if is_bits_per_byte(figure)}
 
 
 def read_metrics(folder: Path, names: Collection[str] | None = None) -> Metrics:
-    """Values that are not finite count as not logged. Reading only some `names` (also `eval_*`) is faster."""
+    """Values that are not finite count as not logged. Reading only some `names` (or `eval_*`) is faster."""
 
     @cache
     def wanted(keys: tuple[str, ...]) -> list[str]:
@@ -161,7 +161,7 @@ def read_metrics(folder: Path, names: Collection[str] | None = None) -> Metrics:
                     places[name].append(num_lines)
                     values[name].append(line[name])
             num_lines += 1
-    except OSError:  # not there, or lost on the way
+    except OSError:  # missing, or lost while reading
         pass
     columns: dict[str, Floats] = {}
     for name in dict.fromkeys(("step", "tokens", *values)):
@@ -202,12 +202,12 @@ def is_bits_per_byte(name: str) -> bool:
 
 
 def set_name(name: str) -> str:
-    """`general` of `eval_general_bits_per_byte`."""
+    """Return `general` for `eval_general_bits_per_byte`."""
     return name.removeprefix(EVALUATED).removesuffix(BITS_PER_BYTE)
 
 
 def read_status(folder: Path, report: Report = log.debug) -> Content:
-    """The status; its state is `died` if it is `running` but the process has disappeared from this host."""
+    """The status; its state is `died` if it is `running` but the process no longer exists on this host."""
     status = read_object(folder / STATUS, report)
     if status.get("state") != "running":
         return status
@@ -234,18 +234,18 @@ def is_alive(pid: int) -> bool:
 class RunRecord:
     folder: Path
     recipe: Content
-    """As written, without defaults of this version."""
+    """The recipe as written, without defaults of this version."""
     metrics: Metrics
     environment: Content = field(default_factory=dict)
     starts: list[Content] = field(default_factory=list)
-    """Later starts: what differed from the first."""
+    """Differences of later starts from the first."""
     inputs: Content = field(default_factory=dict)
     plan: Content = field(default_factory=dict)
     status: Content = field(default_factory=dict)
     verdict: Content = field(default_factory=dict)
     events: list[Content] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
-    """A sentence for each file, or part of one, that cannot be read."""
+    """A message for each file, or part of one, that cannot be read."""
 
     @property
     def state(self) -> str:
@@ -258,7 +258,7 @@ class RunRecord:
 
 
 def read_run(folder: Path, figures: Collection[str] | None = None) -> RunRecord:
-    """Reads the `figures` of the metrics as `read_metrics` does."""
+    """Read a run; `figures` are the `names` for `read_metrics`."""
     unreadable: list[str] = []
     report = unreadable.append
     return RunRecord(
@@ -297,20 +297,20 @@ Values = dict[str, Any]
 
 
 def list_runs(folder: Path, conditions: Sequence[str] = (), order: str | None = None) -> dict[Path, Values]:
-    """All runs below a folder, the newest first.
+    """All runs below a folder, newest first.
 
     Args:
-        conditions: that all of them fulfil: `state=finished`, `tag=x`, `loss<2.5`.
-        order: a column, the smallest value first; with `-` the largest. Runs without it come last.
+        conditions: all must be met: `state=finished`, `tag=x`, `loss<2.5`.
+        order: a column, smallest value first; with `-`, largest first. Runs without it come last.
 
     Raises:
-        CheckpointError: there is no such folder.
-        RecipeError: a column or a condition does not exist.
+        CheckpointError: the folder does not exist.
+        RecipeError: an unknown column, or an invalid condition.
     """
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder. Give the `output_dir` of the runs' recipes: cpt runs FOLDER")
+        raise CheckpointError(f"{folder} is not a folder. Give the `output_dir` of the recipes: cpt runs FOLDER")
     runs: list[tuple[Path, Values]] = []
-    for here, folders, files in os.walk(folder):  # without checkpoints and exported models
+    for here, folders, files in os.walk(folder):  # skips checkpoints and exported models
         folders[:] = sorted(name for name in folders if not any(fnmatchcase(name, pattern) for pattern in NOT_ENTERED))
         if sum(name in files for name in OF_A_RUN) > 1:
             runs.append((Path(here), values_of(Path(here), folder)))
@@ -352,7 +352,7 @@ def values_of(run: Path, folder: Path) -> Values:
 
 
 def condition_of(text: str, columns: Sequence[str]) -> Callable[[Values], bool]:
-    """The condition; RecipeError if it is not `column=value`, `column<number` or `column>number`."""
+    """Parse a condition; RecipeError if it is not `column=value`, `column<number` or `column>number`."""
     match = CONDITION.fullmatch(text)
     if not match:
         raise RecipeError(f"--where {text!r}: expected a condition like state=finished, tag=x or loss<2.5.")
@@ -376,13 +376,13 @@ def condition_of(text: str, columns: Sequence[str]) -> Callable[[Values], bool]:
 
 def checked_column(column: str, columns: Sequence[str], option: str) -> str:
     if columns and column not in columns:
-        hint = did_you_mean(column, columns) or f" There are: {', '.join(columns)}."
-        raise RecipeError(f"{option}: there is no column `{column}`.{hint}")
+        hint = did_you_mean(column, columns) or f"Columns: {', '.join(columns)}."
+        raise RecipeError(f"{option}: unknown column `{column}`.{hint}")
     return column
 
 
 def find_run(text: str, beside: Path = Path("runs")) -> Path:
-    """The run's folder: a path, or a name below `runs`; a CheckpointError names a similar one."""
+    """Find a run's folder by path, or by name below `runs`; CheckpointError suggests a similar one."""
     asked = Path(text).expanduser()
     for folder in (asked, beside / text):
         if any((folder / name).is_file() for name in (RECIPE, STATUS, METRICS)):

@@ -1,4 +1,4 @@
-"""Write a run's folder: what ran (recipe, environment, hashes) and its state (status.json)."""
+"""Write a run's folder: its inputs (recipe, environment, hashes) and its state (status.json)."""
 
 import fcntl
 import json
@@ -53,7 +53,7 @@ SECONDS_BETWEEN_TRIES = 0.2
 PROBE_BYTES = 1 << 16
 
 log = logging.getLogger("cpt")
-PROGRESS = ("step", "steps", "checkpoint", "stopped")  # of the status: what stays true when the state changes
+PROGRESS = ("step", "steps", "checkpoint", "stopped")  # status fields kept when the state changes
 
 
 @dataclass(frozen=True)
@@ -71,27 +71,27 @@ class Run:
         return self.status().get("state") == "finished" and (self.export_folder / "config.json").exists()
 
     def status(self) -> dict[str, Any]:
-        """The last status; empty before the first one and if the file is damaged."""
+        """The last status; empty if there was none or the file is damaged."""
         return read_object(self.folder / STATUS)
 
     def skipped_share(self) -> tuple[int, int]:
-        """Steps that the loss guard skipped, and all steps so far."""
+        """Steps skipped by the loss guard, and all steps so far."""
         skipped = skipped_steps(self.folder)
         return skipped, max(skipped, int(self.status().get("step", 0)))
 
     def write_status(self, state: str, **details: Any) -> None:
-        """Write the state for scripts, which cannot rely on exit codes: launchers change them."""
+        """Write the state for scripts: exit codes are unreliable, because launchers change them."""
         if is_main_process():
             self.put_status(state, **details)
 
     def put_status(self, state: str, **details: Any) -> None:
-        """The same from any process, where the main one cannot."""
+        """Like `write_status`, but from any process."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         progress = {key: value for key, value in self.status().items() if key in PROGRESS}
         self.write_or_warn(STATUS, {"state": state, "updated": now, "pid": os.getpid(), **progress, **details})
 
     def write_or_warn(self, name: str, content: dict[str, Any] | str) -> None:
-        """Write a file of the run, text or JSON; a full disk must not end the run."""
+        """Write a file of the run, text or JSON; on a full disk it only warns."""
         try:
             text = content if isinstance(content, str) else json.dumps(content, indent=2, default=str) + "\n"
             write_atomic(self.folder / name, text, reuse_space=True)
@@ -99,20 +99,20 @@ class Run:
             log.warning("%s cannot be written: %s.", self.folder / name, problem.strerror)
 
     def record_inputs(self, fingerprint: str, describe: Callable[[], dict[str, Any]]) -> None:
-        """Record what the run reads; CheckpointError if its data changed, since its position is meaningless then."""
+        """Record the run's data; CheckpointError if they changed, as a checkpoint's position is then meaningless."""
         path = self.folder / INPUTS
         recorded = read_sealed(path)
         known = None if recorded is None else recorded["data"]["fingerprint"]
         if known not in (None, fingerprint):
             raise CheckpointError(
                 f"{self.folder} began with other data (fingerprint {known}, now {fingerprint}): files, tokenizer or"
-                f" filters changed since. Restore them, or start anew with --new. {path} lists the original ones."
+                f" filters have changed. Restore them, or start a new run with --new. {path} lists the original ones."
             )
         if known is None and is_main_process():
             write_atomic(path, sealed(describe(), indent=2) + "\n", reuse_space=True)
 
     def record_plan(self, plan: dict[str, Any] | None, resolved: Recipe) -> None:
-        """Record this start's plan (None: nothing was planned), and the recipe with a value for each `auto`."""
+        """Record this start's plan (None without one), and the recipe with a value for each `auto`."""
         if not is_main_process():
             return
         if plan is not None:
@@ -121,7 +121,7 @@ class Run:
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
-        """Keep status.json up to date while the run runs, fails or finishes."""
+        """Update status.json while the run runs, fails or finishes."""
         started = time.time()
         self.write_status("running")
         try:
@@ -132,7 +132,7 @@ class Run:
             if isinstance(problem, CptError):
                 code = problem.exit_code
             state = "interrupted" if isinstance(problem, Interrupted) else "failed"
-            # Only the process that is out of memory may know; the others wait for it until they are killed.
+            # Possibly only the process that is out of memory knows; the others wait for it until they are killed.
             write = self.put_status if isinstance(problem, RestartNeeded) else self.write_status
             write(state, error=type(problem).__name__, message=str(problem), exit_code=code)
             raise
@@ -144,16 +144,16 @@ class Run:
 
 
 def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0, trains: bool = True) -> Run:
-    """Make the run's folder and record, or find the one that this recipe already has.
+    """Create the run's folder and record, or open the existing one of this recipe.
 
     Args:
         new: if the name is taken, append -2, -3, ... instead of continuing that run.
-        patience: seconds that another process may still hold the run.
+        patience: seconds to wait for another process to release the run.
         trains: False if other processes will train it and record their environment.
 
     Raises:
         LaunchError: another process is training this run.
-        RecipeError: the folder belongs to another recipe, or cannot be written.
+        RecipeError: the folder belongs to another recipe, or is not writable.
     """
 
     lock: IO[str] | None = None
@@ -168,11 +168,11 @@ def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0, train
         lock = hold(folder, patience)
         if trains and not (folder / STATUS).exists():
             write_json(folder / ENVIRONMENT, describe_environment())
-        elif trains:  # a later start: what differs from the first
+        elif trains:  # a later start: record differences from the first
             first, now = read_object(folder / ENVIRONMENT), describe_environment()
             changes = {key: value for key, value in now.items() if key == "started" or value != first.get(key)}
             LinesFile(folder / STARTS).add(json.dumps(changes, default=str))
-        remove_heartbeats(folder)  # else a process of an earlier start seems to be gone
+        remove_heartbeats(folder)  # otherwise processes of an earlier start look dead
         return folder
 
     folder = main_process_decides(claim)
@@ -183,22 +183,22 @@ def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0, train
 
 
 def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
-    """Lock the run, so that two processes do not train it at the same time; the kernel frees the lock when this
-    process dies. LaunchError if another process has it after `patience` seconds."""
+    """Lock the run, so that two processes do not train it at the same time; the kernel releases the lock when this
+    process dies. LaunchError if another process still has it after `patience` seconds."""
     lock, end = (folder / LOCK).open("a+"), time.monotonic() + patience
     while True:
         try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, forked workers do not inherit it
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock, not inherited by forked workers
             break
         except (BlockingIOError, PermissionError) as problem:
             if time.monotonic() >= end:
                 lock.seek(0)
                 raise LaunchError(
                     f"{folder} is being trained already, by {lock.read().strip() or 'another process'}. Wait for it or"
-                    " end it; or start another run: --new, or another name."
+                    " end it, or start another run: --new, or another name."
                 ) from problem
             time.sleep(SECONDS_BETWEEN_TRIES)
-        except OSError:  # a file system without locks
+        except OSError:  # the file system does not support locks
             lock.close()
             return None
     lock.truncate(0)
@@ -208,7 +208,7 @@ def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
 
 
 def claim_folder(recipe: Recipe) -> Path:
-    """output_dir/name, if it is new or belongs to this recipe."""
+    """The folder output_dir/name, if it is new or belongs to this recipe."""
     folder = recipe.output_dir / recipe.name
     saved, damaged = folder / RECIPE, folder / f"damaged-{RECIPE}"
     if not saved.exists():
@@ -219,7 +219,7 @@ def claim_folder(recipe: Recipe) -> Path:
         saved.replace(damaged)
         write_atomic(saved, dump_recipe(recipe), reuse_space=True)
         reason = f"{saved} was damaged ({str(problem).partition(chr(10))[0]})"
-        record_event(folder, DAMAGED, f"{reason} and is written again. The old file: {damaged}.")
+        record_event(folder, DAMAGED, f"{reason} and was rewritten. The old file: {damaged}.")
         return folder
     if not differences:
         return folder
@@ -230,7 +230,7 @@ def claim_folder(recipe: Recipe) -> Path:
         return write_record(recipe, folder)
     listing = "\n".join(f"  {line}" for line in differences)
     raise RecipeError(
-        f"{folder} belongs to a run of another recipe. What differs (there -> here):\n{listing}\nGive this run"
+        f"{folder} belongs to a run of another recipe. Differences (there -> here):\n{listing}\nGive this run"
         f" another name (name=...), or add --new. If you changed nothing, {saved} is damaged: delete it."
     )
 
@@ -242,15 +242,14 @@ def write_record(recipe: Recipe, folder: Path) -> Path:
 
 
 def refuse_unwritable(folder: Path) -> None:
-    """Make the folder, and try there what a save does: write, sync, rename, remove. RecipeError if that fails."""
+    """Create the folder, and test the operations of a save: write, sync, rename, remove. RecipeError if one fails."""
     probe = folder / f".probe-{socket.gethostname()}-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(probe, bytes(PROBE_BYTES), durable=True)
     except OSError as problem:
         raise RecipeError(
-            f"`output_dir`: nothing can be saved in {folder}: {problem.strerror}. Set output_dir to a"
-            " folder you can write."
+            f"`output_dir`: nothing can be saved in {folder}: {problem.strerror}. Set output_dir to a writable folder."
         ) from problem
     finally:
         with suppress(OSError):
@@ -270,16 +269,16 @@ DECIDING_VARIABLES = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR", "NVIDIA_TF32", "CUBLAS_"),
     *("CUDNN_", "NCCL_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "ATEN_", "MKL_", "DNNL_", "ONEDNN_"),
 )
-"""Variables, or their beginnings, that can change results or speed; others are not recorded, since some are secret."""
+"""Variables, or their prefixes, that can change results or speed; others may be secret and are not recorded."""
 OF_LAUNCHERS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_EXTENSIONS_DIR")
-"""Those among them that launchers and build tools set."""
+"""Variables among these that launchers and build tools set."""
 
 
 def describe_environment() -> dict[str, Any]:
     gpus = find_gpus()
     lines = CPU_INFO.read_text(errors="replace").splitlines() if CPU_INFO.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    hardware = {  # what can change the results of the same arithmetic, or its speed
+    hardware = {  # affects the results or the speed of the same arithmetic
         "processor": names[0] if names else platform.processor() or platform.machine(),
         "cores": count_cpu_cores(),
         "host_memory_gib": round(host_memory_gib()),
@@ -320,7 +319,7 @@ def deciding_variables() -> dict[str, str]:
 
 @lru_cache
 def hash_of_code() -> str:
-    """xxh3-128 of this package's source files: git tells nothing of an installed one, or of files it does not know."""
+    """xxh3-128 of this package's source files: git does not cover installed packages or untracked files."""
     package = Path(__file__).resolve().parents[1]
     digest = xxh3_128()
     for path in sorted(package.rglob("*.py")):

@@ -1,1 +1,1 @@
-"""Tokenizers: loaded with a model, or trained."""
+"""Tokenizers: load, train and extend them."""

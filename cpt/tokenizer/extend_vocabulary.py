@@ -1,8 +1,8 @@
-"""Extend a tokenizer for a domain: merges learned on its text rank after the old ones, which stay as they are.
+"""Extend a tokenizer for a domain: merges learned on its text are ranked after the old ones, which are unchanged.
 
-An old merge joins old tokens only, and a new merge leaves no new pair of old tokens, so a text is first encoded as
-before and then merged further: no input gets longer. Every new token is reachable: it was learned as the result of its
-merges in a word, none of which crossed its borders, so they also make it of its own string."""
+An old merge joins only old tokens, and a new merge adds no new pair of old tokens, so a text is first encoded as
+before and then merged further: no text gets longer. Every new token is reachable: it was learned from its merges
+inside a word, none of which crossed its ends, so the same merges also produce it from its text alone."""
 
 import copy
 import heapq
@@ -20,17 +20,17 @@ from transformers import PreTrainedTokenizerBase
 from cpt.errors import DataError, RecipeError
 from cpt.tokenizer.train_bpe import non_empty
 
-MAX_WORD_CHARACTERS = 256  # a longer "word" is base64 or a line of symbols; nothing in it is worth a token
-MAX_TOKEN_CHARACTERS = 32  # a longer token is a line of symbols or one file's phrase
-MIN_COUNT = 2  # a pair that occurs once is no pattern
+MAX_WORD_CHARACTERS = 256  # a longer "word" is base64 or a line of symbols, not worth a token
+MAX_TOKEN_CHARACTERS = 32  # a longer token is a line of symbols or a phrase from one file
+MIN_COUNT = 2  # a pair that occurs once is not a pattern
 BYTE = re.compile("<0x[0-9A-F]{2}>")
-# A SentencePiece tokenizer reads a whole text as one word, but its merges do not cross the beginning of a word.
+# A SentencePiece tokenizer treats a text as one word, but its merges do not cross the start of a word.
 SENTENCEPIECE_WORDS = pre_tokenizers.Split(Regex(r"▁*[^▁]+|▁+"), behavior="isolated")
-# They rarely join letters, digits and symbols; new ones never do. Digits stay alone.
+# Old merges rarely join letters, digits and symbols; new ones never do. Digits stay single.
 SENTENCEPIECE_TOKEN = pre_tokenizers.Split(
     Regex(r"▁+(?=▁)|▁?\p{L}[\p{L}\p{M}]*|▁?\p{N}|▁?[^▁\p{L}\p{N}]+|▁+"), behavior="isolated"
 )
-# Some tokens only come out with something around their text (@).
+# Some tokens only occur with other text around them (@).
 CONTEXTS = ("@", " @", "a@", "(@", "\n@", "@a", "a@a", " @ a", "1@", "@\n", ".@.")
 REPLACEMENT = "\ufffd"
 
@@ -41,9 +41,9 @@ Pair = tuple[int, int]
 class NewToken:
     id: int
     token: str  # as in tokenizer.json
-    text: str  # with U+FFFD for bytes that are no whole character
-    pieces: tuple[int, ...]  # ids of the old tokens that it is made of
-    count: int  # in the text, under all new merges; 0 for one that is only a step to longer tokens
+    text: str  # with U+FFFD for incomplete characters
+    pieces: tuple[int, ...]  # ids of the old tokens that form it
+    count: int  # in the text, with all new merges; 0 for a mere step to longer tokens
 
 
 @dataclass(frozen=True)
@@ -58,20 +58,20 @@ class Merge:
     token: str
     left: int
     right: int
-    count: int  # how often the two were neighbours when it was learned
-    pieces: tuple[int, ...]  # ids of the old tokens that it is made of
-    word: int  # index of a word that has it, among those that were learned from
+    count: int  # count of the pair when it was learned
+    pieces: tuple[int, ...]  # ids of the old tokens that form it
+    word: int  # index of a training word that contains it
 
 
 @dataclass(frozen=True)
 class Bpe:
     backend: Tokenizer
-    content: Mapping[str, Any]  # of tokenizer.json
-    vocabulary: Mapping[str, int]  # token -> id, added tokens included
-    is_byte_level: bool  # tokens are written in the 256 characters that stand for bytes; else as text (SentencePiece)
+    content: Mapping[str, Any]  # content of tokenizer.json
+    vocabulary: Mapping[str, int]  # token -> id, including added tokens
+    is_byte_level: bool  # tokens use 256 characters for bytes; otherwise text (SentencePiece)
 
     def split(self, text: str) -> list[str]:
-        """The words of a text, which merges never cross, in the characters that tokens are written in."""
+        """The words of a text, which merges never cross, in the characters of tokens."""
         if self.backend.normalizer is not None:
             text = self.backend.normalizer.normalize_str(text)
         words = [text]
@@ -82,28 +82,28 @@ class Bpe:
         return [part for word in words for part, _ in SENTENCEPIECE_WORDS.pre_tokenize_str(word)]
 
     def may_be_token(self, token: str) -> bool:
-        """Whether a new token may be this string: a part of a word of a tokenizer that splits texts into words."""
+        """Whether a new token may be this string: part of a word, if the tokenizer splits texts into words."""
         is_blank = token.count("▁") == len(token)
         return self.is_byte_level or is_blank or len(SENTENCEPIECE_TOKEN.pre_tokenize_str(token)) == 1
 
 
 def extend_vocabulary(tokenizer: PreTrainedTokenizerBase, documents: Iterable[str], num_tokens: int) -> Extension:
-    """Continue the tokenizer's byte-pair encoding on `documents` by `num_tokens` merges.
+    """Continue the tokenizer's byte-pair encoding on `documents` with `num_tokens` merges.
 
-    Old tokens keep their ids; the new ones follow the largest. Each new token is encoded to prove that it is reached.
+    Old tokens keep their ids; new ones follow the largest id. Each new token is encoded to verify that it is reached.
 
     Raises:
-        RecipeError: the tokenizer is of a kind that cannot be extended, or `num_tokens` is not at least 1.
-        DataError: the text is too little for so many merges.
+        RecipeError: the tokenizer cannot be extended, or `num_tokens` is below 1.
+        DataError: too little text for this many merges.
     """
     if num_tokens < 1:
-        raise RecipeError(f"{num_tokens} tokens to add: at least 1 is needed (--add). 500 to 5,000 suit a domain.")
+        raise RecipeError(f"--add {num_tokens}: expected at least 1. 500 to 5,000 suit a domain.")
     bpe = read_bpe(tokenizer)
     words = Counter(word for document in non_empty(documents) for word in bpe.split(document))
     merges, backend = learn_reachable(bpe, words, num_tokens)
     if len(merges) < num_tokens:
-        found = f"it has only {len(merges):,} pairs that occur twice"
-        raise DataError(f"the text is too little for {num_tokens:,} new tokens: {found}. Give more, or ask for fewer.")
+        found = f"only {len(merges):,} pairs occur twice"
+        raise DataError(f"too little text for {num_tokens:,} new tokens: {found}. Add text, or request fewer tokens.")
     counts = Counter[int]()
     for word, count in words.items():
         for token in backend.model.tokenize(word):
@@ -115,16 +115,16 @@ def extend_vocabulary(tokenizer: PreTrainedTokenizerBase, documents: Iterable[st
 
 
 def read_bpe(tokenizer: PreTrainedTokenizerBase) -> Bpe:
-    """Raises RecipeError if it is no byte-pair encoding, or one whose merges cannot be continued."""
+    """Read the tokenizer; RecipeError if it is not a byte-pair encoding, or its merges cannot be continued."""
     whose = f"the tokenizer of `{tokenizer.name_or_path}`"
     if not tokenizer.is_fast:
-        raise RecipeError(f"{whose} is not a fast one ({type(tokenizer).__name__}): it has no merges to continue.")
+        raise RecipeError(f"{whose} is not a fast tokenizer ({type(tokenizer).__name__}) and cannot be extended.")
     backend = tokenizer.backend_tokenizer
     content = json.loads(backend.to_str())
     model = content["model"]
     if model["type"] != "BPE":
         only = "Only byte-pair encodings (GPT-2, Llama, Qwen, Mistral, ...) can be extended."
-        raise RecipeError(f"{whose} is {model['type']}, which has no merges to continue. {only}")
+        raise RecipeError(f"{whose} is {model['type']}. {only}")
     if dropout := model.get("dropout"):
         raise RecipeError(f"{whose} drops merges at random (dropout {dropout}). Set it to null in tokenizer.json.")
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
@@ -135,15 +135,15 @@ def read_bpe(tokenizer: PreTrainedTokenizerBase) -> Bpe:
 
 
 def learn_reachable(bpe: Bpe, words: Mapping[str, int], num_tokens: int) -> tuple[list[Merge], Tokenizer]:
-    """Learn merges, and return them with the tokenizer that has them. The merges make every token reachable; only
-    encoding shows that the words of some text lead there. A token that is not reached is forbidden, and the merges are
+    """Learn merges, and return them with the extended tokenizer. The merges make every token reachable in principle;
+    only encoding shows whether some text leads to it. A token that is not reached is forbidden, and the merges are
     learned again."""
     tokens = {number: token for token, number in bpe.vocabulary.items()}
     unknown = bpe.content["model"]["unk_token"]
     whole = {number for number, token in tokens.items() if not BYTE.fullmatch(token) and token != unknown}
     encoded, counts, origins = [], [], []
     for word in sorted(word for word in words if len(word) <= MAX_WORD_CHARACTERS):
-        # SentencePiece's bytes, and its unknown token, are not merged.
+        # SentencePiece's bytes and its unknown token are not merged.
         pieces = [token.id for token in bpe.backend.model.tokenize(word)]
         for is_whole, group in groupby(pieces, whole.__contains__):
             ids = list(group)
@@ -156,8 +156,8 @@ def learn_reachable(bpe: Bpe, words: Mapping[str, int], num_tokens: int) -> tupl
         merges = learn_merges(encoded, counts, tokens, num_tokens, max(tokens) + 1, forbidden, bpe.may_be_token)
         content: dict[str, Any] = json.loads(json.dumps(bpe.content))
         vocabulary: dict[str, int] = content["model"]["vocab"]
-        # An added token that is not in the model's own vocabulary gets the next free id when the file is read, which
-        # now is a new token's.
+        # An added token outside the model's vocabulary gets the next free id when the file is read; that
+        # id now belongs to a new token.
         vocabulary |= {token["content"]: token["id"] for token in content["added_tokens"]}
         strings = dict(tokens)
         for one in merges:
@@ -169,7 +169,7 @@ def learn_reachable(bpe: Bpe, words: Mapping[str, int], num_tokens: int) -> tupl
         unreached = set()
         for one in merges:
             word = origins[one.word]
-            begun = word[: word.find(one.token) + len(one.token)]  # as when it was learned, without what follows
+            begun = word[: word.find(one.token) + len(one.token)]  # as when it was learned, without the rest
             text = begun if backend.decoder is None else str(backend.decoder.decode([begun]))
             if not is_reached(backend, one.id, text):
                 unreached.add(one.token)
@@ -179,8 +179,8 @@ def learn_reachable(bpe: Bpe, words: Mapping[str, int], num_tokens: int) -> tupl
 
 
 def is_reached(backend: Tokenizer, number: int, *examples: str) -> bool:
-    """True if encoding gives the token for its own text, for that text in a context, or for one of the examples. For
-    a part of a character, which has no text of its own, only the merges are checked."""
+    """Whether encoding gives the token for its text, for that text in a context, or for one of the examples. For a
+    part of a character, which cannot be written as text, only the merges are checked."""
     text = backend.decode([number], skip_special_tokens=False)
     if REPLACEMENT in text:
         return [one.id for one in backend.model.tokenize(backend.id_to_token(number) or "")] == [number]
@@ -197,8 +197,8 @@ def learn_merges(
     forbidden: Iterable[str],
     may_be_token: Callable[[str], bool],
 ) -> list[Merge]:
-    """The next merges, always of the most frequent pair; fewer where the words (as ids, each with its count in the
-    text) run out of pairs. No new token is a string in `forbidden`, which holds the existing tokens."""
+    """The next merges, always of the most frequent pair; fewer if the words (as ids, each with its count in the text)
+    run out of pairs. New tokens are never strings in `forbidden`, which has the existing tokens."""
     pairs = Pairs(words, counts)
     strings, taken, pieces = dict(tokens), set(forbidden), dict[int, tuple[int, ...]]()
     merges: list[Merge] = []
@@ -220,7 +220,7 @@ def learn_merges(
 
 
 class Pairs:
-    """Neighbouring tokens of all words: how often each pair occurs in the text, and in which words."""
+    """Neighbouring tokens of all words: the count of each pair in the text, and the words that contain it."""
 
     def __init__(self, words: Sequence[Sequence[int]], counts: Sequence[int]) -> None:
         self.words = [list(word) for word in words]
@@ -236,20 +236,20 @@ class Pairs:
         heapq.heapify(self.heap)
 
     def most_frequent(self) -> tuple[Pair, int] | None:
-        """The most frequent pair, of equal ones that of the smallest ids; None at the end."""
+        """The most frequent pair, among equals that with the smallest ids; None at the end."""
         while self.heap:
             count, pair = self.heap[0]
             now = self.num.get(pair, 0)
             if now == -count and now and pair not in self.forbidden:
                 return pair, now
             heapq.heappop(self.heap)
-            # It became rarer since; a pair that became more frequent was pushed again.
+            # It became rarer since then; a pair that became more frequent was pushed again.
             if 0 < now < -count and pair not in self.forbidden:
                 heapq.heappush(self.heap, (-now, pair))
         return None
 
     def join(self, pair: Pair, number: int) -> None:
-        """Write `number` for the pair in every word, from the left, as tokenizers do."""
+        """Replace the pair by `number` in every word, from the left, as tokenizers do."""
         risen: set[Pair] = set()
         for place in self.where.pop(pair):
             word, count = self.words[place], self.counts[place]

@@ -1,4 +1,4 @@
-"""Load the tokenizer of a recipe: `tokenizer.path`, or the model's own."""
+"""Load the tokenizer of a recipe: `tokenizer.path`, or the model's tokenizer."""
 
 import json
 import logging
@@ -16,32 +16,32 @@ logger = logging.getLogger(__name__)
 
 
 def load_tokenizer(tokenizer: Tokenizer, model: Model) -> PreTrainedTokenizerBase:
-    """Load the tokenizer at `tokenizer.path`, else at `model.path`. No token is added; a missing pad token becomes the
-    eos token. RecipeError if none can be loaded, or it has no fast version or no eos token."""
+    """Load the tokenizer at `tokenizer.path`, else at `model.path`. Adds no token; a missing pad token becomes the eos
+    token. Raises RecipeError if loading fails, or if there is no fast version or no eos token."""
     path = tokenizer.path or model.path
     if path is None:
         raise RecipeError(
-            "no tokenizer: the model is built from `model.config`, which has none. Set `tokenizer.path` to a local"
+            "no tokenizer: the model is built from `model.config`, which lacks one. Set `tokenizer.path` to a local"
             " folder or a Hub id, or train one: cpt tokenizer train --text FILES --vocabulary 32000 --output FOLDER"
         )
-    if model.import_ is not None:  # AutoTokenizer reads the model's config as well
+    if model.import_ is not None:  # AutoTokenizer also reads the model's config
         import_user_module(model.import_)
     revision = tokenizer.revision or (model.revision if path == model.path else None)
     loaded = from_folder_or_hub(path, revision, model.trust_remote_code)
     if not loaded.is_fast:
-        what = f"`{path}` has no fast tokenizer ({type(loaded).__name__} is written in Python)"
-        raise RecipeError(f"{what}. Training would wait for it: set `tokenizer.path` to one with a tokenizer.json.")
+        what = f"`{path}` has only a slow tokenizer ({type(loaded).__name__}, written in Python)"
+        raise RecipeError(f"{what}. Set `tokenizer.path` to one with a tokenizer.json.")
     if loaded.eos_token_id is None:
-        what = f"the tokenizer of `{path}` has no eos token to end documents with"
+        what = f"the tokenizer of `{path}` lacks an eos token, which ends documents"
         raise RecipeError(f"{what}. Set `eos_token` in its tokenizer_config.json.")
     if loaded.pad_token_id is None:
         loaded.pad_token = loaded.eos_token
-        logger.info(f"the tokenizer of {path} has no pad token: {loaded.eos_token} is used (padding is never learned)")
+        logger.info(f"the tokenizer of {path} lacks a pad token; using {loaded.eos_token} (padding is never learned)")
     return loaded
 
 
 def from_folder_or_hub(path: str, revision: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """AutoTokenizer, with errors that name the recipe's key."""
+    """Call AutoTokenizer, with errors that name the recipe's key."""
     local = Path(path).expanduser()
     if complaint := unfinished_run(path):
         raise RecipeError(f"`tokenizer.path`: {complaint}")
@@ -49,24 +49,24 @@ def from_folder_or_hub(path: str, revision: str | None, trust_remote_code: bool)
         check_folder(local)
         where, path = "local folder", str(local)
     elif is_local(path):
-        raise RecipeError(f"no folder `{path}` with a tokenizer (looked in {Path.cwd()}). Check `tokenizer.path`.")
+        raise RecipeError(f"no tokenizer folder `{path}` in {Path.cwd()}. Check `tokenizer.path`.")
     else:
         refuse_unreachable("`tokenizer.path`", path, revision, TOKENIZER)
-        where = f"Hub id (and there is no such folder in {Path.cwd()})"
+        where = f"Hub id, as it is not a folder in {Path.cwd()}"
     try:
         return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError, KeyError) as problem:
         reason = str(problem).strip().split("\n")[0] + " Check `tokenizer.path`."
-        raise RecipeError(f"cannot load a tokenizer from `{path}`, taken as a {where}: {reason}") from problem
+        raise RecipeError(f"cannot load a tokenizer from `{path}` ({where}): {reason}") from problem
 
 
 def check_folder(folder: Path) -> None:
-    # transformers' own errors do not name the file.
+    # The errors of transformers do not name the file.
     if not folder.is_dir():
-        raise RecipeError(f"`{folder}` is a file. `tokenizer.path` takes the folder that holds tokenizer.json.")
+        raise RecipeError(f"`{folder}` is a file. Set `tokenizer.path` to the folder with tokenizer.json.")
     names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "config.json")
     if not any((folder / name).exists() for name in names):
-        raise RecipeError(f"`{folder}` holds no tokenizer, none of {', '.join(names)}. Check `tokenizer.path`.")
+        raise RecipeError(f"`{folder}` has no tokenizer, expected one of {', '.join(names)}. Check `tokenizer.path`.")
     for whole in (folder / "tokenizer.json", folder / "tokenizer_config.json"):
         if whole.exists():
             try:

@@ -1,4 +1,4 @@
-"""Train a byte-level BPE tokenizer: any text comes back from its tokens byte for byte, and no token is unknown."""
+"""Train a byte-level BPE tokenizer: any text is restored exactly from its tokens, and no token is unknown."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -8,10 +8,10 @@ from transformers import PreTrainedTokenizerFast
 
 from cpt.errors import DataError, RecipeError
 
-# MiniMind's three, at its ids 0, 1 and 2: padding, begin and end of a document (and of a chat turn).
+# As in MiniMind, with ids 0, 1 and 2: padding, begin and end of a document (or of a chat turn).
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 BYTES = 256
-# Qwen2's rule: words with the space or symbol before them, each digit alone, runs of symbols, line ends, spaces.
+# As in Qwen2: words with the space or symbol before them, each digit alone, runs of symbols, line ends, spaces.
 WORDS = Regex(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
 def train_bpe(
     documents: Iterable[str], vocabulary_size: int, folder: Path, *, special_tokens: Sequence[str] = SPECIAL_TOKENS
 ) -> PreTrainedTokenizerFast:
-    """Train on `documents` and save into `folder`, from where `AutoTokenizer.from_pretrained` loads it.
+    """Train on `documents` and save to `folder`, which `AutoTokenizer.from_pretrained` can load.
 
     The same documents give the same files. The vocabulary has exactly this size: special tokens, bytes, merges.
 
@@ -35,12 +35,12 @@ def train_bpe(
 
     Raises:
         RecipeError: the size is too small for the bytes and the special tokens.
-        DataError: no text, or too little of it to fill the vocabulary.
+        DataError: there is no text, or too little of it to fill the vocabulary.
     """
     smallest = BYTES + len(special_tokens)
     if vocabulary_size < smallest:
         raise RecipeError(
-            f"{vocabulary_size:,} tokens are too few: the bytes and {len(special_tokens)} special tokens already take"
+            f"{vocabulary_size:,} tokens are too few: the bytes and {len(special_tokens)} special tokens already need"
             f" {smallest}. 4,000 suit a small model, 32,000 and up a large one."
         )
     tokenizer = untrained_tokenizer()
@@ -52,10 +52,10 @@ def train_bpe(
     )
     tokenizer.train_from_iterator(non_empty(documents), trainer)
     if (reached := tokenizer.get_vocab_size()) < vocabulary_size:
-        what = f"too little text for {vocabulary_size:,} tokens: there are no more pairs to merge at {reached:,}"
-        raise DataError(f"{what}. Give more text, or ask for at most {reached:,}.")
+        what = f"too little text for {vocabulary_size:,} tokens: it yields at most {reached:,}"
+        raise DataError(f"{what}. Add text, or set at most {reached:,} tokens.")
     pad, begin, end = special_tokens[:3]
-    # With a begin token in front, the first word of a document is learned and evaluated like any other.
+    # With a begin token, the first word of a document is learned and evaluated like any other.
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{begin} $A", pair=f"{begin} $A {begin} $B", special_tokens=[(begin, tokenizer.token_to_id(begin))]
     )
@@ -68,7 +68,7 @@ def train_bpe(
 
 
 def untrained_tokenizer() -> Tokenizer:
-    """BPE over the UTF-8 bytes of words; nothing is normalised, so nothing is lost."""
+    """BPE over the UTF-8 bytes of words, without normalisation, so it is lossless."""
     tokenizer = Tokenizer(models.BPE())
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(WORDS, behavior="isolated"), letters])
@@ -77,11 +77,11 @@ def untrained_tokenizer() -> Tokenizer:
 
 
 def non_empty(documents: Iterable[str]) -> Iterator[str]:
-    """The documents that have text. Raises DataError if none has."""
+    """The documents with text; DataError if all are empty."""
     is_empty = True
     for document in documents:
         if document.strip():
             is_empty = False
             yield document
     if is_empty:
-        raise DataError("there is no text: every document is empty. Check the files and the text column.")
+        raise DataError("every document is empty. Check the files and the text column.")

@@ -305,8 +305,8 @@ def test_an_example_that_cannot_be_learned_from_is_dropped_with_a_reason(talking
     assert reason(CHATML, "conversation", unanswered) == "no message of the assistant"
     assert "cannot be found" in reason(LOST, "conversation", written({"messages": TALK}))
     assert reason(CHATML, "preference", "a plain text").startswith("not the parts of an example")
-    assert reason(CHATML, "prompt", written({"messages": TALK})).startswith("no prompt")
-    assert reason(CHATML, "preference", "\x1dbroken").startswith("no example any more")
+    assert reason(CHATML, "prompt", written({"messages": TALK})).startswith("not a prompt")
+    assert reason(CHATML, "preference", "\x1dbroken").startswith("not an example any more")
     with pytest.raises(DataError, match="no message of the assistant"):
         encoder_for(talking(CHATML)).encode([unanswered])
 

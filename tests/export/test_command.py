@@ -86,5 +86,5 @@ def test_options_that_make_no_sense_are_refused_at_once(base_folder, tmp_path, m
 
 def test_an_export_without_its_proof_is_never_pushed(base_folder, monkeypatch):
     monkeypatch.setattr("cpt.commands.export.check_push", lambda *_, **__: None)
-    with pytest.raises(CheckpointError, match="not a proven export"):
+    with pytest.raises(CheckpointError, match="not a verified export"):
         export(base_folder, "--push-to-hub", "chemist/model", "--yes")

@@ -74,7 +74,7 @@ def test_an_interrupted_push_names_the_command_that_continues_it(hub, export):
         list(push(export, "chemist/model", private=False, sure=True))
 
 
-@pytest.mark.parametrize(("status", "reason"), [(401, "does not know the token"), (403, "may not write to chemist")])
+@pytest.mark.parametrize(("status", "reason"), [(401, "token is invalid"), (403, "may not write to chemist")])
 def test_a_token_that_the_hub_refuses_is_an_error_before_anything_is_sent(hub, export, status, reason):
     hub.whoami.side_effect = hub.create_repo.side_effect = answer_of(status)
     with pytest.raises(ResourceError, match=reason):

@@ -57,7 +57,7 @@ def test_embeddings_head_norms_and_experts_stay_as_they_are(model_type, left, tm
     tiny_model(model_type).save_pretrained(tmp_path)
     config = quantisation("int8", AutoModelForCausalLM.from_pretrained(tmp_path), torch.bfloat16)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, quantization_config=config)
-    report = describe_layers(model, "int8").partition("Left as they were: ")[2]
+    report = describe_layers(model, "int8").partition("Unchanged: ")[2]
     assert {"embed_tokens", "norm", left} <= set(report.rstrip(".").split(", "))
 
 
@@ -141,10 +141,10 @@ def test_a_run_is_measured_on_the_documents_that_it_held_out(text_of, tokenizer_
 
 def test_the_users_file_comes_first_and_our_passage_last(text_of, tokenizer_folder, tmp_path):
     for sets in ([], [{"path": str(tmp_path / "gone.jsonl"), "name": "gone"}]):
-        assert "our own passage" in text_of(*sets).where
+        assert "our short passage" in text_of(*sets).where
     unknown = Trained(Path("model"), "model", None, None)
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    assert "our own passage" in evaluation_text(unknown, tokenizer, CONFIG, None).where
+    assert "our short passage" in evaluation_text(unknown, tokenizer, CONFIG, None).where
     file = tmp_path / "page.txt"
     file.write_text("the model reads a document " * 500)
     text = text_of(file=file)

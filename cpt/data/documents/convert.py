@@ -1,4 +1,4 @@
-"""Convert PDF, HTML, EPUB and DOCX to Markdown, by the kind that the content shows, or else the suffix."""
+"""Convert PDF, HTML, EPUB and DOCX to Markdown. The file's content decides the format, otherwise its suffix."""
 
 import ctypes
 import html
@@ -25,9 +25,9 @@ from cpt.errors import ResourceError, install_line
 SUFFIXES = {".pdf": "pdf", ".docx": "docx", ".epub": "epub", ".txt": "txt", ".md": "md", ".markdown": "md"}
 SUFFIXES |= dict.fromkeys((".html", ".htm", ".xhtml"), "html")
 OLD_OFFICE, ZIP = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", b"PK\x03\x04"
-# Atomic, so that a thousand comments are not tried in all their combinations.
+# Atomic groups avoid exponential backtracking over a thousand comments.
 HTML = re.compile(r"(?>\s+|<\?xml[^>]*>|<!--.*?-->)*+<(!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL)
-CJK = "\u3000-\u30ff\u3400-\u9fff\uff01-\uff60"  # Chinese and Japanese letters and signs, which no blanks part
+CJK = "\u3000-\u30ff\u3400-\u9fff\uff01-\uff60"  # Chinese and Japanese: no blanks between words
 CHARSET = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE)
 
 
@@ -35,11 +35,11 @@ CHARSET = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?\s*([\w.:-]+)""", re.I
 class Converted:
     text: str
     title: str | None = None
-    pages: int | None = None  # of formats that have pages
+    pages: int | None = None  # only in formats with pages
 
 
-class NotConverted(Exception):  # noqa: N818 -- it is caught where it is raised, and becomes a line of failed.jsonl
-    """Why a file gives no document: a reason that many files share, to count by, and the details of this one."""
+class NotConverted(Exception):  # noqa: N818 -- always caught and written to failed.jsonl
+    """A file was not converted: a short reason that many files share, to group by, and details of this file."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason, detail)
@@ -47,14 +47,14 @@ class NotConverted(Exception):  # noqa: N818 -- it is caught where it is raised,
 
 
 def kind_of(raw: bytes, name: str) -> str:
-    """A key of `CONVERTERS`. Raises NotConverted for an empty file and for other kinds."""
+    """A key of `CONVERTERS`. Raises NotConverted for an empty file or an unsupported format."""
     head, suffix, marked = raw[:4096], format_of(name), None
     if not head:
         raise NotConverted("empty file")
-    if b"%PDF-" in head[:1024]:  # readers accept that much before the mark
+    if b"%PDF-" in head[:1024]:  # PDF readers accept this much before the header
         marked = "pdf"
     elif head.startswith(OLD_OFFICE):
-        detail = "a .doc of before 2007, or one with a password. Save it as .docx without one"
+        detail = "a .doc from before Word 2007, or a file with a password. Save it as .docx without one"
         raise NotConverted("encrypted or old Office file", detail)
     elif head.startswith(ZIP):
         try:
@@ -64,7 +64,7 @@ def kind_of(raw: bytes, name: str) -> str:
             raise NotConverted("damaged zip", str(problem)) from problem
         marked = "epub" if "META-INF/container.xml" in names else "docx" if "word/document.xml" in names else None
         if marked is None:
-            raise NotConverted("unknown kind", "a zip file that is neither EPUB nor DOCX")
+            raise NotConverted("unknown kind", "a zip file, but neither EPUB nor DOCX")
     else:
         encoding = "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
         marked = "html" if HTML.match(head.decode(encoding, errors="replace")) else None
@@ -72,12 +72,12 @@ def kind_of(raw: bytes, name: str) -> str:
     if kind is None:
         raise NotConverted("unknown kind", f"a `{suffix}` file, expected {', '.join(SUFFIXES)}")
     if kind in ("pdf", "docx", "epub") and marked is None:
-        raise NotConverted("not what its suffix says", f"it contains no {kind.upper()}")
+        raise NotConverted("not what its suffix says", f"its content is not {kind.upper()}")
     return kind
 
 
 def decode(raw: bytes, *, is_html: bool = False) -> str:
-    """Text by its byte order mark, else as a page declares, else UTF-8, else windows-1252 as in browsers."""
+    """Decode by byte order mark, else by the page's declaration, else as UTF-8, else windows-1252 as in browsers."""
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         return raw.decode("utf-16", errors="replace")
     declared = CHARSET.search(raw[:4096]) if is_html else None
@@ -86,7 +86,7 @@ def decode(raw: bytes, *, is_html: bool = False) -> str:
             return raw.decode(encoding).removeprefix("\ufeff")
         except (UnicodeDecodeError, LookupError):
             continue
-    if sum(byte > 127 for byte in raw) > len(raw) / 4:  # no Latin script has so many accents
+    if sum(byte > 127 for byte in raw) > len(raw) / 4:  # too many accents for a Latin script
         detail = "neither UTF-8 nor windows-1252. Convert it: iconv -f ENCODING -t utf-8"
         raise NotConverted("unknown encoding", detail)
     return raw.decode("cp1252", errors="replace")
@@ -101,7 +101,7 @@ PLAIN += ["samp", "strong", "tt", "u", "var"]
 NO_TEXT = ("button", "iframe", "noscript", "rp", "rt", "select", "svg", "template", "textarea", ".headerlink")
 MENUS: tuple[str, ...] = ("nav", "footer", "[role=navigation]", "[role=search]", ".navbar", ".navheader", ".navfooter")
 MENUS += (".sphinxsidebar", ".related", ".footer")
-RAISED, LOWERED = "\ue001", "\ue002"  # around superscripts and subscripts until they become 2^10 and H_2O
+RAISED, LOWERED = "\ue001", "\ue002"  # mark superscripts and subscripts until they become 2^10 and H_2O
 SCRIPT = re.compile(f"([{RAISED}{LOWERED}])([^{RAISED}{LOWERED}]*)\\1")
 PREFORMATTED = re.compile(r"(<pre\b.*?</pre\s*>)", re.DOTALL | re.IGNORECASE)
 CJK_LINE_END = re.compile(rf"(?<=[{CJK}])\s*\n\s*(?=[{CJK}])")
@@ -116,7 +116,7 @@ IMAGES = (".jpg", ".jpeg", ".png", ".gif", ".webp", ".svg", ".ttf", ".otf", ".wo
 
 
 def convert_html(raw: bytes) -> Converted:
-    """All text of a page without the menus and footers that are marked as such, unless there is nothing else."""
+    """The text of a page without the menus and footers that are marked as such, unless the page has only these."""
     page = decode(raw, is_html=True)
     title = TITLE.search(page)
     return Converted(markdown_of(page) or markdown_of(page, skip=()), html.unescape(title[1]) if title else None)
@@ -127,7 +127,7 @@ def markdown_of(page: str, skip: tuple[str, ...] = MENUS) -> str:
     import html_to_markdown
 
     if "xhtml" in page[:1000] or page.lstrip().startswith("<?xml"):
-        page = EMPTY_ELEMENT.sub(r"<\1\2></\1>", page)  # an HTML parser would not see that it ends
+        page = EMPTY_ELEMENT.sub(r"<\1\2></\1>", page)  # HTML parsers ignore the self-closing slash
     parts = PREFORMATTED.split(page)
     parts[::2] = [re.sub(r"\s+", " ", CJK_LINE_END.sub("", part)) for part in parts[::2]]
     options = html_to_markdown.ConversionOptions(
@@ -140,13 +140,13 @@ def markdown_of(page: str, skip: tuple[str, ...] = MENUS) -> str:
         extract_metadata=False,
         strip_tags=PLAIN,
         exclude_selectors=[*NO_TEXT, *skip],
-        preprocessing=html_to_markdown.PreprocessingOptions(enabled=False),  # it drops forms, which hold whole pages
+        preprocessing=html_to_markdown.PreprocessingOptions(enabled=False),  # it drops forms, which may hold the page
     )
     return SCRIPT.sub(script_text, html_to_markdown.convert("".join(parts), options).content or "").strip()
 
 
 def script_text(found: re.Match[str]) -> str:
-    """`^2`, `_(i+1)`; the brackets of a footnote's mark are enough."""
+    """Write `^2` or `_(i+1)`; footnote marks keep only their brackets."""
     text = found[2].strip()
     if not text or text[0] in "[(":
         return text
@@ -154,7 +154,7 @@ def script_text(found: re.Match[str]) -> str:
 
 
 def convert_docx(raw: bytes) -> Converted:
-    """The document's text, tables, lists and footnotes; comments, headers and deleted text are left out."""
+    """The text, tables, lists and footnotes of the document, without comments, headers and deleted text."""
     import mammoth
 
     with open_archive(raw, "") as archive:
@@ -179,15 +179,15 @@ def convert_epub(raw: bytes) -> Converted:
             if {unquote(str(one.get("URI"))) for one in encrypted} & set(chapters):
                 raise NotConverted("encrypted", "its chapters are encrypted (digital rights management)")
         if not chapters:
-            raise NotConverted("damaged", "its package lists no chapters")
+            raise NotConverted("damaged", "its package file lists no chapters")
         texts = [markdown_of(decode(archive.read(chapter), is_html=True), skip=()) for chapter in chapters]
     return Converted("\n\n".join(filter(None, texts)), package.findtext(".//{*}title"))
 
 
 @contextmanager
 def open_archive(raw: bytes, unread: tuple[str, ...] | str) -> Iterator[zipfile.ZipFile]:
-    """A zip file that unpacks to no more than the limit, apart from members with the suffixes `unread`: zipfile reads
-    no more of a member than the file states."""
+    """Open a zip file that unpacks to no more than the limit, not counting members with the suffixes `unread`: zipfile
+    reads no more of a member than its stated size."""
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             members = [one for one in archive.infolist() if not (unread and one.filename.lower().endswith(unread))]
@@ -208,12 +208,12 @@ def open_archive(raw: bytes, unread: tuple[str, ...] | str) -> Iterator[zipfile.
 # --- pdf ---
 
 
-PASSWORD_ERROR = 4  # of pdfium
-LINE_END_HYPHEN = "\x02"  # how pdfium reports it
+PASSWORD_ERROR = 4  # pdfium's error code
+LINE_END_HYPHEN = "\x02"  # pdfium's code for it
 BULLET = re.compile(r"^[\u2022\u2023\u25aa\u25ab\u25cf\u25cb\u25e6\u2043\u2219\u00b7\uf0b7] *")
 ITEM = re.compile(r"- |\(?(?:\d{1,3}|[a-z])[.)] ")
 STOP = re.compile(r"""[.!?:;\u3002\uff01\uff1f]["'\u201d\u2019)\]]*$""")
-LEADERS = re.compile(r"(?:\s?[.\u2026\u30fb]){4,}\s*(?:\d+|[ivxlc]+)?")  # of a table of contents, with the page
+LEADERS = re.compile(r"(?:\s?[.\u2026\u30fb]){4,}\s*(?:\d+|[ivxlc]+)?")  # dots and page number in a table of contents
 WORD = re.compile(r"[^\W\d_]+")
 MARGIN, MIN_PAGES, SHORT_LINE, BLANK = 0.08, 3, 0.7, 0.15
 
@@ -239,33 +239,33 @@ def convert_pdf(raw: bytes) -> Converted:
         if problem.err_code == PASSWORD_ERROR:
             raise NotConverted("encrypted", "a password is needed to open it") from problem
         raise NotConverted("damaged", str(problem)) from problem
-    # Lines in the margins that recur, apart from digits, are headers, footers and page numbers.
+    # Lines in the margins that recur, ignoring digits, are headers, footers and page numbers.
     times = Counter(key for keys in margins for key in keys)
     for number, keys in enumerate(margins):
         running = {key for key in keys if times[key] >= MIN_PAGES}
         pages[number] = [line for line in pages[number] if running_key(line) not in running]
     text = text_of(pages, outline)
     if not text:
-        raise NotConverted("no text, a scan?", f"none on {len(pages):,} page(s). Run OCR on it first")
+        raise NotConverted("no text, a scan?", f"no text on {len(pages):,} page(s). Run OCR first")
     if sum(one in "\ufffd\ufffe\uffff" or unicodedata.category(one) == "Co" for one in text) > 0.3 * len(text):
-        raise NotConverted("no readable text", "its fonts do not map glyphs to characters. Run OCR on it first")
+        raise NotConverted("no readable text", "its fonts do not map glyphs to characters. Run OCR first")
     return Converted(text, title, len(pages))
 
 
 def key_of(text: str) -> str:
-    """Letters and digits only, to compare a line with a title."""
+    """The letters and digits of a line, to compare it with a title."""
     return re.sub(r"[\W_]+", "", unicodedata.normalize("NFKC", text).casefold())
 
 
 def lines_of(page: str) -> list[str]:
-    """The lines with text; a line that ends with a hyphen keeps pdfium's mark of it."""
+    """The lines with text; a line that ends with a hyphen keeps pdfium's code for it."""
     text = page.replace(LINE_END_HYPHEN, f"{LINE_END_HYPHEN}\n").replace("\ufffe", f"{LINE_END_HYPHEN}\n")
     lines = [" ".join(LEADERS.sub("", line).split(" ")).strip(" \t\r") for line in text.split("\n")]
     return [unicodedata.normalize("NFC", BULLET.sub("- ", line)) for line in lines if line]
 
 
 def text_of_page(page: Any) -> str:
-    # A blank that pdfium guessed stays where glyphs are apart: in wide fonts it guesses too many.
+    # Keep a blank that pdfium guessed only between separate glyphs: it guesses too many in wide fonts.
     from pypdfium2 import raw
 
     box, right, characters = raw.FS_RECTF(), 0.0, list[str]()
@@ -284,7 +284,7 @@ def text_of_page(page: Any) -> str:
 
 
 def running_key(line: str) -> str:
-    """The same for `Chapter 2, page 17` and `Chapter 2, page 18`."""
+    """The same key for `Chapter 2, page 17` and `Chapter 2, page 18`."""
     return re.sub(r"\d+|\b[ivxlc]+\b|\s", "#", line.casefold()).replace("#", "")
 
 
@@ -312,13 +312,13 @@ def text_of(pages: Sequence[Sequence[str]], outline: Mapping[int, Mapping[str, i
             position += 1
     text = "\n\n".join(blocks).replace(LINE_END_HYPHEN, "-")
     text = re.sub(r"(?m)(^- .*)\n\n(?=- )", r"\1\n", text)
-    # pdfium gives characters beyond the first plane in two halves
+    # pdfium splits characters beyond the Basic Multilingual Plane into surrogates
     text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return re.sub(f"(?<=[{CJK}]) +(?=[{CJK}])", "", text).strip()
 
 
 def heading_at(page: Sequence[str], start: int, titles: Mapping[str, int]) -> tuple[int, int]:
-    """How many lines from here are a title of the outline, numbered or not, and its level; 0 for none."""
+    """The number of lines from here that form a title of the outline, numbered or not, and its level; 0 if none."""
     key = ""
     for count, line in enumerate(page[start : start + 3] if titles else (), 1):
         if count > 1 and STOP.search(page[start]):
@@ -332,7 +332,7 @@ def heading_at(page: Sequence[str], start: int, titles: Mapping[str, int]) -> tu
 
 
 def joined(text: str, line: str, words: Counter[str]) -> str:
-    """Text and line; a hyphen at the text's end is removed if the document has the whole word elsewhere."""
+    """Append a line to the text; remove a hyphen between them if the whole word occurs elsewhere in the document."""
     if not text.endswith(LINE_END_HYPHEN):
         return text + ("" if re.search(f"[{CJK}]$", text) else " ") + line
     before, after = WORD.findall(text[:-1])[-1:], WORD.findall(line)[:1]
@@ -354,7 +354,7 @@ def convert_markdown(raw: bytes) -> Converted:
     return replace(plain, title=title and title[1])
 
 
-CONVERTERS: dict[str, tuple[Callable[[bytes], Converted], tuple[str, ...]]] = {  # with the modules that they import
+CONVERTERS: dict[str, tuple[Callable[[bytes], Converted], tuple[str, ...]]] = {  # with the modules that each imports
     "pdf": (convert_pdf, ("pypdfium2",)),
     "html": (convert_html, ("html_to_markdown",)),
     "docx": (convert_docx, ("mammoth", "html_to_markdown")),
@@ -370,7 +370,7 @@ def with_clean_text(document: Converted, *, tidy: bool = True) -> Converted:
     if tidy:
         text = re.sub(r"\n{3,}", "\n\n", "\n".join(map(str.rstrip, text.split("\n")))).strip("\n")
     if not text.strip():
-        raise NotConverted("no text", "there is no text in it")
+        raise NotConverted("no text", "the file contains no text")
     return replace(document, text=text, title=" ".join(NOT_TEXT.sub("", document.title or "").split()) or None)
 
 

@@ -1,7 +1,7 @@
-"""Convert files and folders of documents into jsonl that a recipe's source reads; a second run converts only new ones.
+"""Convert files and folders of documents to jsonl for a recipe's source; a second run converts only new files.
 
-Each batch of files writes one shard, then its part of the journal. A process that is killed between the two writes the
-same shard again."""
+Each batch of files writes one shard, then its part of the journal. A process killed between the two rewrites the
+same shard."""
 
 import hashlib
 import logging
@@ -28,8 +28,8 @@ from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.errors import DISTRIBUTION, DataError
 from cpt.files import json_lines, output_locked, write_atomic
 
-BATCH_FILES = 256  # whose texts are in memory together, and make one file of the output
-MEMORY_BYTES = 4 * 2**30  # of a converter
+BATCH_FILES = 256  # texts in memory at a time, and files per output shard
+MEMORY_BYTES = 4 * 2**30  # limit for a converter
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class JournalEntry:
     mtime_ns: int = 0
     sha256: str | None = None
     kind: str | None = None
-    shard: int | None = None  # number of the shard that holds the document
-    reason: str | None = None  # why there is no document
+    shard: int | None = None  # the document's shard
+    reason: str | None = None  # why the file was not converted
     detail: str | None = None  # for a duplicate: the other file
 
 
@@ -48,13 +48,13 @@ class JournalEntry:
 class Ingested:
     folder: Path
     failed_file: Path
-    num_shards: int = 0  # in the folder, those of earlier runs included
-    passed_over: Counter[str] = field(default_factory=Counter)  # suffix -> files in folders that are no documents
-    num_known: int = 0  # files that an earlier run has converted or listed
-    num_changed: int = 0  # of these, files that have changed since
+    num_shards: int = 0  # in the folder, including earlier runs
+    passed_over: Counter[str] = field(default_factory=Counter)  # suffix -> files in folders that are not documents
+    num_known: int = 0  # files that an earlier run converted or listed
+    num_changed: int = 0  # known files that changed since
     # Kind -> files, documents, pages, characters, duplicates, failed.
     new: dict[str, Counter[str]] = field(default_factory=dict)
-    failed: list[JournalEntry] = field(default_factory=list)  # of the inputs, those without a document, now or before
+    failed: list[JournalEntry] = field(default_factory=list)  # inputs that were not converted, now or before
 
 
 def ingest(
@@ -67,12 +67,12 @@ def ingest(
 ) -> Ingested:
     """Convert the new files among the inputs, and add them to the output folder.
 
-    A file that cannot be converted is listed, and tried again only with `retry_failed`. A file that has changed since
-    it was converted keeps its old text. The bytes do not depend on the number of workers (CPT_WORKERS), nor on
-    interruptions. `max_seconds` limits the conversion of a file; `report` gets the numbers of files done and in all.
+    A file that cannot be converted is listed, and retried only with `retry_failed`. A file that changed since it was
+    converted keeps its old text. The output does not depend on the number of workers (CPT_WORKERS) or on
+    interruptions. `max_seconds` limits the conversion of a file; `report` gets the numbers of finished and all files.
 
-    Raises DataError for an input that does not exist, ResourceError if the output folder cannot be written, and
-    LaunchError if another process writes there."""
+    Raises DataError for an input that does not exist, ResourceError if the output folder is not writable, and
+    LaunchError if another process writes to it."""
     files, passed_over = find_documents(inputs, output)
     names = {path: str(path).encode("utf-8", "backslashreplace").decode() for path in files}
     with output_locked(output, output / ".ingest/lock", "cpt data ingest"):
@@ -92,7 +92,7 @@ def ingest(
             entries, rows = [], []
             batch = todo[start : start + BATCH_FILES]
             prepare = partial(partial, convert_file, max_seconds, frozenset(holders))
-            # There is always a worker process: only a process without threads may fork.
+            # Always use a worker process: only a process without threads may fork.
             converted = map_in_order(prepare, batch, min(len(batch), max(1, num_workers())))
             for number, (entry, row) in enumerate(converted, start + 1):
                 recorded = record(entry, row, folder.number, holders, done)
@@ -111,7 +111,7 @@ def ingest(
 def record(
     entry: JournalEntry, row: dict[str, Any] | None, shard: int, holders: dict[str, str], done: Ingested
 ) -> JournalEntry:
-    """Count a file, and record the shard of its document or the reason for its absence."""
+    """Count a file, and record the shard of its document or the reason for its failure."""
     counts = done.new.setdefault(entry.kind or "unknown", Counter())
     counts["files"] += 1
     if (sha256 := str(entry.sha256)) in holders:
@@ -126,7 +126,7 @@ def record(
 
 
 def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Counter[str]]:
-    """The named files and the documents below folders, sorted, and the number of other files there by suffix."""
+    """The given files and the documents below folders, sorted, and the number of other files by suffix."""
     files, others, ours = list[Path](), Counter[str](), output.resolve()
     for path in inputs:
         if path.is_dir() and path.resolve().is_relative_to(ours):
@@ -146,7 +146,7 @@ def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Co
 
 
 def convert_file(max_seconds: float, known: frozenset[str], path: Path) -> tuple[JournalEntry, dict[str, Any] | None]:
-    """Convert a file in a child of this worker process, unless its sha256 is known."""
+    """Convert a file in a child of this worker process, unless its sha256 is already known."""
     entry = JournalEntry(str(path).encode("utf-8", "backslashreplace").decode())
     try:
         found = path.stat()
@@ -183,8 +183,8 @@ FORK = multiprocessing.get_context("fork")
 
 
 def run_isolated(function: Callable[[Argument], Result], argument: Argument, max_seconds: float) -> Result:
-    """Call the function in a child, forked so that libraries are imported once: only in a process without threads.
-    NotConverted if it raises that or anything else, crashes, or takes too long or too much memory."""
+    """Call the function in a child process, forked so that libraries are imported once: only in a process without
+    threads. Raises NotConverted if the function raises, crashes, or takes too long or too much memory."""
     receiving, sending = FORK.Pipe(duplex=False)
     child = FORK.Process(target=answer, args=(function, argument, sending, max_seconds))
     child.start()
@@ -205,10 +205,10 @@ def run_isolated(function: Callable[[Argument], Result], argument: Argument, max
 
 
 def answer(function: Callable[[Argument], Any], argument: Argument, sending: Connection, max_seconds: float) -> None:
-    """In the child: the kernel ends it after its time, whatever code it is in, and refuses it more memory."""
+    """In the child process: the kernel ends it when its time is over, and denies it more memory."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, max_seconds)
-    if sys.platform == "linux":  # elsewhere the limit has no effect
+    if sys.platform == "linux":  # the limit only works on Linux
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     logging.disable()
@@ -218,7 +218,7 @@ def answer(function: Callable[[Argument], Any], argument: Argument, sending: Con
         sending.send(problem)
     except MemoryError:
         sending.send(NotConverted("too much memory", f"more than {MEMORY_BYTES / 2**30:.1f} GiB"))
-    except Exception as problem:  # libraries raise anything at what they were not made for; the file is listed with it
+    except Exception as problem:  # libraries raise any error; it is listed with the file
         what = " ".join(f"{type(problem).__name__}: {problem}".split())[:500]
         sending.send(NotConverted("the converter failed", what))
 
@@ -234,13 +234,13 @@ class OutputFolder:
         self.number = int(parts[-1].stem[-5:]) + 1 if parts else 0
         self.entries: dict[str, JournalEntry] = {}
         for entry in (JournalEntry(**line) for part in parts for line in json_lines(part) if line):
-            if entry.shard is None or self.shard(entry.shard).exists():  # else the file is converted again
+            if entry.shard is None or self.shard(entry.shard).exists():  # otherwise convert it again
                 self.entries[entry.path] = entry
 
     def write(self, entries: Sequence[JournalEntry], rows: Sequence[dict[str, Any]]) -> None:
         if rows:
             write_lines(self.shard(self.number), rows)
-        else:  # sources refuse an empty file
+        else:  # sources reject empty files
             self.shard(self.number).unlink(missing_ok=True)
         write_lines(self.own / f"journal-{self.number:05}.jsonl", map(asdict, entries))
         self.entries |= {entry.path: entry for entry in entries}

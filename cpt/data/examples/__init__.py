@@ -1,1 +1,1 @@
-"""Examples: chats, preferences and pairs of prompt and answer, as documents and as rows with labels."""
+"""Examples: chats, preferences, and prompts with answers, as documents and as rows with labels."""

@@ -1,4 +1,4 @@
-"""What the model reads of an example, as the chat template writes it, and which characters of it are learned."""
+"""Render examples with the chat template, and find which characters are learned."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,32 +10,32 @@ from cpt.data.readers.documents import first_line
 from cpt.data.readers.example import NOT_TOKEN, Example, Message, Words, example_of
 from cpt.errors import RecipeError
 
-# Some templates write today's date. Stored tokens must be the same tomorrow, so for them it is always 26 July 2024,
-# which Llama 3's fall back to.
+# Some templates write the current date. Stored tokens must not change from day to day, so these templates always get
+# 26 July 2024, the fallback date of Llama 3's template.
 DATE = {"%Y": "2024", "%y": "24", "%m": "07", "%d": "26", "%B": "July", "%b": "Jul", "%A": "Friday", "%a": "Fri"}
 DATE |= {"%H": "00", "%M": "00"}
 FILLED_IN = "".join(f"|replace('{code}','{text}')" for code, text in DATE.items())
 SAME_DAY = f"{{%- macro strftime_now(format) %}}{{{{ format{FILLED_IN} }}}}{{%- endmacro %}}{{{{ '' }}}}"
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 ASSISTANT, TOOL = "assistant", "tool"
-ASKED, ANSWERED, PROBE = "qqq", "zzz", "qqqzzzqqq"  # contents of messages that no template writes by itself
+ASKED, ANSWERED, PROBE = "qqq", "zzz", "qqqzzzqqq"  # message contents that do not occur in templates
 Tools = Sequence[Mapping[str, Any]] | None
 Span = tuple[int, int]
-REMEMBERED = 4096  # texts: a filter looks at a batch of documents before it is encoded
+REMEMBERED = 4096  # texts: filters check a batch of documents before it is encoded
 
 
-class Refused(Exception):  # noqa: N818 -- it becomes the reason to drop a document
-    """Why a text cannot be written as a chat."""
+class Refused(Exception):  # noqa: N818 -- becomes the reason to drop a document
+    """The reason why a text cannot be rendered as a chat."""
 
 
 class Frame(NamedTuple):
     before: str
     after: str
-    is_prompted: bool  # whether the template writes `before` when it is asked for a prompt
+    is_prompted: bool  # whether `add_generation_prompt` writes `before`
 
 
 class ChatTemplate:
-    """A tokenizer's chat template; in messages, the texts of control tokens are marked by NOT_TOKEN."""
+    """A tokenizer's chat template; control tokens in the text of messages are escaped by NOT_TOKEN."""
 
     def __init__(self, template: str, named_tokens: Mapping[str, Any], control_tokens: Sequence[str]) -> None:
         self.template, self.named_tokens, self.control = template, named_tokens, control_pattern(control_tokens)
@@ -45,7 +45,7 @@ class ChatTemplate:
         return self._render(messages, tools, add_generation_prompt=prompt)[0]
 
     def opening(self, messages: Sequence[Message], tools: Tools) -> str:
-        """What the model has read when the assistant's next words begin, also of templates that write no prompt."""
+        """The text before the assistant's next words, also for templates without a generation prompt."""
         text = self.write(messages, tools, prompt=True)
         return text if self.frame is None or self.frame.is_prompted else text + self.frame.before
 
@@ -53,21 +53,21 @@ class ChatTemplate:
         return self._render(messages, tools, return_assistant_tokens_mask=True)
 
     def _render(self, messages: Sequence[Message], tools: Tools, **options: bool) -> tuple[str, list[Span]]:
-        # A second; only where there are chats.
+        # Imported here, as it takes a second and only chats need it.
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        render: Any = partial(render_jinja_template, chat_template=self.template)  # its types are too narrow
+        render: Any = partial(render_jinja_template, chat_template=self.template)  # its type hints are too narrow
         try:
             (text,), spans = render([list(messages)], list(tools) if tools else None, **options, **self.named_tokens)
         except (TemplateError, TypeError, ValueError) as problem:
-            raise Refused(f"the chat template says: {first_line(problem)}") from problem
+            raise Refused(f"the chat template raised: {first_line(problem)}") from problem
         return str(text), [(int(start), int(end)) for start, end in spans[0]] if spans else []
 
     def turns(self, messages: Sequence[Message], tools: Tools, text: str) -> list[Span]:
-        """Where the assistant's messages are in the text, each with the token that ends it. They are between what the
-        template writes around them, if control tokens mark it, as no message can write these. Or else they begin where
-        the prompt of the messages before ends. Or they are searched for."""
+        """The spans of the assistant's messages in the text, each with the token that ends it. If control tokens
+        surround them, they are found by these, as messages cannot contain control tokens. Otherwise they start at the
+        end of the prompt of the messages before, or are searched for."""
         spans = self._turns(messages, tools, text)
         if any(message["role"] == TOOL for message in messages):
             # Gemma 4 writes some tool results inside the assistant's turn.
@@ -93,7 +93,7 @@ class ChatTemplate:
 
     @cached_property
     def frame(self) -> Frame | None:
-        """What is written around the assistant's words; None where the template does not take a small chat."""
+        """The text around the assistant's words; None if the template rejects a small chat."""
         asked, answered = {"role": "user", "content": ASKED}, {"role": ASSISTANT, "content": ANSWERED}
         try:
             first, second = self.write([asked]), self.write([asked, answered, asked])
@@ -111,7 +111,7 @@ class ChatTemplate:
         return Frame(commonprefix(befores).rstrip(" "), after[: ends[-1]], is_prompted)
 
     def _framed_turns(self, text: str, number: int) -> list[Span] | None:
-        """By what is around them; None if control tokens do not mark it, or it is not found exactly once a message."""
+        """Spans by the text around them; None without control tokens, or if not found exactly once per message."""
         opens = self.control.search(self.frame.before) if self.frame is not None else None
         if self.frame is None or opens is None or not self.frame.after:
             return None
@@ -127,22 +127,22 @@ class ChatTemplate:
         return spans if len(spans) == number else None
 
     def _behind_header(self, text: str, start: int) -> int:
-        """Past what some templates write before the assistant's words, but not in the prompt, behind tools."""
+        """Skip text that some templates write before the assistant's words after tools, but not in the prompt."""
         before = self.frame.before if self.frame is not None else ""
         return start + len(before) if self.control.search(before) and text.startswith(before, start) else start
 
     def _found(self, message: Message, text: str, opening: str, upto: str, at: int) -> Span:
-        """The content of a message that a template writes differently once others follow. It ends with what the
-        template wrote behind it, or the control token that follows immediately."""
+        """The content of a message that a template renders differently when others follow. It ends with the text that
+        the template wrote after it, or with the control token that follows immediately."""
         words = message["content"] or ""
         content, blanks = words.strip(), words[len(words.rstrip()) :]
         is_opened = text.startswith(opening) and at <= len(opening)
         begin = self._behind_header(text, len(opening)) if is_opened else at
         start = text.find(content, begin) if content else -1
         if start < 0 or not is_opened and text.find(content, start + 1) >= 0:
-            raise Refused("the assistant's words cannot be found in what the chat template writes")
+            raise Refused("the assistant's words cannot be found in the output of the chat template")
         end = start + len(content)
-        end += len(commonprefix([blanks, text[end:]]))  # most templates strip the content, phi's and gpt-oss's do not
+        end += len(commonprefix([blanks, text[end:]]))  # most templates strip the content; phi and gpt-oss do not
         after = upto[upto.rfind(content) + len(content) :]
         token = self.control.match(text, end)
         ends = [len(tail) for tail in (after, after.lstrip()) if text.startswith(tail, end)]
@@ -150,15 +150,15 @@ class ChatTemplate:
 
 
 def control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
-    """Finds control tokens, longer ones first, but not one that is marked."""
+    """Match control tokens, longer ones first, but not escaped ones."""
     return re.compile(f"({'|'.join(map(re.escape, sorted(tokens, key=len, reverse=True)))})(?!{NOT_TOKEN})")
 
 
 class Written(NamedTuple):
     text: str
-    is_chat: bool  # written by the chat template: its control tokens become special tokens
+    is_chat: bool  # rendered by the chat template: control tokens become special tokens
     spans: list[Span]
-    by_overlap: bool = False  # any character makes a token learned, as in transformers, not its first non-blank one
+    by_overlap: bool = False  # learn tokens with any character in a span, as in transformers
     learns_end: bool = True
 
 
@@ -174,7 +174,7 @@ class ExampleWriter:
         """The texts of an example: the chosen and the rejected one, or the only one."""
         example = example_of(self.control.sub(lambda found: f"{found[0][0]}{NOT_TOKEN}{found[0][1:]}", text))
         if example is None:
-            raise Refused("no example any more: a transform changed its parts")
+            raise Refused("not an example any more: a transform changed its parts")
         messages, prompt = example.messages, example.prompt
         if self.form == "preference":
             return self.preference(example)
@@ -182,14 +182,14 @@ class ExampleWriter:
             return [self.pair(example, example.completion, only_assistant=False)]
         if self.form == "prompt":
             if prompt is None:
-                raise Refused("no prompt: a plain text or a chat, not a row with columns")
+                raise Refused("not a prompt: a plain text or a chat, not a row with columns")
             opening = prompt if isinstance(prompt, str) else self.chats().opening(prompt, example.tools)
             return [Written(opening, is_chat=isinstance(prompt, list), spans=[], learns_end=False)]
         if self.form == "document":
             if not isinstance(messages, list):
-                raise Refused("no chat (any more): a file without columns, or a transform that changed lines")
+                raise Refused("not a chat: a file without columns, or a transform changed its lines")
             return [Written(self.chats().write(messages, example.tools), is_chat=True, spans=[])]
-        # Of a conversation the assistant's words are learned, a completion, or all of a plain text.
+        # Learn the assistant's words of a conversation, a completion, or all of a plain text.
         if isinstance(messages, str):
             return [Written(messages, is_chat=False, spans=[(0, len(messages))])]
         if messages is not None:
@@ -199,9 +199,9 @@ class ExampleWriter:
     def preference(self, example: Example) -> list[Written]:
         chosen, rejected, prompt = example.chosen, example.rejected, example.prompt
         if prompt is None and chosen is not None and rejected is not None and type(chosen) is type(rejected):
-            most = max(0, min(len(chosen), len(rejected)) - 1)  # something is left of both
+            most = max(0, min(len(chosen), len(rejected)) - 1)  # keep something of both
             same = next((at for at in range(most) if chosen[at] != rejected[at]), most)
-            # Most tokenizers write a blank with the word behind it.
+            # Most tokenizers encode a blank together with the next word.
             same -= isinstance(chosen, str) and chosen[:same].endswith(" ")
             prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
         example = example._replace(prompt=prompt)
@@ -221,7 +221,7 @@ class ExampleWriter:
         begin = len(opening)
         if not text.startswith(opening):
             if completion[0]["role"] != ASSISTANT:
-                raise Refused("a completion that does not begin with the assistant's words")
+                raise Refused("the completion does not begin with the assistant's words")
             before = sum(message["role"] == ASSISTANT for message in prompt)
             begin = chats.turns(prompt + completion, tools, text)[before][0]
         return Written(text, is_chat=True, spans=[(begin, len(text))])
@@ -240,13 +240,13 @@ class ExampleWriter:
             spans = chats.turns(messages, tools, text)[before:]
             ends = {found.end() for found in self.control.finditer(text, *spans[-1])}
             if learns_end and spans[-1][1] not in ends:
-                spans[-1] = (spans[-1][0], len(text))  # blanks too, so that what is before the EOS is learned
+                spans[-1] = (spans[-1][0], len(text))  # include blanks, so that everything before the EOS is learned
         return Written(text, is_chat=True, spans=spans, by_overlap=chats.tells_generated, learns_end=learns_end)
 
     def chats(self) -> ChatTemplate:
         if self.template is None:
             raise RecipeError(
-                "`tokenizer.path`: the data has messages, and the tokenizer has no chat template. Take the tokenizer"
-                " of the model's chat version, or give this one a template: tokenizer.chat_template = ..."
+                "`tokenizer.path`: the data has messages, but the tokenizer lacks a chat template. Use that of"
+                " the model's chat version, or set a template for this one: tokenizer.chat_template = ..."
             )
         return self.template

@@ -1,4 +1,4 @@
-"""What is wrong with examples: every row is written and encoded as a run does it."""
+"""Check examples: every row is rendered and encoded as in a run, and its faults are counted."""
 
 import re
 from collections import Counter
@@ -32,10 +32,10 @@ ECHO = "prompt = answer"
 SAME = "chosen = rejected"
 REPEATED = "duplicate row"
 DROPPED = "dropped: "
-WRONG = (NO_END, MASKED, EMPTY, ECHO, SAME)  # kinds of which a single row is a mistake
-CUT = (TRUNCATED, NOTHING_LEARNED, LONG_PROMPT)  # kinds of which a small share is not a mistake
-LISTED = 20  # rows of each kind
-LAST = 3  # tokens of a turn among which its end is: blanks may follow it
+WRONG = (NO_END, MASKED, EMPTY, ECHO, SAME)  # errors even in a single row
+CUT = (TRUNCATED, NOTHING_LEARNED, LONG_PROMPT)  # acceptable in a small share of rows
+LISTED = 20  # rows listed per kind
+LAST = 3  # last tokens of a turn that may be its end: blanks may follow it
 CONTROL_LIKE = re.compile(r"<\|[\w.-]+\|>|<｜[^｜>\s]+｜>|<(?:start|end)_of_turn>|\[/?INST\]")
 WORKERS_IMPORT = ("cpt.data.examples.check", "transformers.utils.chat_template_utils")
 Place = tuple[Origin, int]
@@ -74,7 +74,7 @@ class ExampleReport:
 
 @dataclass(frozen=True)
 class Inspector:
-    """Checks a source's examples; travels to worker processes."""
+    """Checks a source's examples; pickled to worker processes."""
 
     source_name: str
     sieve: Sieve
@@ -104,7 +104,7 @@ class Inspector:
         return found
 
     def examples(self, documents: Iterator[Document], found: ExampleReport) -> Iterator[tuple[str, Document]]:
-        """The texts that the run would train on; examples that the template refuses are counted."""
+        """The texts that a run would train on; examples rejected by the template are counted."""
         functions = self.sieve.functions()
         for document in documents:
             for text, dropped in sift(document, self.source_name, *functions):
@@ -117,7 +117,7 @@ class Inspector:
 
 
 def missing_tokens(encoder: ExampleEncoder) -> list[str]:
-    """What looks like a control token in the chat template, but is not a token of the tokenizer."""
+    """Strings that look like control tokens in the chat template, but are not tokens of the tokenizer."""
     written = dict.fromkeys(CONTROL_LIKE.findall(encoder.template or ""))
     return [token for token in written if token not in encoder.control_tokens and encoder.id_of(token) is None]
 
@@ -149,7 +149,7 @@ def answers(example: Example) -> Iterator[tuple[str, str]]:
 
 
 def spoken(messages: Sequence[Message], before: str) -> Iterator[tuple[str, str]]:
-    """The assistant's messages, but for calls of tools, each with the message before it."""
+    """The assistant's messages except tool calls, each with the message before it."""
     for message in messages:
         content = message["content"] or ""
         if message["role"] == ASSISTANT and not message.get("tool_calls"):
@@ -158,7 +158,7 @@ def spoken(messages: Sequence[Message], before: str) -> Iterator[tuple[str, str]
 
 
 def unended(lengths: Int64, segments: Segments, is_control: Mask) -> list[int]:
-    """The examples of which some turn is learned without a token that ends it."""
+    """The examples with a learned turn that lacks a token to end it."""
     bounds = lengths.cumsum()
     number_of = np.repeat(np.arange(len(lengths)), lengths)
     last = np.append((segments[1:] != segments[:-1]) | (number_of[1:] != number_of[:-1]), True)
@@ -178,7 +178,7 @@ def faults_of_length(lengths: Int64, segments: Segments, form: str, sequence_len
     if form == "conversation":
         bounds = zip(begins, begins + lengths, strict=True)
         first = np.array([np.argmax(segments[begin + 1 : end] == LEARNED) + 1 for begin, end in bounds])
-        learned -= segments[begins] == LEARNED  # of the first token nothing is predicted
+        learned -= segments[begins] == LEARNED  # the first token is never predicted
         lost = (learned > 0) & (first >= sequence_length)
         is_cut = (lengths > sequence_length) & ~lost & (learned > 0)
         kinds = {MASKED: learned == 0, NOTHING_LEARNED: lost, TRUNCATED: is_cut}

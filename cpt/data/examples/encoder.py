@@ -1,4 +1,4 @@
-"""Turn examples into ids, with the segment of each token: context, learned, or unwanted; and documents with gaps."""
+"""Encode examples as ids, with the segment of each token (context, learned, unwanted), and documents with gaps."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,19 +19,19 @@ from cpt.data.store.tokenization import DocumentEncoder, Ids
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import DocumentSource, Source
 
-CONTEXT, LEARNED, UNWANTED, ROW = 0, 1, 2, 3  # of a prompt; wanted; rejected or unwanted; a byte of the row
+CONTEXT, LEARNED, UNWANTED, ROW = 0, 1, 2, 3  # prompt; learned; rejected; a byte of the row
 Segments = NDArray[np.uint8]
 NOTHING_LEARNED = "nothing to learn within sequence_length"
 LONG_PROMPT = "prompt longer than sequence_length"
-VERSION = 3  # counts up when an example gets other ids, segments or bytes
+VERSION = 3  # incremented when ids, segments or bytes of examples change
 
 
 def fitting(
     documents: StoredDocuments, chosen: Int64, form: str, sequence_length: int
 ) -> tuple[Int64, Int64, Int64, dict[str, int]]:
-    """Which of the chosen documents fit: their numbers, the stored ids that the row of each is made of, the tokens of
-    each that the model reads, and why the others do not fit. A document is whole, an example is cut at its end. A
-    conversation needs a token to learn behind its first one, others room for a completion or for the prompt."""
+    """Select the chosen documents that fit: their numbers, the stored ids of each row, the number of tokens that the
+    model reads, and why the others do not fit. A document is never cut, an example is truncated at its end. A
+    conversation needs a learned token after its first one; other forms need space for a completion or the prompt."""
     lengths = np.diff(documents.offsets)[chosen]
     if form == "document":
         return chosen, lengths, lengths, {}
@@ -50,7 +50,7 @@ def fitting(
 
 
 def learns_of(part: TokenFiles, sequence_length: int) -> Mask:
-    """Whether each document has a token to learn among its first `sequence_length`, the very first excepted."""
+    """Whether each document has a learned token among its first `sequence_length`, except the very first."""
     begins, ends = part.offsets[:-1], part.offsets[1:]
     lasts = np.minimum(ends, begins + sequence_length)
     bounds = np.stack([np.minimum(begins + 1, ends - 1), lasts], axis=1).ravel()
@@ -61,19 +61,19 @@ def learns_of(part: TokenFiles, sequence_length: int) -> Mask:
 
 class Tokens(NamedTuple):
     ids: Ids
-    starts: Int64  # in characters of the text
+    starts: Int64  # character offsets in the text
     ends: Int64
 
 
 class ExampleEncoder(DocumentEncoder):
-    """Encodes examples: id for id what transformers makes of what the chat template writes. BOS comes first where the
-    tokenizer puts one, and EOS last, each unless the template wrote it there."""
+    """Encodes examples to exactly the ids that transformers gives for the rendered chat template. BOS comes first if
+    the tokenizer adds one, and EOS last, unless the template wrote them already."""
 
     def __init__(self, encoder: DocumentEncoder, source: DocumentSource, key: str) -> None:
         vars(self).update(vars(encoder))
         if encoder.slow_tokenizer is not None:
-            slow = f"the tokenizer `{encoder.name}` is a slow one (Python), which does not report character offsets"
-            raise RecipeError(f"`{key}`: {slow}. Set `tokenizer.path` to one with a tokenizer.json.")
+            slow = f"the tokenizer `{encoder.name}` is a slow (Python) tokenizer, which lacks character offsets"
+            raise RecipeError(f"`{key}`: {slow}. Set `tokenizer.path` to a tokenizer with a tokenizer.json.")
         self.form = form_of_source(source)
         self.template = encoder.chat_template
         if self.template is not None and "strftime_now" in self.template:
@@ -82,7 +82,7 @@ class ExampleEncoder(DocumentEncoder):
         if self.form == "document" and self.template is None:
             raise RecipeError(
                 f"`{key}.chat`: the tokenizer `{encoder.name}` has no chat template. Set `tokenizer.path` to that of"
-                " the model's chat version, or write the chat's text into a column: `text_column`."
+                " the model's chat version, or write the chat as text into a column: `text_column`."
             )
         what = [encoder.fingerprint, self.form, self.template, sorted(self.named_tokens.items()), VERSION]
         self.fingerprint = xxh3_128_hexdigest(json.dumps(what).encode())
@@ -119,7 +119,7 @@ class ExampleEncoder(DocumentEncoder):
         return ids, np.array([len(ids) for ids, _ in parts], np.int64), segments
 
     def bytes_learned(self, texts: Sequence[str], raw: Sequence[bytes]) -> Int64:
-        """UTF-8 bytes of a conversation's answers without control tokens; 1 if empty: its end has bits."""
+        """UTF-8 bytes of a conversation's answers without control tokens; 1 if they are empty, as the end has bits."""
         if self.form != "conversation":
             return super().bytes_learned(texts, raw)
         counts = []
@@ -133,12 +133,12 @@ class ExampleEncoder(DocumentEncoder):
         try:
             return self.writer.write(text)
         except Refused as problem:
-            raise DataError(f"an example cannot be written: {problem}. It begins: {text[:80]!r}") from problem
+            raise DataError(f"an example cannot be rendered: {problem}. It begins: {text[:80]!r}") from problem
 
     def example_ids(self, text: str, sequences: Sequence[tuple[Written, Tokens]]) -> tuple[Ids, Segments]:
         framed = [self.with_bos_and_eos(written, tokens) for written, tokens in sequences]
         if self.form == "preference":
-            # The prompt once, as far as both have the same ids, then what was chosen and what was rejected.
+            # The prompt once, as far as both share ids, then the chosen and the rejected completion.
             chosen, rejected = (ids for ids, _ in framed)
             shortest = min(len(chosen), len(rejected))
             differ = np.flatnonzero(chosen[:shortest] != rejected[:shortest])
@@ -148,7 +148,7 @@ class ExampleEncoder(DocumentEncoder):
             segments = np.array([CONTEXT, LEARNED, UNWANTED], np.uint8)
             return np.concatenate(parts), np.repeat(segments, [len(part) for part in parts])
         ((ids, learned),) = framed
-        if self.form == "document":  # a chat of which all is learned
+        if self.form == "document":  # a chat, learned completely
             return ids, np.full(len(ids), LEARNED, np.uint8)
         if self.form == "conversation":
             return ids, learned.astype(np.uint8)
@@ -161,7 +161,7 @@ class ExampleEncoder(DocumentEncoder):
         return both, np.repeat(np.array([CONTEXT, ROW], np.uint8), [len(ids), len(row)])
 
     def with_bos_and_eos(self, written: Written, tokens: Tokens) -> tuple[Ids, Mask]:
-        """With BOS and EOS, each once; and whether each token is learned."""
+        """Add BOS and EOS, unless they are there; also return whether each token is learned."""
         ids, learned = tokens.ids, learned_tokens(tokens, written)
         before = [] if self.bos is None or written.is_chat and ids[:1].tolist() == [self.bos] else [self.bos]
         has_eos = written.is_chat and written.text.rstrip().endswith(self.named_tokens["eos_token"])
@@ -176,7 +176,7 @@ class ExampleEncoder(DocumentEncoder):
         texts = [written[number].text for number in whole]
         encodings = self.whole_tokenizer.encode_batch(texts, add_special_tokens=False)
         found = {number: self.as_tokens(encoding, 0) for number, encoding in zip(whole, encodings, strict=True)}
-        # Each other one is text, control token, text, control token ... text; without a template it is one text.
+        # Alternating: text, control token, text, ..., text; without a template it is one text.
         pieces: dict[int, list[str]] = {}
         for number, one in enumerate(written):
             if number not in found:
@@ -201,7 +201,7 @@ class ExampleEncoder(DocumentEncoder):
         return Tokens(np.array(encoding.ids, self.dtype), offsets[::2], offsets[1::2])
 
     def without_special(self, tokens: Tokens) -> Tokens:
-        """With the spelling, in pieces, of special ids that are text."""
+        """Replace special ids that are text by the ids of their spelling."""
         found = np.flatnonzero(self.is_special[tokens.ids])
         if not len(found):
             return tokens
@@ -217,12 +217,12 @@ class ExampleEncoder(DocumentEncoder):
 
 
 def learned_tokens(tokens: Tokens, written: Written) -> Mask:
-    """Which tokens have their first non-blank character in a span, or any character (`by_overlap`). So an answer's
-    first word is learned whether the blank before it is in the prompt or in the answer."""
+    """Mark tokens whose first non-blank character is in a span, or any character (`by_overlap`). So an answer's first
+    word is learned whether the blank before it is in the prompt or in the answer."""
     if not written.spans:
         return np.zeros(len(tokens.ids), bool)
     spans = np.array(written.spans)
-    if NOT_TOKEN in written.text:  # which is not tokenised
+    if NOT_TOKEN in written.text:  # the escape character is not tokenised
         spans -= [[written.text.count(NOT_TOKEN, 0, end) for end in span] for span in written.spans]
     starts, ends = spans.T
     if written.by_overlap:
@@ -237,7 +237,7 @@ def learned_tokens(tokens: Tokens, written: Written) -> Mask:
     return begins
 
 
-MARKS = [  # before the prefix, the suffix and the middle
+MARKS = [  # tokens before the prefix, the suffix and the middle
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
@@ -257,7 +257,7 @@ class MiddleEncoder(DocumentEncoder):
         if not self.marks:
             known = "; ".join(" ".join(marks) for marks in MARKS)
             raise RecipeError(
-                f"`{key}.fill_in_the_middle`: the tokenizer `{encoder.name}` has no marks for it (looked for {known})."
+                f"`{key}.fill_in_the_middle`: the tokenizer `{encoder.name}` lacks the tokens for it (known: {known})."
                 " Remove the key, or add such tokens to the tokenizer."
             )
         self.fingerprint = xxh3_128_hexdigest(f"{encoder.fingerprint} {self.marks} {self.options}".encode())
@@ -277,7 +277,7 @@ class MiddleEncoder(DocumentEncoder):
         return [text[:one], text[one:other], text[other:]]
 
     def joined(self, parts: list[Ids], text: str) -> Ids:
-        """One document of the parts' ids; suffix first as StarCoder and most since (the paper's SPM, variant 2)."""
+        """Join the parts to one document; suffix first as in StarCoder and later models (SPM variant 2)."""
         if len(parts) == 1:
             return parts[0]
         prefix_mark, suffix_mark, middle_mark = np.array(self.marks, self.dtype)[:, None]
@@ -292,7 +292,7 @@ def drawn(text: str, purpose: str) -> float:
 
 
 def encoder_of(source: DocumentSource, encoder: DocumentEncoder, key: str) -> DocumentEncoder:
-    if source.chat is not None:  # which names the form of examples too
+    if source.chat is not None:  # also set for examples
         return ExampleEncoder(encoder, source, key)
     if isinstance(source, Source) and source.fill_in_the_middle is not None:
         return MiddleEncoder(encoder, source.fill_in_the_middle, key)

@@ -1,1 +1,1 @@
-"""One file per format: how its rows become documents, and what can be wrong with them."""
+"""Readers, one file per format: how rows become documents, and the errors they can have."""

@@ -1,7 +1,7 @@
-"""Which columns of a row a document or example is made of.
+"""Choose the columns of a row that make up a document or example.
 
-The form of a source's rows, documents or examples of four kinds, follows from the columns of a stage's trainer. It
-travels with the source, as a further entry of `chat`."""
+Rows have one of five forms: documents, or examples of four kinds. The form follows from the columns of a stage's
+trainer. It is stored with the source, as an extra entry of `chat`."""
 
 import string
 from collections.abc import Mapping, Sequence
@@ -29,11 +29,11 @@ NAMED: dict[str, tuple[tuple[str, ...], ...]] = {  # what `chat` names; `user` a
     "judged": (("prompt", "completion", "label"), ("user", "assistant", "label"), ("messages", "label")),
     "prompt": (("prompt",), ("user",)),
 }
-# What `chat` may name with all of them: it comes before the messages of an example, and a row need not have it.
+# Columns that `chat` may name in every form: they come before the messages of an example, and a row may lack them.
 BEFORE = ("system", "history")
 BESIDE = ("tools", *BEFORE)
 ALPACA = "{instruction}\n{input}"
-ELSEWHERE: dict[str, tuple[dict[str, str], ...]] = {  # of ShareGPT's and Alpaca's files, tried after those in NAMED
+ELSEWHERE: dict[str, tuple[dict[str, str], ...]] = {  # ShareGPT and Alpaca columns, tried after NAMED
     "conversation": ({"messages": "conversations"}, {"user": ALPACA, "assistant": "output"}),
     "preference": (
         {"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"},
@@ -41,7 +41,7 @@ ELSEWHERE: dict[str, tuple[dict[str, str], ...]] = {  # of ShareGPT's and Alpaca
     ),
 }
 ONE_A_ROW = ("preference", "judged", "prompt")
-FORM = "form"  # the entry of `chat` that holds the form; no recipe writes it
+FORM = "form"  # the entry of `chat` with the form; internal, recipes never contain it
 
 
 def form_of(columns: Sequence[str]) -> str:
@@ -49,13 +49,13 @@ def form_of(columns: Sequence[str]) -> str:
         return "document"
     if tuple(columns) not in FORMS:
         known = "; ".join(", ".join(columns) for columns in FORMS)
-        raise RecipeError(f"a stage's COLUMNS are {', '.join(columns) or 'none'}, and data is made for: {known}.")
+        raise RecipeError(f"a stage's COLUMNS are {', '.join(columns) or 'none'}, expected those of: {known}.")
     return FORMS[tuple(columns)]
 
 
 def with_form(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation]:
-    """Held-out plain texts (txt and md files, those with a `template` or a `text_column`) are documents in every form,
-    so all of a text is evaluated, with the bits per byte of a run on documents."""
+    """Held-out plain texts (txt and md files, sources with a `template` or a `text_column`) stay documents in every
+    form, so the whole text is evaluated, in bits per byte comparable to runs on documents."""
     sources = [source_with_form(source, form, f"data.sources[{number}]") for number, source in enumerate(data.sources)]
     held_out = []
     for number, source in enumerate(evaluation.perplexity):
@@ -72,13 +72,13 @@ def source_with_form(source: Kind, form: str, key: str) -> Kind:
         if isinstance(chat, str):
             if form not in ("conversation", "prompt"):
                 learns = f"this stage learns from {wanted(form)}: write `chat: {{...}}`."
-                raise RecipeError(f"`{key}.chat: {chat}` names one column, and {learns}")
+                raise RecipeError(f"`{key}.chat: {chat}` names one column, but {learns}")
             chat = {"messages" if form == "conversation" else "prompt": chat}
         source = source.model_copy(update={"chat": {**(chat or {}), FORM: form}})
     named = [name for name in columns_named(source) if name not in BESIDE]
     if source.chat is not None and (named or form == "document") and set(named) not in map(set, NAMED[form]):
         given = ", ".join(named) or "none"
-        raise RecipeError(f"`{key}.chat` names the columns of {given}, and this stage learns from {wanted(form)}.")
+        raise RecipeError(f"`{key}.chat` names the columns of {given}, but this stage learns from {wanted(form)}.")
     return source
 
 
@@ -97,13 +97,13 @@ def wanted(form: str) -> str:
 
 
 def refuse_texts(source: DocumentSource, suffix: str, key: str) -> None:
-    """Refuse files of plain text where each row is a pair, an answer or a prompt."""
+    """Reject plain text files for stages whose rows are a pair, an answer or a prompt."""
     form = form_of_source(source)
     if form not in ONE_A_ROW:
         return
     needs = f"this stage learns from rows with the columns {wanted(form)}"
     remedy = f"Name such files, for example {source.path}/*.jsonl. Stages cpt and sft train on plain text."
-    raise DataError(f"`{key}.path`: {source.path} holds {suffix} files, which are plain text, and {needs}. {remedy}")
+    raise DataError(f"`{key}.path`: {source.path} has {suffix} files, which are plain text, but {needs}. {remedy}")
 
 
 def refuse_layout(data: Data, form: str) -> None:
@@ -144,7 +144,7 @@ def template_columns(template: str) -> tuple[str, ...]:
 
 
 def columns_in(written: str) -> tuple[str, ...]:
-    """The columns of an entry of `chat`: a name, or a template."""
+    """The columns in an entry of `chat`: one name, or those of a template."""
     return template_columns(written) if "{" in written else (written,)
 
 
@@ -153,7 +153,7 @@ def columns_of_turns(named: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def example_columns(source: DocumentSource, found: Sequence[str]) -> dict[str, str]:
-    """Part of the example -> its column, or a template of columns; `found` are the columns that are there."""
+    """Part of the example -> its column or template; `found` are the columns of the file."""
     form, named = form_of_source(source), columns_named(source)
     has_tools = "tools" in named or "tools" in found and form != "document"
     tools = {"tools": named.get("tools", "tools")} if has_tools else {}
@@ -161,7 +161,7 @@ def example_columns(source: DocumentSource, found: Sequence[str]) -> dict[str, s
     chosen = {name: column for name, column in named.items() if name not in BESIDE}
     if not chosen:
         chosen = usual_columns(form, found, source)
-    if "text" in chosen:  # or its template's: read as in any document
+    if "text" in chosen:  # or its template: read as in any document
         return chosen
     for column in [*(columns_in(written)[0] for written in chosen.values()), *tools.values()]:
         if column not in found:
@@ -170,11 +170,11 @@ def example_columns(source: DocumentSource, found: Sequence[str]) -> dict[str, s
 
 
 def usual_columns(form: str, found: Sequence[str], source: DocumentSource) -> dict[str, str]:
-    """The columns that most files use; of several kinds of examples, the first that is there."""
+    """The usual columns for this form; with several kinds of examples, the first kind that is present."""
     if form == "conversation" and (source.template is not None or source.text_column != "text"):
         return {"text": source.text_column}
     known = [*({name: name for name in names} for names in NAMED[form]), *ELSEWHERE.get(form, ())]
-    # Those with a prompt first.
+    # Kinds with a prompt first.
     for columns in sorted(known, key=lambda columns: set(columns) == {"chosen", "rejected"}):
         if all(columns_in(written)[0] in found for written in columns.values()):
             return columns
@@ -183,18 +183,18 @@ def usual_columns(form: str, found: Sequence[str], source: DocumentSource) -> di
     nearest = min(NAMED[form], key=lambda names: len({*names} - {*found}))
     missing = " and ".join(f"`{name}`" for name in nearest if name not in found)
     columns_of_form = ", ".join(f"{name}: COLUMN" for name in NAMED[form][0])
-    detail = f"no column {missing}, which stages that learn from a {form} read. It has: {', '.join(found) or 'none'}."
+    detail = f"no column {missing}, which a stage for a {form} reads. Found: {', '.join(found) or 'none'}."
     raise BadValue("missing columns", f"{detail} Name them: `chat: {{{columns_of_form}}}`")
 
 
 def score_column(source: DocumentSource) -> str | None:
-    """The column that documents are ordered by; None for no order, or one by a function."""
+    """The column that documents are ordered by; None for no order, or for a function."""
     order = source.order_by if isinstance(source, Source) else None
     return None if order is None or ":" in order else order
 
 
 def row_columns(row: Mapping[str, object], source: DocumentSource) -> Mapping[str, str]:
-    """As `example_columns`; columns that are null in the row count only where no others are there."""
+    """Like `example_columns`; columns that are null in this row are used only if all are null."""
     try:
         return example_columns(source, [name for name, value in row.items() if value is not None])
     except BadValue:
@@ -202,14 +202,14 @@ def row_columns(row: Mapping[str, object], source: DocumentSource) -> Mapping[st
 
 
 def columns_of(source: DocumentSource, found: Sequence[str] | None = None) -> Sequence[str]:
-    """The columns of the text, and the one that it is ordered by; `found` are the columns that are there."""
+    """The columns of the text and of the score; `found` are the columns of the file."""
     form, named = form_of_source(source), columns_of_turns(columns_named(source))
     texts: Sequence[str]
     if source.chat is None:
         texts = text_columns(source)
     elif form == "document" or found is None:
         texts = named or (NAMED[form][0][0],)
-    elif form == "prompt":  # a reward may want any
+    elif form == "prompt":  # a reward may use any column
         texts = tuple(dict.fromkeys([*named, *found]))
     else:
         usual = [name for names in NAMED[form] for name in names]
@@ -226,7 +226,7 @@ def text_columns(source: DocumentSource) -> tuple[str, ...]:
 
 
 def needed_columns(source: DocumentSource) -> tuple[str, ...]:
-    """The columns that the recipe names for examples, without those that a row need not have."""
+    """The columns that the recipe names for examples, without the optional ones."""
     return columns_of_turns({name: written for name, written in columns_named(source).items() if name not in BEFORE})
 
 
@@ -241,7 +241,7 @@ def check_columns(found: Sequence[str], source: DocumentSource) -> None:
 
 
 def missing_column(found: Sequence[str], column: str) -> BadValue:
-    return BadValue("missing column", f"no column `{column}`. It has: {', '.join(map(str, found)) or 'none'}")
+    return BadValue("missing column", f"no column `{column}`. Found: {', '.join(map(str, found)) or 'none'}")
 
 
 def value_of(row: Mapping[str, object], column: str) -> object:

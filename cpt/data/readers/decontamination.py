@@ -1,13 +1,13 @@
 """Find training documents that share runs of 8 words with evaluation documents, and drop them:
 docs/howto/evaluating.md.
 
-Words are compared in lower case and without punctuation. A training document is contaminated where the shared runs
-cover half of one evaluation document's words, or half of its own; 13 words at least, and all of a shorter evaluation
-document. So copies and parts are found, also after light edits, while a phrase, an idiom of code or a quotation is not
-enough. The length and the share are those of Tülu 3 (arxiv.org/abs/2411.15124, section 3.2). Runs in more than a
-twentieth of the evaluation documents (in 10 at most, 2 at least), such as a licence's header, are ignored.
+Words are compared in lower case and without punctuation. A training document is contaminated if the shared runs cover
+half of one evaluation document's words, or half of the training document; at least 13 words, or all words of a shorter
+evaluation document. This finds copies and parts, also after light edits, but not a phrase, a code idiom or a
+quotation. The length and the share are those of Tülu 3 (arxiv.org/abs/2411.15124, section 3.2). Runs in more than a
+twentieth of the evaluation documents (limit between 2 and 10), such as a licence's header, are ignored.
 
-Memory: 16 bytes a word of the evaluation documents. A worker searches 35 MB of ASCII text a second, of other 15."""
+Memory: 16 bytes per word of the evaluation documents. A worker searches 35 MB/s of ASCII text, 15 MB/s of other."""
 
 import json
 import re
@@ -29,18 +29,18 @@ from cpt.files import write_atomic
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource
 
-WORDS = 8  # of a run; a shorter evaluation document could be anywhere, and is ignored
+WORDS = 8  # in a run; shorter evaluation documents would match by chance and are ignored
 LEAST_SHARE, LEAST_WORDS = 0.5, 13
 COMMON_SHARE, COMMON_AT_LEAST, COMMON_AT_MOST = 0.05, 2, 10
-FORMAT = 3  # of the stored index
-NAME, REASON = "decontaminate", "contaminated: "  # of the filter; before the name of the set in its reason
+FORMAT = 3  # version of the stored index
+NAME, REASON = "decontaminate", "contaminated: "  # name of the filter; prefix of its reasons
 
-# Chinese and Japanese do without spaces: each character counts as a word.
+# Chinese and Japanese have no spaces between words: each character counts as a word.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 ASCII_WORDS = bytes(
     ord(letter.lower()) if WORD.match(letter) else ord(" ") for letter in map(chr, range(128))
 ) + bytes(128)
-FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no run's hash loses what an earlier word gave it
+FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd: multiplication keeps all bits of earlier words
 TABLE_BITS = 22
 
 Hashes = NDArray[np.uint64]
@@ -50,7 +50,7 @@ class EvaluationDocument(NamedTuple):
     set_name: str
     where: str
     text: str
-    is_held_out: bool = True  # then the run drops equal texts by their hash, and a copy is no contamination
+    is_held_out: bool = True  # equal texts are then dropped by hash and are not contamination
 
 
 @dataclass(frozen=True)
@@ -58,32 +58,32 @@ class Overlap:
     set_name: str
     where: str
     words: str
-    share: float  # of the evaluation document's words, those in shared runs
+    share: float  # part of the evaluation document's words in shared runs
     is_contaminated: bool
 
 
 @dataclass(eq=False)
 class Runs:
-    """The runs of words of some evaluation documents, to look for in others."""
+    """An index of the runs of words of evaluation documents."""
 
-    hashes: Hashes  # of the runs, sorted; one that is in several documents is there for each
-    owners: NDArray[np.int32]  # of each run, the number of its document
-    places: NDArray[np.int32]  # of each run, where it begins in its document, in words
+    hashes: Hashes  # of the runs, sorted; one entry per document that has the run
+    owners: NDArray[np.int32]  # the document of each run
+    places: NDArray[np.int32]  # the start of each run in its document, as a word number
     documents: Sequence[tuple[str, str]]  # (set, place) of each
-    own: Hashes  # of the texts that are held out, sorted
-    too_short: int  # documents of too few words to be looked for
+    own: Hashes  # hashes of the held-out texts, sorted
+    too_short: int  # documents with too few words to search for
 
     def __post_init__(self) -> None:
         order = np.argsort(self.owners, kind="stable")
         bounds = np.searchsorted(self.owners[order], np.arange(1, len(self.documents)))
         by_document = np.split(self.places[order], bounds)
         self._words = [num_covered(found) for found in by_document]
-        # Which last bits any hash has: most runs of a training document are ruled out by one look-up.
+        # A table of the last bits of all hashes: one look-up rules out most runs of a training document.
         self._table = np.zeros(1 << TABLE_BITS, bool)
         self._table[self.hashes & np.uint64((1 << TABLE_BITS) - 1)] = True
 
     def find(self, text: str) -> Overlap | None:
-        """The overlap with an evaluation document; None if there is none, and for a held-out document itself."""
+        """The overlap with an evaluation document; None without an overlap, or if `text` is held out."""
         words = words_of(text)
         if len(words) < WORDS:
             return None
@@ -97,7 +97,7 @@ class Runs:
             return None
         known = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
         begins, owners = np.repeat(likely, counts), self.owners[known]
-        most = (-1.0, 0, 0.0, False)  # the evaluation document of which, or by which, the largest share is covered
+        most = (-1.0, 0, 0.0, False)  # the evaluation document with the largest covered share
         for owner in np.unique(owners).tolist():
             is_shared = owners == owner
             of_evaluation, of_training = num_covered(self.places[known[is_shared]]), num_covered(begins[is_shared])
@@ -115,8 +115,8 @@ class Runs:
         return place < len(self.own) and bool(self.own[place] == wanted)
 
     def save(self, folder: Path) -> Path:
-        """Write them to a file for worker processes. The first part of its name is a hash of all that decides what the
-        filter drops, the second of the places too."""
+        """Write the index to a file for worker processes. The first part of the file name hashes everything that
+        decides what the filter drops; the second part includes the places."""
         arrays: dict[str, Any] = {"hashes": self.hashes, "owners": self.owners, "places": self.places, "own": self.own}
         set_names = json.dumps([FORMAT, [set_name for set_name, _ in self.documents]]).encode()
         decides = xxh3_128_hexdigest(b"".join([set_names, *(array.tobytes() for array in arrays.values())]))
@@ -133,13 +133,13 @@ class Runs:
 
 
 def key_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """A filter's options in the key of stored tokens: the content of an index, not its path."""
+    """A filter's options for the key of stored tokens: an index is keyed by content, not by path."""
     index = options.get("index") if name == NAME else None
     return options if index is None else {**options, "index": Path(index).name.partition(".")[0]}
 
 
 def read_runs(documents: Iterable[EvaluationDocument]) -> Runs:
-    """The runs of these documents; of equal texts the first counts."""
+    """Build the index of these documents; of equal texts the first counts."""
     seen, own, too_short = set[int](), set[int](), 0
     places, runs = list[tuple[str, str]](), list[Hashes]()
     for judged in documents:
@@ -173,22 +173,22 @@ def load_runs(path: str) -> Runs:
         with np.load(path, allow_pickle=False) as arrays:
             form, documents, too_short = json.loads(arrays["about"].tobytes())
             if form != FORMAT:
-                raise ValueError("it is of another version")
+                raise ValueError("it has another version")
             places = [tuple(document) for document in documents]
             return Runs(arrays["hashes"], arrays["owners"], arrays["places"], places, arrays["own"], too_short)
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as problem:
-        raise DataError(f"{path}: cannot be read ({problem}). Delete the file; it is made again.") from problem
+        raise DataError(f"{path}: cannot be read ({problem}). Delete the file; it is built again.") from problem
 
 
 def decontaminate(
     document: DocumentView, *, index: str | None = None, against: Sequence[str] = (), own_evaluation: bool = True
 ) -> str | None:
-    """Drop a document that contains half of an evaluation document, or is half made of it.
+    """Drop a document if it contains half of an evaluation document, or if half of it is from one.
 
     Args:
-        index: a file of `Runs.save`, of the recipe's own evaluation: see `contamination.with_decontamination`.
+        index: a file written by `Runs.save` for the recipe's evaluation: see `contamination.with_decontamination`.
         against: files, folders and globs of further evaluation documents, read like held-out sets.
-        own_evaluation: false ignores the recipe's own evaluation.
+        own_evaluation: false ignores the recipe's `evaluation` section.
     """
     for runs in (load_runs(index) if index is not None else None, runs_of_files(tuple(against)) if against else None):
         overlap = runs.find(document["text"]) if runs is not None else None
@@ -214,7 +214,7 @@ def words_of(text: str) -> list[bytes]:
 
 
 def runs_of(words: Sequence[bytes]) -> Hashes:
-    """The hash of each run of so many words; the order of the words counts."""
+    """A hash of each run of `WORDS` words; the order of the words matters."""
     number, hashes = len(words) - WORDS + 1, np.fromiter(map(xxh3_64_intdigest, words), np.uint64, len(words))
     runs = np.zeros(number, np.uint64)
     for place in range(WORDS):

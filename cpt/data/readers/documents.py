@@ -1,4 +1,4 @@
-"""What a reader yields: a document, or a bad row and how it is handled."""
+"""The items that a reader yields, documents and bad rows, and the handling of bad rows."""
 
 import json
 import math
@@ -15,13 +15,13 @@ from cpt.errors import DataError
 
 IN_HUB_CACHE = re.compile(r"/datasets--(.+?)--(.+?)/snapshots/([0-9a-f]{40})/(.+)")
 DocumentView = Mapping[str, str]
-"""A document as filters and transforms get it: `text`, `source` (its name) and `where` (file and line)."""
+"""A document as filters and transforms see it: `text`, `source` (its name) and `where` (file and line)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of a file's bytes, or all of it. A line, or a row group of a parquet file, belongs to the piece that has
-    its first byte, so a file is cut by its size alone, and a piece may be empty."""
+    """A range of a file's bytes, or the whole file. A line, or a row group of a parquet file, belongs to the piece
+    with its first byte, so the file's size alone decides the cuts, and a piece may be empty."""
 
     path: str
     start: int = 0
@@ -35,22 +35,22 @@ class Piece:
 class File(NamedTuple):
     name: str
     size: int
-    version: str  # time of change, or the server's tag of the content: equal versions, equal content
+    version: str  # modification time or ETag: equal versions, equal content
 
 
-COUNTABLE_BYTES = 2**30  # of a file whose lines are counted to locate a row; that takes a second or less
-COUNTED: dict[str, tuple[int, int]] = {}  # file -> a byte and the lines before it: pieces mostly come in order
+COUNTABLE_BYTES = 2**30  # largest file whose lines are counted to locate a row; takes at most a second
+COUNTED: dict[str, tuple[int, int]] = {}  # file -> (byte, lines before it), as pieces are mostly read in order
 
 
 @dataclass(frozen=True)
 class Origin:
     path: str
     unit: Literal["line", "row", "item", "document"]
-    start: int = 0  # first byte of the file whose lines are counted; the rest of a line there counts as one
+    start: int = 0  # byte where line counting starts; a partial line there counts as one
 
     def where(self, number: int, *, exact: bool = True) -> str:
-        """`corpus/a.jsonl:17`, `a.parquet: row 17` or `a.txt`, counted from 1 over the whole file. If not `exact`, and
-        of remote and huge files, nothing is read to count lines: `a.jsonl: line 17 after byte 1,048,576`."""
+        """`corpus/a.jsonl:17`, `a.parquet: row 17` or `a.txt`, counted from 1 over the whole file. If not `exact`, or
+        for remote and huge files, lines are not counted: `a.jsonl: line 17 after byte 1,048,576`."""
         address = hub_address(self.path)
         if self.unit == "document":
             return address
@@ -75,12 +75,12 @@ class Origin:
 
 class Document(NamedTuple):
     """A text and its place. A plain tuple, because there are billions. `where` may count the lines of a large file:
-    use it in a message, not for each document."""
+    use it in messages, not for each document."""
 
     text: str
     origin: Origin
     number: int
-    score: float = math.nan  # of `order_by`
+    score: float = math.nan  # from `order_by`
 
     @property
     def where(self) -> str:
@@ -89,19 +89,19 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class BadRow:
-    reason: str  # a few words that many rows share, to count by: `not valid JSON`
+    reason: str  # short and shared by many rows, to group by: `not valid JSON`
     detail: str
     origin: Origin
     number: int
-    byte: int | None = None  # of the decompressed file: where the row begins or, if that is known, goes wrong
-    num_rows: int = 1  # that are lost: more than one for a whole file or the rest of it
+    byte: int | None = None  # in the decompressed file: start of the row or, if known, of the error
+    num_rows: int = 1  # lost rows; above 1 for a file, or the rest of one
 
     @property
     def where(self) -> str:
         return self.origin.where(self.number)
 
 
-class BadValue(Exception):  # noqa: N818 -- it is caught where it is raised, and becomes a BadRow
+class BadValue(Exception):  # noqa: N818 -- always caught and turned into a BadRow
     """Why a row is bad; readers turn it into a BadRow."""
 
     def __init__(self, reason: str, detail: str = "", byte: int | None = None) -> None:
@@ -109,12 +109,12 @@ class BadValue(Exception):  # noqa: N818 -- it is caught where it is raised, and
         self.reason, self.detail, self.byte = reason, detail or reason, byte
 
     def at(self, origin: Origin, number: int, byte: int | None = None) -> BadRow:
-        """The bad row, which begins at a byte; what is wrong may be later in it."""
+        """The bad row that begins at `byte`, or at this error's own byte, which may be later in the row."""
         return BadRow(self.reason, self.detail, origin, number, byte if byte is None else byte + (self.byte or 0))
 
 
 def hub_address(path: str) -> str:
-    """The Hub's address of a file in the Hub's cache, the same on each machine; other paths as they are."""
+    """The Hub address of a file in the Hub's cache, equal on all machines; other paths are unchanged."""
     found = IN_HUB_CACHE.search(path)
     return "hf://datasets/{}/{}@{}/{}".format(*found.groups()) if found else path
 
@@ -124,7 +124,7 @@ Listed = dict[str, Any]  # a bad row as a line of bad_rows.jsonl
 FILE_NAME = "bad_rows.jsonl"
 SHOWN = 5
 ABSURD_SHARE = 0.2  # of a source's tokens in one document
-REMEDY = "Fix or remove it, or let `data.on_bad_row` skip such rows ({key}.path)."
+REMEDY = "Fix or remove it, or set `data.on_bad_row: skip` ({key}.path)."
 OTHER_COLUMNS = "Fix or remove the row, or set other columns: `{key}.text_column`, `{key}.chat`."
 CONVERT = f"Convert it (iconv -f ENCODING -t utf-8). {REMEDY}"
 REMEDIES = {
@@ -139,7 +139,7 @@ REMEDIES = {
 def apply_policy(
     items: Iterable[Document | BadRow], policy: OnBadRow, key: str, found: list[Listed]
 ) -> Iterator[Document]:
-    """The documents; skipped bad rows are added to `found`."""
+    """Yield the documents; skipped bad rows are appended to `found`."""
     for item in items:
         if isinstance(item, Document):
             yield item
@@ -166,7 +166,7 @@ def refuse_too_many(
         first = "; ".join(f"{row['where']}: {row['detail']}" for row in islice(listed, SHOWN))
         raise DataError(
             f"{path}: {num_bad:,} of {num_bad + num_good:,} rows are bad ({share:.2%}), more than `data.max_bad_share`"
-            f" ({max_share:.2%}). The first: {first}. List all: cpt data check. Fix `{key}.path`, or raise the share."
+            f" ({max_share:.2%}). First rows: {first}. List all: cpt data check. Fix `{key}.path`, or raise the share."
         )
 
 
@@ -185,10 +185,10 @@ def write_bad_rows(found: Sequence[Listed], folder: Path) -> None:
 
 
 def absurd_share(name: str, where: str, size: int, total: int, num_documents: int, unit: str = "tokens") -> str | None:
-    """A warning where one document is an absurd part of a source that has more than a few; sizes are in `unit`."""
+    """A warning if one document is an absurdly large part of a source with more than a few; sizes are in `unit`."""
     if num_documents < 2 / ABSURD_SHARE or size <= ABSURD_SHARE * total:
         return None
-    hint = "Is it one document? The filter `length` with `max_characters` drops such."
+    hint = "Is it one document? The filter `length` with `max_characters` drops such documents."
     which = f"one of {num_documents:,} documents{f' ({where})' if where else ''}"
     return f"{name}: {which} makes up {size / total:.0%} of the {unit}. {hint}"
 
@@ -198,10 +198,10 @@ def clean(text: object, column: str) -> str:
         reason = "null" if text is None else "wrong type"
         raise BadValue(reason, f"`{column}` is {kind_of_value(text)}, expected a string")
     if "\0" in text:
-        raise BadValue("NUL byte", f"a NUL byte at character {text.index(chr(0))} of `{column}`: this is no text")
+        raise BadValue("NUL byte", f"a NUL byte at character {text.index(chr(0))} of `{column}`: not a text")
     try:
         text.encode()
-    except UnicodeEncodeError as problem:  # only Python functions can give half a character
+    except UnicodeEncodeError as problem:  # only Python functions can produce half a character
         what = f"a lone surrogate (half of a character) at character {problem.start} of `{column}`"
         raise BadValue("lone surrogate", what) from problem
     return text
@@ -216,7 +216,7 @@ def decode(raw: bytes) -> str:
         what = f"invalid UTF-8 at byte {problem.start} (0x{raw[problem.start]:02x})"
         raise BadValue("invalid UTF-8", what, problem.start) from problem
     if "\0" in text:
-        raise BadValue("NUL byte", f"a NUL byte at byte {raw.index(0)}: this is no text", raw.index(0))
+        raise BadValue("NUL byte", f"a NUL byte at byte {raw.index(0)}: not a text", raw.index(0))
     return text
 
 

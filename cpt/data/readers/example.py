@@ -1,7 +1,7 @@
-"""A row as text: a column or a template of a document; all parts of an example, which are read back from the text.
+"""Convert a row to text: a column or template for a document; all parts for an example, which can be parsed back.
 
-Filters and transforms read the text. It is the same for every tokenizer: its hash decides what is held out, and its
-bytes count in bits per byte. The model reads what the tokenizer's chat template makes of the messages
+Filters and transforms work on this text. It is the same for every tokenizer: its hash decides what is held out, and
+its bytes count in bits per byte. The model reads the output of the tokenizer's chat template for the messages
 (`chat_template.py`).
 
 A message is a line with its role after U+001E ("record separator"), then its content. Other keys of a message (tool
@@ -34,7 +34,7 @@ def document_of(row: Mapping[str, object], source: DocumentSource, origin: Origi
     score, column = math.nan, score_column(source)
     if column is not None:
         value = value_of(row, column)
-        with suppress(ValueError):  # csv files hold numbers as texts
+        with suppress(ValueError):  # csv files store numbers as text
             if isinstance(value, str | int | float) and not isinstance(value, bool):
                 score = float(value)
         if math.isnan(score):
@@ -53,7 +53,7 @@ def text_of(row: Mapping[str, object], source: DocumentSource) -> str:
         values = {column: filled_in(value_of(row, column), column) for column in template_columns(source.template)}
         text = clean(source.template.format(**values), "the template's text")
     if source.chat is not None and text.startswith(CONTROL):  # a plain text among examples must not look like one
-        raise BadValue("control character", f"it begins with U+{ord(text[0]):04X}: this is no text")
+        raise BadValue("control character", f"it begins with the control character U+{ord(text[0]):04X}")
     return text
 
 
@@ -72,14 +72,14 @@ ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "observation":
 CALLS = "function_call"
 PART = "\x1d"
 MARK = "\x1e"
-NOT_TOKEN = "\x1f"  # breaks up what looks like a special token in a message, until it is encoded (`chat_encoder.py`)
+NOT_TOKEN = "\x1f"  # splits special tokens in a message's text until it is encoded
 CONTROL = (PART, MARK, NOT_TOKEN)
-CONTROL_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u(001[def])")  # escaped; after an even number of other backslashes
+CONTROL_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u(001[def])")  # escaped, after an even number of backslashes
 Message = dict[str, Any]
 
 
 def usual_message(message: object) -> object:
-    """A message with `value` instead of `content` in the form of chat templates; anything else as it is."""
+    """A message with `content` instead of `value`, as chat templates expect; other objects are returned unchanged."""
     if not isinstance(message, Mapping) or "value" not in message or "content" in message:
         return message
     if not {"from", "role"} & set(message):
@@ -107,7 +107,7 @@ def transcript(chat: object, column: str) -> str:
     lines = []
     for message in map(usual_message, chat):
         if not isinstance(message, dict):
-            raise not_a_chat(f"`{column}` holds {shown(message)}")
+            raise not_a_chat(f"`{column}` contains {shown(message)}")
         role, content = message.get("role"), message.get("content")
         more = {str(key): value for key, value in message.items() if value is not None}
         more = {key: value for key, value in more.items() if key not in ("role", "content")}
@@ -117,7 +117,7 @@ def transcript(chat: object, column: str) -> str:
             content, more = "", {"content": None, **more}
         is_role = isinstance(role, str) and role.strip() and len(role.splitlines()) == 1 and " {" not in role
         if not is_role or not isinstance(content, str):
-            raise not_a_chat(f"`{column}` holds {shown(message)}")
+            raise not_a_chat(f"`{column}` contains {shown(message)}")
         refuse_control(f"{role}{content}", f"a message of `{column}`")
         head = f"{role} {as_json(more, f'a message of `{column}`')}" if more else role
         lines.append(f"{MARK}{head}\n{content}")
@@ -129,13 +129,13 @@ def text_of_parts(parts: list[Any], column: str) -> str:
         kind_of_part = part.get("type", "text") if isinstance(part, Mapping) else None
         if kind_of_part != "text" or not isinstance(part.get("text"), str):
             what = f"a part of type `{kind_of_part}`" if isinstance(part, Mapping) else shown(part)
-            only = "only texts are learned from, no images or sounds"
-            raise BadValue("not a chat", f"`{column}` holds {what} in a message: {only}")
+            only = "only text is supported, not images or audio"
+            raise BadValue("not a chat", f"`{column}` has {what} in a message: {only}")
     return "".join(part["text"] for part in parts)
 
 
 def messages_of(text: str) -> list[Message]:
-    """The messages of a transcript; none where it is not one."""
+    """The messages of a transcript; empty if the text is not a transcript."""
     messages: list[Message] = []
     parts = text[1:].split(MARK) if text.startswith(MARK) else []
     for number, part in enumerate(parts, start=1):
@@ -162,20 +162,20 @@ def as_json(value: object, where: str) -> str:
 
 
 def as_text(value: object) -> str:
-    """Dates and decimals for JSON, which has none."""
+    """Dates and decimals as strings: JSON lacks these types."""
     if isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal):
         return str(value)
-    raise TypeError(f"a value of type {type(value).__name__}")
+    raise TypeError(f"unsupported type {type(value).__name__}")
 
 
 def refuse_control(text: str, where: str) -> None:
     for mark in CONTROL:
         if mark in text:
-            raise BadValue("control character", f"U+{ord(mark):04X} in {where}: this is no text")
+            raise BadValue("control character", f"U+{ord(mark):04X} in {where}: control characters are not allowed")
 
 
 def not_a_chat(what: str) -> BadValue:
-    return BadValue("not a chat", f"{what}, expected a list of messages: {{role: a word, content: a text}}")
+    return BadValue("not a chat", f"{what}, expected a list of messages: {{role: WORD, content: TEXT}}")
 
 
 def shown(value: object) -> str:
@@ -187,8 +187,8 @@ def shown(value: object) -> str:
 
 
 def filled_lines(template: str, row: Mapping[str, object]) -> str:
-    """A template filled in, without paragraphs and lines whose columns are all empty, null or missing; the first
-    column's always stays."""
+    """Fill in a template, without paragraphs and lines whose columns are all empty, null or missing; those of the
+    first column are always kept."""
     columns = template_columns(template)
     value_of(row, columns[0])  # raises BadValue if it is missing
     values = {name: "" if row.get(name) is None else filled_in(row[name], name) for name in columns}
@@ -202,14 +202,14 @@ def filled_lines(template: str, row: Mapping[str, object]) -> str:
 
 
 SIDES = {"user": "prompt", "assistant": "completion", "chosen": "chosen", "rejected": "rejected"}
-"""Columns that are one message each where `chat` names a `user` -> part of an example."""
+"""Columns with one message each, if `chat` names a `user` -> part of an example."""
 
 
 def with_turns(
     values: dict[str, Any], columns: Mapping[str, str], *, whole: bool
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The parts of an example, with turns as lists of messages, and the column of each. If `whole`, a question and its
-    answer are one conversation."""
+    answer form one conversation."""
     system, history = values.pop("system", None), values.pop("history", None)
     values = {name: [value] if isinstance(value, dict) else value for name, value in values.items()}  # a message alone
     named = dict(columns)
@@ -219,7 +219,7 @@ def with_turns(
                 values[name] = [{"role": "user" if name == "user" else "assistant", "content": value}]
         values = {SIDES.get(name, name): value for name, value in values.items()}
         named = {SIDES.get(name, name): column for name, column in columns.items()}
-    elif "label" in values and isinstance(values.get("messages"), list):  # the label is of the last turn
+    elif "label" in values and isinstance(values.get("messages"), list):  # the label applies to the last turn
         talk = values.pop("messages")
         values |= {"prompt": talk[:-1], "completion": talk[-1:]}
         named |= dict.fromkeys(("prompt", "completion"), columns["messages"])
@@ -229,7 +229,7 @@ def with_turns(
     if whole and "user" in columns and all(isinstance(values[side], list) for side in ("prompt", "completion")):
         values = {"messages": [*values["prompt"], *values["completion"]]}
         named["messages"] = named["prompt"]
-    # A system prompt, unless there is one, and earlier turns come before the messages.
+    # The system prompt, unless the messages have one, and earlier turns come before the messages.
     before = [{"role": "system", "content": system}] if isinstance(system, str) and system.strip() else []
     pairs = history or []
     if not isinstance(pairs, list) or not all(
@@ -245,9 +245,9 @@ def with_turns(
     for side in (first, "rejected") if first == "chosen" else (first,):
         talk = values[side]
         if not isinstance(talk, list):
-            what = "a system prompt or earlier turns can precede"
-            raise BadValue("texts and messages", f"`{named[side]}` is no list of messages that {what}")
-        own = talk[: first_role(talk) == "system"]  # counts instead of the source's
+            what = "can follow a system prompt or earlier turns"
+            raise BadValue("texts and messages", f"`{named[side]}` must be a list of messages: only those {what}")
+        own = talk[: first_role(talk) == "system"]  # overrides the system prompt of the source
         values[side] = [*(own or before), *turns, *talk[len(own) :]]
     return values, named
 
@@ -262,7 +262,7 @@ Words = str | list[Message]
 
 
 class Example(NamedTuple):
-    """An example's parts: each is a plain text or a list of messages; those that its form does not have are None."""
+    """The parts of an example: each is a plain text or a list of messages; None for parts that its form lacks."""
 
     prompt: Words | None = None
     completion: Words | None = None
@@ -293,7 +293,7 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
         talk = transcript(values["messages"], columns["messages"])
         return joined({**parts, "messages": talk}) if parts else talk
     label: dict[str, str] = {}
-    if "label" in values:  # also as texts, as in csv files
+    if "label" in values:  # also as strings, as in csv files
         value = values.pop("label")
         wanted = LABELS.get(str(value).lower()) if isinstance(value, bool | int | str) else None
         if wanted is None:
@@ -314,7 +314,7 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
 
 
 def unpacked(value: object) -> object:
-    """Messages that are written as JSON in a text, as in csv files; anything else as it is."""
+    """Parse messages stored as a JSON string, as in csv files; other values are returned unchanged."""
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
     if '"role"' not in value and '"from"' not in value:
@@ -342,7 +342,7 @@ def words_of(value: object, column: str) -> str:
 
 
 def example_of(text: str) -> Example | None:
-    """The example of a text; None if a transform broke it. A text without parts is a chat or a plain text."""
+    """Parse an example's text; None if a transform broke it. A text without parts is a chat or a plain text."""
     if not text.startswith(PART):
         return Example(messages=messages_of(text) or text)
     values: dict[str, Any] = {}

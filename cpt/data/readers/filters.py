@@ -1,4 +1,4 @@
-"""Filters and transforms: the built-in ones, and from the recipe's lists to functions.
+"""Built-in filters and transforms, and building the functions that a recipe lists.
 
 A filter returns the reason to drop a document, or None to keep it. A transform returns the document changed, or a list
 of documents."""
@@ -29,7 +29,7 @@ def length(
     min_words: int = 0,
     max_words: int | None = None,
 ) -> str | None:
-    """Drop what is too short or too long, in characters or in words (what whitespace separates)."""
+    """Drop documents that are too short or too long, in characters or in whitespace-separated words."""
     size = len(document["text"])
     if size < min_characters:
         return f"shorter than {min_characters} characters"
@@ -44,7 +44,7 @@ def length(
 
 
 def pattern(document: DocumentView, *, drop: str | None = None, require: str | None = None) -> str | None:
-    """Drop what matches the regular expression `drop` anywhere, or matches `require` nowhere."""
+    """Drop documents that match the regular expression `drop`, or that do not match `require`."""
     if drop is None and require is None:
         raise RecipeError("the filter `pattern` needs `drop` or `require`, a regular expression.")
     try:
@@ -61,8 +61,8 @@ def pattern(document: DocumentView, *, drop: str | None = None, require: str | N
 def keep_share(document: DocumentView, *, share: float, seed: int = 0) -> str | None:
     """Keep a sample: about `share` of the documents, chosen by the hash of their text.
 
-    An equal text has the same fate in every source and run, and a smaller share is a part of a larger one. The choice
-    is independent of `evaluation.held_out_share`, which hashes without this prefix.
+    Equal texts get the same choice in every source and run, and a smaller share is a subset of a larger one. The
+    choice is independent of `evaluation.held_out_share`, which hashes without this prefix.
     """
     if not 0 < share <= 1:
         raise RecipeError(f"the filter `keep_share` needs a `share` above 0 and at most 1, got {share}.")
@@ -81,13 +81,13 @@ def c4(
     drop_curly_brackets: bool = True,
     bad_words: Sequence[str] = (),
 ) -> str | None:
-    """Drop pages of C4's kinds: placeholder text, code, too few sentences, words of a list.
+    """Drop pages as C4 does: placeholder text, code, too few sentences, bad words.
 
     The defaults are those of the code that made C4 (tensorflow_datasets, c4_utils.py). A sentence ends with `.`, `!`
-    or `?` before whitespace. Code always has curly brackets: set `drop_curly_brackets: false` where code is wanted.
+    or `?` before whitespace. Code has curly brackets: set `drop_curly_brackets: false` to keep it.
 
     Args:
-        bad_words: whole words, upper and lower case alike. C4's own list:
+        bad_words: whole words, case-insensitive. C4's list:
             LDNOOBW/List-of-Dirty-Naughty-Obscene-and-Otherwise-Bad-Words on GitHub.
     """
     text = document["text"]
@@ -119,9 +119,9 @@ def fineweb(
     """Drop lists and boilerplate by the shape of their lines; empty lines do not count.
 
     Args:
-        min_punctuated_lines: drop where at most this share of lines ends with punctuation.
-        max_duplicate_line_characters: drop where at least this share of characters is in repeated lines.
-        max_short_lines: drop where at least this share of lines has fewer than `short_line_characters` characters.
+        min_punctuated_lines: drop if at most this share of lines ends with punctuation.
+        max_duplicate_line_characters: drop if at least this share of characters is in repeated lines.
+        max_short_lines: drop if at least this share of lines has fewer than `short_line_characters` characters.
     """
     lines = [line for line in map(str.strip, document["text"].splitlines()) if line]
     punctuated = sum(line.endswith(tuple(punctuation)) for line in lines)
@@ -155,12 +155,12 @@ def gopher_quality(
     min_stop_words: int = 2,
     stop_words: Sequence[str] = STOP_WORDS,
 ) -> str | None:
-    """Drop what is not prose, by the counts of words, symbols and lines; the defaults are the paper's.
+    """Drop documents that are not prose, by counts of words, symbols and lines; the defaults are those of the paper.
 
     Args:
-        max_symbols_per_word: `#` and ellipses, each kind by itself.
-        min_alphabetic_words: share of words that must have a letter.
-        min_stop_words: how many different ones of `stop_words` must be there; they are English, give others or 0 for
+        max_symbols_per_word: `#` and ellipses, counted separately.
+        min_alphabetic_words: minimum share of words with a letter.
+        min_stop_words: minimum number of different `stop_words`; the defaults are English, so set others, or 0, for
             another language.
     """
     text = document["text"]
@@ -196,12 +196,12 @@ def gopher_repetition(
     max_top_n_grams: Sequence[float] = (0.20, 0.18, 0.16),
     max_duplicate_n_grams: Sequence[float] = (0.15, 0.14, 0.13, 0.12, 0.11, 0.10),
 ) -> str | None:
-    """Drop what repeats itself; the defaults are the paper's table A1.
+    """Drop repetitive documents; the defaults are those of the paper's table A1.
 
     Args:
-        max_top_n_grams: share of characters in the most frequent repeated 2-, 3-, 4-gram of words, and so on as far as
-            the list goes.
-        max_duplicate_n_grams: share of characters in 5-, 6-, ... 10-grams that were there before, each character
+        max_top_n_grams: maximum share of characters in the most frequent repeated 2-, 3-, 4-gram of words, and so on
+            to the end of the list.
+        max_duplicate_n_grams: maximum share of characters in 5-, 6-, ... 10-grams that occurred before, each character
             counted once.
     """
     text = document["text"]
@@ -225,21 +225,21 @@ def gopher_repetition(
 
 
 def repeated_n_grams(words: list[str], last_n: int) -> Iterator[tuple[int, float, float]]:
-    """For n = 2 to `last_n`: n, the share of characters in the most frequent repeated n-gram, the share in n-grams
-    seen before."""
+    """For n = 2 to `last_n`, yield n, the share of characters in the most frequent repeated n-gram, and the share in
+    n-grams seen before."""
     vocabulary: dict[str, int] = {}
     ids = np.array([vocabulary.setdefault(word, len(vocabulary)) for word in words], np.int64)
     sizes = np.array([len(word) for word in words], np.int64)
     upto = np.concatenate([np.zeros(1, np.int64), sizes.cumsum()])
     grams = ids
     for n in range(2, min(last_n, len(words)) + 1):
-        pairs = grams[:-1] * len(vocabulary) + ids[n - 1 :]  # an n-gram is an (n-1)-gram and a word
+        pairs = grams[:-1] * len(vocabulary) + ids[n - 1 :]  # an n-gram is an (n-1)-gram plus a word
         _, first, grams, counts = np.unique(pairs, return_index=True, return_inverse=True, return_counts=True)
-        if counts.max() == 1:  # then no longer n-gram is repeated either
+        if counts.max() == 1:  # then longer n-grams are not repeated either
             return
         most = first[counts == counts.max()]
         top = counts.max() * (upto[most + n] - upto[most]).max()
-        # Which words lie in an n-gram that was there before: such n-grams begun minus those ended.
+        # Words inside an n-gram that occurred before: the number of such n-grams begun minus those ended.
         seen_before = first[grams] != np.arange(len(grams))
         open_grams = np.zeros(len(grams) + n, np.int64)
         open_grams[: len(grams)] += seen_before
@@ -250,21 +250,21 @@ def repeated_n_grams(words: list[str], last_n: int) -> Iterator[tuple[int, float
 def language(
     document: DocumentView, *, keep: Sequence[str], min_confidence: float = 0.5, max_characters: int = 10_000
 ) -> str | None:
-    """Drop what is not in one of the languages `keep`, or is so only without confidence.
+    """Drop documents that are not in one of the languages `keep`, or only with low confidence.
 
-    py3langid's naive Bayes over byte n-grams, 97 languages, about 10 MB/s on one core (github.com/adbar/py3langid;
-    arxiv.org/abs/1107.3765 is the method). Its answer for code or tables means nothing: use it on prose.
+    Uses py3langid: naive Bayes over byte n-grams, 97 languages, about 10 MB/s on one core (github.com/adbar/py3langid,
+    arxiv.org/abs/1107.3765). Its result is meaningless for code or tables: use it on prose.
 
     Args:
         keep: ISO 639-1 codes: `[en, de]`.
-        min_confidence: of py3langid, 0 to 1.
-        max_characters: only the first so many are classified.
+        min_confidence: minimum confidence of py3langid, 0 to 1.
+        max_characters: classify only the first characters, this many.
     """
     identifier = language_identifier()
     for code in keep:
         if code not in identifier.labels:
-            known = f"{did_you_mean(code, identifier.labels)} It knows: {', '.join(sorted(identifier.labels))}."
-            raise RecipeError(f"the filter `language` knows no language `{code}`.{known}")
+            known = f"{did_you_mean(code, identifier.labels)} Known: {', '.join(sorted(identifier.labels))}."
+            raise RecipeError(f"the filter `language`: unknown language `{code}`.{known}")
     found, confidence = identifier.classify(document["text"][:max_characters])
     if found not in keep:
         return f"language is {found}"
@@ -287,7 +287,7 @@ POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "us
 def normalise(
     document: DocumentView, *, form: Literal["NFC", "NFKC"] | None = "NFC", keep_trailing_whitespace: bool = False
 ) -> DocumentView:
-    """Compose characters; end lines with `\\n` and no blanks before it; remove a byte order mark."""
+    """Normalise to Unicode NFC and `\\n` line ends, strip trailing blanks and remove a byte order mark."""
     text = document["text"].replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff")
     if form is not None:
         text = unicodedata.normalize(form, text)
@@ -305,11 +305,11 @@ def c4_lines(
     drop_policies: bool = True,
     drop_citations: bool = True,
 ) -> DocumentView:
-    """Drop the lines that C4 drops (arxiv.org/abs/1910.10683, section 2.2): too short, not ended, JavaScript and
-    policy notices.
+    """Drop the lines that C4 drops (arxiv.org/abs/1910.10683, section 2.2): too short, without end punctuation,
+    JavaScript and policy notices.
 
-    The defaults are those of the code that made C4 (tensorflow_datasets, c4_utils.py). FineWeb leaves
-    `require_punctuation` out.
+    The defaults are those of the code that made C4 (tensorflow_datasets, c4_utils.py). FineWeb does not use
+    `require_punctuation`.
     """
     kept = []
     for line in map(str.strip, document["text"].splitlines()):
@@ -344,7 +344,7 @@ class Sieve:
         return build_components("transform", self.transforms), build_components("filter", self.filters)
 
     def code(self) -> dict[str, list[list[object]]]:
-        """Names, options and code, for the key of stored tokens."""
+        """Names, options and source code of the functions, for the key of stored tokens."""
         return {
             f"{kind}s": [
                 [one.name, key_options(one.name, one.options), module_text(kind, one.name)]
@@ -356,7 +356,7 @@ class Sieve:
 
 
 def sieve_of(data: Data, source: DocumentSource, key: str) -> Sieve:
-    """Held-out sets are not filtered. The transforms of `data` apply to them too: equal texts stay equal."""
+    """The transforms and filters of a source. Held-out sets get only the transforms, so equal texts stay equal."""
     if not isinstance(source, Source):
         return Sieve({"data.transforms": data.transforms}, {})
     transforms = {"data.transforms": data.transforms, f"{key}.transforms": source.transforms}
@@ -374,20 +374,20 @@ def build_components(kind: str, lists: ComponentLists) -> list[Callable[..., Any
 
 
 def module_text(kind: str, name: str) -> str:
-    """The text of a function's module, so that stored tokens are made again when it changes."""
+    """The source code of a function's module: a change in it invalidates stored tokens."""
     function = find(kind, name, BUILT_IN.get(kind, {}))
     module = inspect.getmodule(function)
     try:
         return inspect.getsource(module if module is not None and module.__name__ != "__main__" else function)
     except (OSError, TypeError) as problem:
-        why = "so that we notice when it changes"
+        why = "so that changes to it are noticed"
         raise RecipeError(f"the {kind} `{name}` must be a function in a Python file, {why}.") from problem
 
 
 def sift(
     document: Document, source_name: str, transforms: Sequence[Transform], filters: Sequence[Filter]
 ) -> Iterator[tuple[str, str | None]]:
-    """The texts that transforms, one after the other, make of a document, each with the reason to drop it or None."""
+    """Apply the transforms in order and yield each resulting text with the reason to drop it or None."""
     if not transforms and not filters:  # the fast path
         yield document.text, "empty" if not document.text or document.text.isspace() else None
         return
@@ -402,7 +402,7 @@ def sift(
                 given = f"the transform {name_of(transform)} returned {str(made)[:80]!r}"
                 raise RecipeError(f"{given}. It must return {expected}.")
         if not documents:
-            yield document.text, f"the transform {name_of(transform)} left nothing"
+            yield document.text, f"the transform {name_of(transform)} returned an empty list"
             return
     for one in documents:
         yield one["text"], reason_to_drop(one, filters)
@@ -410,7 +410,7 @@ def sift(
 
 @dataclass(frozen=True)
 class View(Mapping[str, str]):
-    """What filters see of a document; `where`, which counts lines, is computed only for those that ask."""
+    """A document as filters see it; `where`, which counts lines, is computed only on access."""
 
     document: Document
     source: str
@@ -428,7 +428,7 @@ class View(Mapping[str, str]):
 
 
 def reason_to_drop(document: DocumentView, filters: Sequence[Filter]) -> str | None:
-    """The first filter's reason; a document without any visible character is `empty`."""
+    """The first filter's reason, or None; a document without visible characters is `empty`."""
     if not document["text"].strip():
         return "empty"
     for check in filters:

@@ -1,4 +1,4 @@
-"""Read txt, md, jsonl, json, csv, tsv, parquet and arrow; `READERS` in sources.py names the reader of each suffix."""
+"""Read txt, md, jsonl, json, csv, tsv, parquet and arrow; `READERS` in sources.py maps suffixes to readers."""
 
 import csv
 import sys
@@ -17,21 +17,21 @@ from cpt.data.readers.opening import BOM, BUFFER, REMOTE_BUFFER, format_of, is_u
 from cpt.recipe.schema import DocumentSource
 
 LONGEST_LINE = 64 * 2**20
-LONGEST_RECORD = 64 * 2**20  # a quote that is never closed makes one of the rest of the file
+LONGEST_RECORD = 64 * 2**20  # an unclosed quote turns the rest of the file into one record
 BATCH = 1000
 MAGIC = b"ARROW1"
-Lines = Iterator[tuple[int, int, bytes]]  # number from the origin; first byte in the file; the line with its end
-TOO_LONG = b"..."  # this object, compared by identity, is in the place of a document that is too long for the memory
+Lines = Iterator[tuple[int, int, bytes]]  # number from the origin; first byte; the line with its line end
+TOO_LONG = b"..."  # placeholder, compared by identity, for a document that is too long
 
 
 def lines_of(piece: Piece) -> tuple[Origin, Lines]:
-    """The lines whose first byte lies in the piece, without a byte order mark."""
-    before = max(0, piece.start - 1)  # where a line ends, or one continues that began before this piece
+    """The lines whose first byte is in the piece, without a byte order mark."""
+    before = max(0, piece.start - 1)  # the end of a line, or the middle of one from the piece before
     return Origin(piece.path, "line", before), read_lines(piece, before)
 
 
 def read_lines(piece: Piece, at: int) -> Lines:
-    """The lines from a byte on; what comes before the piece counts as one."""
+    """Read the lines from a byte on; everything before the piece counts as one line."""
     number, stop = 0, sys.maxsize if piece.stop is None else piece.stop
     with open_file(piece.path, at, piece.stop) as file:
         if piece.start:
@@ -47,7 +47,7 @@ def read_lines(piece: Piece, at: int) -> Lines:
 
 
 def pass_over(file: BinaryIO, at: int, stop: int) -> int:
-    """The byte after the end of a line, or one after `stop` if it ends later: then no other line begins before it."""
+    """The first byte after the current line; or one after `stop` if the line ends later, as no other begins before."""
     while at < stop and (part := file.readline(BUFFER)):
         at += len(part)
         if part.endswith(b"\n"):
@@ -57,11 +57,11 @@ def pass_over(file: BinaryIO, at: int, stop: int) -> int:
 
 def refuse_long(raw: bytes) -> None:
     if raw is TOO_LONG:
-        raise BadValue("too long", f"longer than the {LONGEST_LINE:,} bytes that one document may have; is it one?")
+        raise BadValue("too long", f"longer than the limit of {LONGEST_LINE:,} bytes for one document")
 
 
 def read_text(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
-    """The documents of a file, to the byte; lines lose only their end."""
+    """Read the documents of a text file byte by byte; lines lose only their line end."""
     for origin, number, byte, raw in raw_texts(piece, source.text_documents):
         try:
             refuse_long(raw)
@@ -71,7 +71,7 @@ def read_text(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRo
 
 
 def raw_texts(piece: Piece, unit: str) -> Iterator[tuple[Origin, int, int, bytes]]:
-    """Origin, number, first byte and content of each text; `unit` is `line`, `file`, or what separates texts."""
+    """Yield origin, number, first byte and content of each text; `unit` is `line`, `file`, or the separator."""
     if unit == "line":
         origin, lines = lines_of(piece)
         for number, byte, line in lines:
@@ -90,15 +90,15 @@ def raw_texts(piece: Piece, unit: str) -> Iterator[tuple[Origin, int, int, bytes
 
 
 def split(file: BinaryIO, separator: bytes) -> Iterator[tuple[int, bytes]]:
-    """The first byte and the content of each part, without a byte order mark; no more than one part is in memory."""
-    held, at, dropped = b"", 0, 0  # the part so far; where it begins; bytes of it that are held no more
+    """Yield the first byte and the content of each part, without a byte order mark; one part at a time in memory."""
+    held, at, dropped = b"", 0, 0  # the part so far; its first byte; bytes of it that were discarded
     while block := file.read(BUFFER):
         *parts, held = (held + block).split(separator)
         for part in parts:
             yield at, shortened(part.removeprefix(b"" if at else BOM), dropped + len(part))
             at += dropped + len(part) + len(separator)
             dropped = 0
-        searched = max(0, len(held) - len(separator) + 1)  # no separator begins in so many bytes
+        searched = max(0, len(held) - len(separator) + 1)  # no separator begins before this
         if dropped + searched > LONGEST_LINE:
             dropped, held = dropped + searched, held[searched:]
     yield at, shortened(held.removeprefix(b"" if at else BOM), dropped + len(held))
@@ -113,7 +113,7 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
     is_plain = columns_of(source) == (source.text_column,) and source.template is None and source.chat is None
     column = source.text_column if is_plain else None
     for number, byte, line in lines:
-        try:  # most rows are good, and there are billions of them
+        try:  # the fast path: most of billions of rows are good
             text = None if column is None else orjson.loads(line)[column]
         except (orjson.JSONDecodeError, KeyError, TypeError):
             text = None
@@ -142,7 +142,7 @@ def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
     except BadValue as bad:
         return bad
     is_cut = not raw.endswith((b"\n", b"}", b"]"))
-    what = f"{problem.msg} at character {problem.pos}{': the file ends in the middle of the row' if is_cut else ''}"
+    what = f"{problem.msg} at character {problem.pos}{': the file ends inside the row' if is_cut else ''}"
     return BadValue("not valid JSON", f"not valid JSON: {what}", len(text[: problem.pos].encode()))
 
 
@@ -176,14 +176,14 @@ def is_json_lines(raw: bytes) -> bool:
 
 
 class Records:
-    """The records of a file, and where each begins. Quotes may hold line breaks, so a file can be read only from its
-    beginning. A line that is not UTF-8 makes only its own record bad: it is read with its bad bytes replaced."""
+    """The records of a csv or tsv file, and the first byte of each. Quotes may contain line breaks, so a file is read
+    from its beginning. A line with invalid UTF-8 makes only its record bad: it is read with the bytes replaced."""
 
     def __init__(self, piece: Piece) -> None:
         self.origin, self.lines = lines_of(piece)
         self.number, self.byte, self.num_lines = 1, 0, 0
         self.problem: BadValue | None = None
-        csv.field_size_limit(sys.maxsize)  # Python's own limit is 128 KiB a field
+        csv.field_size_limit(sys.maxsize)  # Python's default limit is 128 KiB per field
         self._delimiter = "\t" if format_of(piece.path) == ".tsv" else ","
         self._reader: Iterator[list[str]] | None = None
 
@@ -193,7 +193,7 @@ class Records:
                 self.number, self.byte = number, byte
             self.num_lines += 1
             if byte + len(line) - self.byte > LONGEST_RECORD:
-                what = f"a record of more than {LONGEST_RECORD:,} bytes; is a quote never closed?"
+                what = f"a record of more than {LONGEST_RECORD:,} bytes; check for an unclosed quote"
                 raise BadValue("not valid CSV", f"not valid CSV ({what})")
             try:
                 refuse_long(line)
@@ -218,7 +218,7 @@ class Records:
 
     def bad(self, bad: BadValue) -> BadRow:
         byte = self.byte if bad.byte is None else bad.byte
-        # A quote that is never closed swallows lines, and each of them counts.
+        # An unclosed quote swallows lines, and each of them counts.
         num_rows = max(1, self.num_lines) if bad.reason == "not valid CSV" else 1
         return BadRow(bad.reason, bad.detail, self.origin, self.number, byte, num_rows)
 
@@ -229,7 +229,7 @@ def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | 
         columns = records.next() or []
         check_columns(columns, source)
     except BadValue as bad:
-        yield replace(records.bad(bad), num_rows=max(1, sum(1 for _ in records.lines)))  # all lines after it are lost
+        yield replace(records.bad(bad), num_rows=max(1, sum(1 for _ in records.lines)))  # all following lines are lost
         return
     places = [columns.index(column) for column in columns_of(source, columns)]
     while True:
@@ -254,7 +254,7 @@ def read_batch(
     names, is_utf8 = columns_of(source, batch.schema.names), True
     try:
         columns: list[list[object]] = [batch.column(name).to_pylist() for name in names]
-    except UnicodeDecodeError:  # arrow does not check it before
+    except UnicodeDecodeError:  # arrow does not validate UTF-8 earlier
         is_utf8, columns = False, [[as_python(value) for value in batch.column(name)] for name in names]
     if source.chat is not None:
         columns = [[without_nulls(value) for value in column] for column in columns]
@@ -265,7 +265,7 @@ def read_batch(
 
 
 def without_nulls(value: object) -> object:
-    """Without the keys that a table adds to each object because another object has them."""
+    """Remove the null keys that a table adds to objects because other objects have them."""
     if isinstance(value, list):
         return [without_nulls(item) for item in value]
     if isinstance(value, dict):
@@ -284,7 +284,7 @@ def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | Ba
     origin, whole = Origin(piece.path, "row"), Origin(piece.path, "document")
     num_rows = number = 0
     try:
-        # Not a whole row group at once, which may be the whole file.
+        # Read batches: a row group may be the whole file.
         buffer = REMOTE_BUFFER if is_url(piece.path) else BUFFER
         with pq.ParquetFile(open_random(piece.path), pre_buffer=False, buffer_size=buffer) as file:
             groups = groups_of(piece, file.metadata)
@@ -307,7 +307,7 @@ def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | Ba
 
 
 def is_damage(problem: Exception, path: str) -> bool:
-    """False where the file cannot be reached, True where its content is damaged."""
+    """True if the file's content is damaged, False if the file cannot be reached."""
     return (
         isinstance(problem, pa.ArrowException) or isinstance(problem, OSError) and not (problem.errno or is_url(path))
     )
@@ -320,7 +320,7 @@ def groups_of(piece: Piece, metadata: pq.FileMetaData) -> range:
         if group.num_columns:
             column = group.column(0)
             first_byte = min(column.data_page_offset, column.dictionary_page_offset or column.data_page_offset)
-            at = max(at, first_byte)  # in the order of the rows, wherever a writer put them
+            at = max(at, first_byte)  # in row order, wherever the writer put them
         begins.append(at)
     stop = sys.maxsize if piece.stop is None else piece.stop
     return range(sum(begin < piece.start for begin in begins), sum(begin < stop for begin in begins))
@@ -339,7 +339,7 @@ def read_arrow(piece: Piece, source: DocumentSource) -> Iterator[Document | BadR
 
 
 def batches_of(path: str) -> Iterator[pa.RecordBatch]:
-    """All batches of a file or a stream; of a local file nothing is copied."""
+    """All batches of a file or a stream; a local file is memory-mapped, not copied."""
     found = open_random(path)
     with pa.memory_map(found) if isinstance(found, str) else found as file:
         is_file = file.read(len(MAGIC)) == MAGIC

@@ -1,6 +1,6 @@
-"""Datasets on the Hub: their files at one commit, and what the Hub's errors mean.
+"""Datasets on the Hub: their files at one commit, and messages for the Hub's errors.
 
-Files are found as `datasets` finds them and read like local ones; other datasets are streamed through `datasets`."""
+Files are resolved as in `datasets` and read like local ones; other datasets are streamed through `datasets`."""
 
 import json
 import logging
@@ -30,13 +30,13 @@ log = logging.getLogger("cpt")
 HUB_FILE = re.compile(r"hf://datasets/([^/]+/[^/@]+)@([0-9a-f]{40})/(.+)")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SPLIT = re.compile(r"[\w.-]+")
-NO_OPTIONS = {"name", "version", "data_dir", "data_files", "description"}  # of a builder's configuration
+NO_OPTIONS = {"name", "version", "data_dir", "data_files", "description"}  # not options for reading
 STARTED = time.time()
-OF_DATASETS: tuple[type[Exception], ...] = (FileNotFoundError, ValueError, RuntimeError)  # of the Hub's library, too
-WAIT_SECONDS = (1, 2, 4, 8)  # between asking a Hub that is down
+OF_DATASETS: tuple[type[Exception], ...] = (FileNotFoundError, ValueError, RuntimeError)  # or its Hub library
+WAIT_SECONDS = (1, 2, 4, 8)  # between retries while the Hub is down
 
 
-class Unreachable(Exception):  # noqa: N818 -- it is caught where the Hub is asked
+class Unreachable(Exception):  # noqa: N818 -- always caught by the caller
     """The Hub does not answer."""
 
 
@@ -58,8 +58,8 @@ def cannot_fetch(path: str, problem: BaseException, key: str) -> CptError:
     if isinstance(problem, OSError) and problem.errno:
         return ResourceError(f"{path}: cannot be saved ({problem.strerror}). Set HF_HOME to another disk.")
     return ResourceError(
-        f"{path}: not in the Hub's cache, and the Hub cannot be reached ({meant or first_line(problem)}). Where there"
-        f" is a network run: hf download {dataset} {file} --repo-type dataset --revision {commit}"
+        f"{path}: not in the Hub's cache, and the Hub cannot be reached ({meant or first_line(problem)}). With network"
+        f" access, run: hf download {dataset} {file} --repo-type dataset --revision {commit}"
     )
 
 
@@ -70,26 +70,26 @@ def cannot_reach(dataset: str, problem: str, key: str) -> ResourceError:
 
 def unreadable(dataset: str, split: str, problem: str, key: str) -> DataError:
     remedy = f"Set `{key}.path`, `.subset`, `.split`, `.data_files` or `.revision`."
-    return DataError(f"{dataset}: no dataset on the Hub that can be read with split `{split}`: {problem} {remedy}")
+    return DataError(f"{dataset}: cannot read this dataset from the Hub with split `{split}`: {problem} {remedy}")
 
 
 def broken() -> tuple[type[Exception], ...]:
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
-    httpx_error: type[Exception] = HfHubHTTPError.__bases__[0]  # of httpx or httpx2, by its version
+    httpx_error: type[Exception] = HfHubHTTPError.__bases__[0]  # from httpx or httpx2, depending on its version
     return ConnectionError, TimeoutError, EntryNotFoundError, httpx_error
 
 
 def what_it_means(
     problem: BaseException | None, dataset: str, revision: str | None, key: str
 ) -> CptError | Unreachable | None:
-    """The meaning of the first error of the Hub in a chain of errors, or None."""
+    """The error to raise for the first Hub error in a chain of exceptions, or None."""
     from huggingface_hub import errors
 
     if not isinstance(problem, errors.HfHubHTTPError):
         while problem is not None and not isinstance(problem, broken()):
             problem = problem.__cause__ or problem.__context__
-        # `datasets` looks for files that need not exist: behind another error, a missing entry is not the problem.
+        # `datasets` probes for optional files: after another error, a missing entry is not the cause.
         if problem is None or isinstance(problem, errors.EntryNotFoundError):
             return None
         if not isinstance(problem, errors.HfHubHTTPError):
@@ -100,12 +100,12 @@ def what_it_means(
     if isinstance(problem, errors.RemoteEntryNotFoundError):
         return DataError(f"{dataset}: {' '.join(str(problem).split())} Set `{key}.data_files` or `.revision`.")
     if status in (401, 403):
-        what = f"no such local path, and on the Hub no such dataset, or a private or gated one ({status})"
+        what = f"not a local path, and on the Hub missing, private or gated ({status})"
         token = f"Run: hf auth login, or set HF_TOKEN; accept its terms at https://huggingface.co/datasets/{dataset}"
         return ResourceError(f"{dataset}: {what}. {token}; or set `{key}.path`.")
     if status == 404:
         return DataError(f"{dataset}: neither a local path nor a dataset on the Hub. Set `{key}.path`.")
-    return Unreachable(f"it answers {status}")
+    return Unreachable(f"HTTP status {status}")
 
 
 class HubDataset(NamedTuple):
@@ -124,11 +124,11 @@ class HubRequest(NamedTuple):
 
 
 def hub_files(source: DocumentSource, key: str) -> HubDataset:
-    """The files that `datasets.load_dataset` would read, at one commit for the life of this process.
+    """Resolve the files that `datasets.load_dataset` would read, at one commit for the life of this process.
 
-    We read them if each is of a known kind and the dataset's card sets no options for reading (another separator, a
-    field of JSON). The result is stored in the cache: it is used where the Hub cannot be reached, and a source whose
-    revision is a commit is looked up only once."""
+    We read them directly if each has a known suffix and the dataset's card sets no reading options (another separator,
+    a field of JSON). The result is cached: it is used when the Hub cannot be reached, and a source with a commit hash
+    as its revision is looked up only once."""
     from huggingface_hub import constants
 
     request = HubRequest(
@@ -144,7 +144,7 @@ def find(request: HubRequest, key: str) -> HubDataset:
     if (stored := read_sealed(file)) is not None:
         known = HubDataset(stored["commit"], stored["files"] and [File(*one) for one in stored["files"]])
     is_pinned = request.revision is not None and COMMIT.fullmatch(request.revision) is not None
-    # All processes of a run read what the main process has just found.
+    # All processes of a run read what the main process has just stored.
     if known and (is_pinned or not is_main_process() and file.stat().st_mtime >= STARTED):
         return known
     try:
@@ -166,21 +166,21 @@ def find(request: HubRequest, key: str) -> HubDataset:
 def look_up(request: HubRequest, key: str) -> HubDataset:
     try:
         commit = commit_of(request.endpoint, request.path, request.revision)
-        import datasets  # takes a second, so only if the Hub answers
+        import datasets  # slow import (1 s), so only if the Hub responds
         import fsspec
 
         data_files = list(request.data_files) or None
-        # Downloads nothing but the dataset's card.
+        # Downloads only the dataset's card.
         builder = datasets.load_dataset_builder(request.path, request.subset, data_files=data_files, revision=commit)
-        if builder.hash != commit:  # without a connection it takes what its cache holds
-            raise ConnectionError("the connection broke")
+        if builder.hash != commit:  # offline it uses whatever is cached
+            raise ConnectionError("the connection was lost")
         names = readable_files(builder, request, key)
         if names is None:
             return HubDataset(commit, None)
         paths = [name.removeprefix("hf://") for name in names]
         system, _ = fsspec.core.url_to_fs(names[0])
         folder = posixpath.commonpath([posixpath.dirname(path) for path in paths])
-        listed: dict[str, dict[str, Any]] = system.find(folder, detail=True)  # a thousand files at a time
+        listed: dict[str, dict[str, Any]] = system.find(folder, detail=True)  # a thousand files per request
         files = []
         for name, path in zip(names, paths, strict=True):
             info = listed[path]
@@ -195,7 +195,7 @@ def look_up(request: HubRequest, key: str) -> HubDataset:
 
 @cache
 def commit_of(endpoint: str, dataset: str, revision: str | None) -> str:
-    """The commit of a branch or tag; one call, so that all sources of a dataset have one commit."""
+    """The commit of a branch or tag; cached, so that all sources of a dataset use the same commit."""
     from huggingface_hub import HfApi
 
     return str(HfApi(endpoint).dataset_info(dataset, revision=revision).sha)
@@ -204,11 +204,11 @@ def commit_of(endpoint: str, dataset: str, revision: str | None) -> str:
 def readable_files(builder: "DatasetBuilder", request: HubRequest, key: str) -> list[str] | None:
     """The files of the split; None if only `datasets` can read them."""
     splits = builder.config.data_files
-    # `train[:10%]` and `train+test` are for `datasets` to find.
+    # Let `datasets` resolve `train[:10%]` and `train+test`.
     if not splits or request.split == "all" or not SPLIT.fullmatch(request.split):
         return None
     if request.split not in splits:
-        has = f"It has: {', '.join(map(str, splits))}. Set `{key}.split`."
+        has = f"Splits: {', '.join(map(str, splits))}. Set `{key}.split`."
         raise DataError(f"{request.path}: no split `{request.split}`. {has}")
     files = list(splits[request.split])
     if not all(is_hub_file(file) and "::" not in file and format_of(file) in DOCUMENT_FILES for file in files):
@@ -221,7 +221,7 @@ def readable_files(builder: "DatasetBuilder", request: HubRequest, key: str) -> 
 
 
 def fetch(path: str, key: str) -> str:
-    """The path of a Hub file in the Hub's cache on this machine, downloaded if missing."""
+    """The local path of a Hub file in the Hub's cache; downloads it if missing."""
     from huggingface_hub import constants, hf_hub_download
 
     dataset, commit, file = parts_of(path)
@@ -233,12 +233,12 @@ def fetch(path: str, key: str) -> str:
             if wait is None or constants.HF_HUB_OFFLINE or not is_unreachable:
                 raise cannot_fetch(path, problem, key) from problem
             time.sleep(wait)
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("unreachable: the last try returns or raises")
 
 
 def read_hub(source: DocumentSource, key: str, commit: str) -> Iterator[Document | BadRow]:
-    # One process reads them from the beginning, so the order is the same each time and for any number of processes.
-    import datasets  # takes a second, and `cpt check` must answer fast
+    # One process reads from the beginning, so the order is the same every time and for any number of processes.
+    import datasets  # slow import (1 s), and `cpt check` must be fast
 
     origin = Origin(source.path, "row")
     try:
@@ -254,5 +254,5 @@ def read_hub(source: DocumentSource, key: str, commit: str) -> Iterator[Document
             yield item_of(row, source, origin, number)
     except OF_DATASETS as problem:
         raise unreadable(source.path, source.split, first_line(problem), key) from problem
-    except OSError as problem:  # ConnectionError among them
+    except OSError as problem:  # includes ConnectionError
         raise cannot_reach(source.path, first_line(problem), key) from problem

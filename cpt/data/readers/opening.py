@@ -17,18 +17,18 @@ BOM = b"\xef\xbb\xbf"
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 KNOWN = f"{', '.join(sorted(DOCUMENT_FILES))}, or one of these with {' or '.join(COMPRESSED)}"
 BUFFER = 1 << 20
-SMALL_BUFFER = 1 << 16  # a damaged compressed file is read up to the damage, except for the last buffer
-REMOTE_BUFFER = 1 << 23  # bytes in one request: an answer of the Hub takes a good part of a second to begin
-PAST_STOP = 1 << 16  # bytes in one request for the rest of a line that ends beyond its piece
+SMALL_BUFFER = 1 << 16  # at most this much before the damage in a compressed file is lost
+REMOTE_BUFFER = 1 << 23  # bytes per request: the Hub takes most of a second to respond
+PAST_STOP = 1 << 16  # bytes per request for a line that ends after its piece
 TRIES = 5
-FIRST_WAIT_SECONDS = 0.5  # doubled with each try
-TRY_AGAIN = (408, 425, 429)  # and all from 500 on
+FIRST_WAIT_SECONDS = 0.5  # doubled after each try
+TRY_AGAIN = (408, 425, 429)  # and every status >= 500
 Result = TypeVar("Result")
 
 
 class RemoteFile(io.RawIOBase):
-    """Reads through fsspec, in requests of the size of the buffer around it. No request goes across `stop`, where the
-    reader will probably end, and those beyond it are small. A file from a server without ranges is held in memory."""
+    """Read through fsspec, in requests of the buffer's size. Requests end at `stop`, where the reader will probably
+    finish; requests after it are small. A file from a server without range requests is held in memory."""
 
     def __init__(self, path: str, begin: int = 0, stop: int | None = None) -> None:
         self._at, self._stop = begin, sys.maxsize if stop is None else stop
@@ -65,14 +65,14 @@ class RemoteFile(io.RawIOBase):
         super().close()
 
     def use(self, function: Callable[[Any], Result]) -> Result:
-        """Retry on HTTP servers; fsspec's other file systems retry by themselves."""
+        """Call `function` with the open file, with retries on HTTP; fsspec's other file systems retry internally."""
 
         def call() -> Result:
             if self._file is None:
                 self._file = self._system.open(self._name, "rb", cache_type="none")
             try:
                 return function(self._file)
-            except ValueError:  # fsspec's error for a stream, and for a server without ranges
+            except ValueError:  # raised by fsspec for streams and servers without ranges
                 self._file = io.BytesIO(self._system.cat_file(self._name))
                 return function(self._file)
 
@@ -81,7 +81,7 @@ class RemoteFile(io.RawIOBase):
         try:
             return call()
         except Exception as problem:
-            if type(problem).__module__.startswith("httpx"):  # the Hub's, which is no OSError
+            if type(problem).__module__.startswith("httpx"):  # the Hub's errors are not OSErrors
                 raise OSError(str(problem) or type(problem).__name__) from problem
             raise
 
@@ -95,7 +95,7 @@ def is_http(system: fsspec.AbstractFileSystem) -> bool:
 
 
 def persistently(function: Callable[[], Result]) -> Result:
-    """Call a function, again while the HTTP server is busy or gone."""
+    """Call a function, with retries while the HTTP server is busy or unreachable."""
     import aiohttp
 
     last: Exception = OSError()
@@ -113,7 +113,7 @@ def persistently(function: Callable[[], Result]) -> Result:
                     last = FileNotFoundError(2, "no such file")
                 if cause.status < 500 and cause.status not in TRY_AGAIN:
                     raise last from problem
-    raise OSError(f"asked {TRIES} times: {str(last) or type(last).__name__}") from last
+    raise OSError(f"{TRIES} requests failed: {str(last) or type(last).__name__}") from last
 
 
 def is_url(path: str) -> bool:
@@ -121,7 +121,7 @@ def is_url(path: str) -> bool:
 
 
 def format_of(path: str) -> str:
-    """`.jsonl` of `a.jsonl.gz`."""
+    """Return `.jsonl` for `a.jsonl.gz`."""
     stem, suffix = splitext(path.lower())
     return splitext(stem)[1] if suffix in COMPRESSED else suffix
 
@@ -131,7 +131,7 @@ def compression_of(path: str) -> str | None:
 
 
 def open_file(path: str, begin: int = 0, stop: int | None = None) -> BinaryIO:
-    """The file's content, decompressed, from a byte on."""
+    """Open a file decompressed, starting at byte `begin`."""
     if compression_of(path) is None:
         return open_plain(path, begin, stop)
     stream: Any = pa.CompressedInputStream(pa.PythonFile(open_plain(path), mode="r"), compression_of(path))
@@ -147,7 +147,7 @@ def open_plain(path: str, begin: int = 0, stop: int | None = None) -> BinaryIO:
 
 
 def open_random(path: str) -> Any:
-    """A file as pyarrow takes it; a compressed one is decompressed in memory."""
+    """Open a file for pyarrow; a compressed file is decompressed in memory."""
     if compression_of(path) is None:
         return io.BufferedReader(RemoteFile(path), SMALL_BUFFER) if is_url(path) else path
     with open_file(path) as file:

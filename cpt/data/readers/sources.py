@@ -1,4 +1,4 @@
-"""Read a source of the recipe: its files, the pieces that they are read in, and the documents in them."""
+"""Read a source of the recipe: its files, the pieces they are split into, and the documents in them."""
 
 import glob
 import logging
@@ -61,23 +61,23 @@ READERS: dict[str, Callable[[Piece, DocumentSource], Iterator[Document | BadRow]
 PIECE_BYTES = 64 * 2**20
 log = logging.getLogger("cpt")
 GLOB = re.compile(r"[*?\[]")
-CONVERTED = {".pdf", ".html", ".htm", ".docx", ".epub"}  # by `cpt data ingest`
+CONVERTED = {".pdf", ".html", ".htm", ".docx", ".epub"}  # formats that `cpt data ingest` converts
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-DATASETS_OWN = {"dataset_info.json", "state.json", "dataset_dict.json"}  # `datasets` saves them with its arrow files
-# What servers call the version of a file's content.
+DATASETS_OWN = {"dataset_info.json", "state.json", "dataset_dict.json"}  # saved by `datasets` next to its arrow files
+# Headers or fields with the version of a file's content.
 TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
 LISTING_THREADS = 16
 
 
 def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
-    """The documents in the order of the files' names, at most `max_documents`."""
+    """The documents in order of file name, at most `max_documents`."""
     items = chain.from_iterable(read_piece(source, piece, key) for piece in pieces_of(source, key))
     yield from islice(apply_policy(items, "error", key, []), source.max_documents)
 
 
 def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
-    """The pieces of a source, in the order of its documents. They follow from the names and sizes of the files; none
-    is opened. A user's function, and a dataset on the Hub that only `datasets` can read, are one piece."""
+    """The pieces of a source, in the order of its documents. They depend only on the names and sizes of the files; no
+    file is opened. A user's function, and a Hub dataset that only `datasets` can read, are one piece."""
     files = files_of(source, key)
     if not files:
         return [Piece(source.path)]
@@ -91,7 +91,7 @@ def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) 
 
 
 def can_be_cut(path: str, source: DocumentSource) -> bool:
-    # Not every HTTP server can send a part of a file.
+    # Some HTTP servers cannot send a part of a file.
     if compression_of(path) or path.startswith(("http://", "https://")):
         return False
     if format_of(path) in TEXT_FILES:
@@ -107,7 +107,7 @@ def read_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Docum
     elif kind == "hub" and piece.path == source.path:
         items = read_hub(source, key, hub_files(source, key).commit)
     else:
-        if kind == "hub" and not is_first_enough:  # fetched as a whole, and kept in the Hub's cache
+        if kind == "hub" and not is_first_enough:  # downloaded whole into the Hub's cache
             piece = replace(piece, path=fetch(piece.path, key))
         items = read_file_piece(source, piece, key)
     if source.max_documents is None:
@@ -135,7 +135,7 @@ def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[
     except (OSError, pa.ArrowException) as problem:
         if not is_damage(problem, piece.path):
             raise cannot_read(piece.path, problem, key) from problem
-        # A compressed file that is cut off or damaged.
+        # A truncated or damaged compressed file.
         lost = f"cannot be read to its end ({first_line(problem)}); the rest of it is lost"
         yield BadRow("damaged file", lost, whole, 1)
 
@@ -177,13 +177,13 @@ def read_function(source: DocumentSource, key: str) -> Iterator[Document | BadRo
 def kind_of(path: str) -> Literal["local", "url", "function", "hub"]:
     if is_url(path):
         return "url"
-    if is_function(path) and not Path(path).exists():  # a file may have such a name
+    if is_function(path) and not Path(path).exists():  # unless it is the name of a file
         return "function"
     return "local" if is_local(path) or not HUB_ID.fullmatch(path) else "hub"
 
 
 def files_of(source: DocumentSource, key: str) -> list[File]:
-    """The files of a source, in order; none of a function, or of a dataset that only `datasets` can read."""
+    """The files of a source, in order; empty for a function or a dataset that only `datasets` can read."""
     kind = kind_of(source.path)
     if kind == "hub":
         return hub_files(source, key).files or []
@@ -194,7 +194,7 @@ def files_of(source: DocumentSource, key: str) -> list[File]:
 
 def find_local(source: DocumentSource, key: str) -> list[File]:
     path = Path(source.path).expanduser()
-    if (path / "dataset_dict.json").is_file():  # saved by `datasets`, one folder a split
+    if (path / "dataset_dict.json").is_file():  # saved by `datasets`, one folder per split
         path = path / source.split
     try:
         if path.is_dir():
@@ -208,14 +208,14 @@ def find_local(source: DocumentSource, key: str) -> list[File]:
     except OSError as problem:
         raise cannot_read(problem.filename or source.path, problem, key) from problem
     if not found:
-        what = f"the folder holds no {KNOWN} file" if path.is_dir() else f"no such file or folder in {Path.cwd()}"
+        what = f"expected a {KNOWN} file in the folder" if path.is_dir() else f"no such file or folder in {Path.cwd()}"
         raise DataError(f"{source.path}: {what}. Set `{key}.path`; a dataset on the Hub is written `owner/name`.")
     files = [File(name, status.st_size, str(status.st_mtime_ns)) for name, status in found]
     return sorted(files, key=lambda file: file.name.split(os.sep))
 
 
 def walk(folder: Path, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Path below the folder and status of every file in it that is not hidden; links to folders are not followed."""
+    """Yield relative path and status of every visible file in the folder; links to folders are not followed."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
@@ -231,7 +231,7 @@ def is_document(path: str) -> bool:
 
 
 def find_remote(source: DocumentSource, key: str) -> list[File]:
-    """The files of a URL: one, those that match, or all of a known kind below it."""
+    """The files of a URL: one file, the matches of a glob, or all supported files below a folder."""
     try:
         system, name = fsspec.core.url_to_fs(source.path)
         if GLOB.search(source.path):
@@ -241,7 +241,7 @@ def find_remote(source: DocumentSource, key: str) -> list[File]:
         else:
             below = system.find(name, detail=True).items()
             found = {file: info for file, info in below if format_of(file) in DOCUMENT_FILES}
-        # The listing of an HTTP server has only names.
+        # An HTTP listing contains only names.
         unsized = [file for file, info in found.items() if info.get("size") is None]
         with ThreadPoolExecutor(LISTING_THREADS) as pool:
             found |= zip(unsized, pool.map(lambda file: info_of(system, file), unsized), strict=True)
@@ -273,7 +273,7 @@ def refuse_unknown(file: str, key: str) -> None:
 
 
 def log_formats(source: DocumentSource) -> None:
-    """Log what is in a folder and what is skipped: `corpus: 12 jsonl, 3 parquet, 2 skipped: .png`."""
+    """Log the file counts of a folder: `corpus: 12 jsonl, 3 parquet, 2 skipped: .png`."""
     folder = Path(source.path).expanduser()
     if kind_of(source.path) != "local" or not is_main_process() or not folder.is_dir():
         return
@@ -289,7 +289,7 @@ def log_formats(source: DocumentSource) -> None:
 
 
 def states_of(source: DocumentSource, key: str) -> list[File]:
-    """Equal states, equal content; local files by their absolute paths."""
+    """Files with their versions, to detect changes; local files by their absolute paths."""
     return [file._replace(name=absolute(file.name)) for file in files_of(source, key)]
 
 

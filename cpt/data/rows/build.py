@@ -1,4 +1,4 @@
-"""From the recipe's `data` section to the rows that are trained on and the rows for evaluation."""
+"""Build the training rows and the evaluation rows from the recipe's `data` section."""
 
 import logging
 import math
@@ -35,26 +35,26 @@ Sources = Sequence[TokenizedSource]
 Windowed = Sequence[WindowedRows]
 log = logging.getLogger("cpt")
 NO_EVALUATION = Evaluation()
-CLOSE_TO_ALL = 0.9  # of a source; from here on its size must be exact
-WINDOWS_ON_DISK = 4  # of each source: read, made next, kept for slower readers, and a spare
+CLOSE_TO_ALL = 0.9  # above this share of a source is read, its exact size is needed
+WINDOWS_ON_DISK = 4  # per source: current, next, one for slower readers, one spare
 NO_HASHES = np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True)
 class SourceReport:
     name: str
-    documents: int  # trained on
-    held_out: int  # not trained on: the model is evaluated on them or on an equal document of a held-out set
+    documents: int  # documents trained on
+    held_out: int  # evaluated, or equal to a document of a held-out set; never trained on
     dropped: dict[str, int]
     bad_rows: dict[str, int]
-    lengths: dict[int, int]  # documents trained on, by length: n, a power of two, means n to 2n - 1 tokens
+    lengths: dict[int, int]  # power of two n -> documents of n to 2n - 1 tokens
     tokens: int  # in the documents trained on, counted once
     rows: int
-    padding: float  # share of the rows' positions that hold no token
-    share: float  # requested, of the training tokens; of phases over the whole run if its length is known
-    files: dict[str, str]  # file -> xxh3-128 of its content, once all of the source was read
+    padding: float  # share of positions without a token
+    share: float  # requested share of training tokens; with phases, over the whole run if its length is known
+    files: dict[str, str]  # file -> xxh3-128 of its content, once the whole source was read
     licence: str | None
-    is_estimate: bool  # from the windows read so far
+    is_estimate: bool  # extrapolated from the windows read so far
 
 
 def report_on(rows: WindowedRows) -> SourceReport:
@@ -82,11 +82,11 @@ def report_on(rows: WindowedRows) -> SourceReport:
 def log_report(report: SourceReport, rows: WindowedRows) -> None:
     known, windows = rows.known_so_far()
     where, longest = known.longest
-    # A long example is cut to one row, so it cannot be much of the data.
+    # A long example is cut to one row, so the warning is only for documents.
     is_whole = rows.layout.form == "document" and not report.is_estimate
     if is_whole and (giant := absurd_share(report.name, where, longest, report.tokens, report.documents)):
         log.warning(giant)
-    about = f"about, by the first {windows} of {len(rows.tokenized.plan.windows)} windows, "
+    about = f"estimated from the first {windows} of {len(rows.tokenized.plan.windows)} windows, "
     dropped = "".join(f", {count:,} dropped ({reason})" for reason, count in report.dropped.items())
     bad = "".join(f", {count:,} bad ({reason})" for reason, count in report.bad_rows.items())
     log.info(
@@ -96,8 +96,8 @@ def log_report(report: SourceReport, rows: WindowedRows) -> None:
 
 
 def rows_of_run(data: Data, budget: Budget, rows_of_epoch: int) -> int:
-    """Of the whole run; up to one step more without `global_batch_tokens`: the launch decides how long a step is. An
-    epoch counts rows, padding included: counted in tokens it would end before the last rows."""
+    """The rows of the whole run; up to one step more without `global_batch_tokens`: the launch decides the length of a
+    step. An epoch counts rows, padding included: counted in tokens it would end before the last rows."""
     step = max(1, (budget.global_batch_tokens or 0) // data.sequence_length)
     if budget.tokens is not None:
         steps = math.ceil(budget.tokens / data.sequence_length / step)
@@ -107,13 +107,13 @@ def rows_of_run(data: Data, budget: Budget, rows_of_epoch: int) -> int:
 
 
 def steps_of_epochs(data: Data, epochs: float, rows_of_epoch: int, rows_per_step: int) -> int:
-    """Whole steps of so many epochs: rounded up, or down where a source may not be read any further."""
+    """Whole steps for this many epochs: rounded up, or down if a source may not be read any further."""
     steps = epochs * rows_of_epoch / rows_per_step
     return math.floor(steps) if any(source.max_epochs == epochs for source in data.sources) else math.ceil(steps)
 
 
 def exceeds_max_epochs(data: Data, name: str, epochs: float, tokens: int) -> str | None:
-    """Why a run may not read this source so many times; None if it may."""
+    """The reason why a run may not read this source so often; None if it may."""
     source = next(source for source in data.sources if reported_name(source) == name)
     if source.max_epochs is None or epochs <= source.max_epochs:
         return None
@@ -121,22 +121,22 @@ def exceeds_max_epochs(data: Data, name: str, epochs: float, tokens: int) -> str
 
 
 def check_repeats(data: Data, mixture: MixtureRows, reports: Sequence[SourceReport], rows: int) -> None:
-    """Warn about sources that a run reads more than once, and refuse what `max_epochs` does not allow."""
+    """Warn about sources that a run reads more than once, and reject those over `max_epochs`."""
     lacking, repeated = [], []
     for report, count in zip(reports, mixture.counts(rows), strict=True):
         epochs = count / report.rows
         if why := exceeds_max_epochs(data, report.name, epochs, report.tokens):
             lacking.append(why)
         elif epochs > 1:
-            repeated.append(f"{report.name} {epochs:.2f} times ({report.tokens:,} tokens)")
+            repeated.append(f"{report.name} {epochs:.2f} epochs ({report.tokens:,} tokens)")
     if lacking:
         raise RecipeError(
             f"{'; '.join(lacking)}. Lower its weight or the budget, add documents, or raise `max_epochs`."
         )
     if repeated and is_main_process():
         log.warning(
-            f"The run reads more than there is: {', '.join(repeated)}, each time in another order. "
-            "Set `max_epochs` of a source to refuse this."
+            f"The run reads some sources more than once: {', '.join(repeated)}, in a new order each epoch. "
+            "Set `max_epochs` of a source to forbid this."
         )
 
 
@@ -147,25 +147,25 @@ class PreparedData:
     held_out: dict[str, HeldOutSet]
     sources: list[SourceReport]
     fingerprint: str
-    """Changes when any training row, or the order of rows, does; moving or touching files changes nothing."""
-    disk_bytes: int | None  # that large sources may take of this machine's disk
+    """Changes with any training row or the order of rows; moving or touching files does not change it."""
+    disk_bytes: int | None  # limit for large sources on this machine's disk
     form: str = "document"  # of the rows: see `cpt.data.readers.columns`
     held_out_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """For each held-out set with its own files: file -> xxh3-128 of its content."""
+    """Held-out set -> file -> xxh3-128 of its content, for sets with separate files."""
     judges: list[TokenizedSource] = field(default_factory=list)
 
     @property
     def num_rows(self) -> int:
-        """Of one epoch: exact with `budget.epochs`, which reads all of each source first, else maybe an estimate."""
+        """Rows of one epoch: exact with `budget.epochs`, which reads all sources first, else maybe estimated."""
         return sum(report.rows for report in self.sources)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all sources, counted once; an estimate if that of a source is."""
+        """Tokens of all sources, counted once; an estimate if one of the sources is estimated."""
         return sum(report.tokens for report in self.sources)
 
     def tokens(self, rows: int, first: int = 0) -> dict[str, float]:
-        """Each source's tokens, without padding, in the rows from `first` to `rows`; computed, not read."""
+        """Tokens of each source in the rows from `first` to `rows`, without padding; computed without reading rows."""
         counts = [upto - before for upto, before in zip(self.rows.counts(rows), self.rows.counts(first), strict=True)]
         return {
             report.name: count * rows.filled * rows.layout.sequence_length
@@ -185,7 +185,7 @@ class PreparedData:
         return {report.name: count / report.rows for report, count in zip(self.sources, counts, strict=True)}
 
     def read_ahead(self, first_row: int) -> ReadAhead | None:
-        """A thread to make the next windows of a run from `first_row` on; None if all are there."""
+        """Create the thread that prepares a run's next windows from `first_row` on; None if all are on disk."""
         ahead = [
             number
             for number, rows in enumerate(self.windowed)
@@ -199,17 +199,17 @@ class PreparedData:
         return ReadAhead(*chosen, self.disk_bytes)
 
     def state(self, first_row: int) -> dict[str, Any]:
-        """The position of a checkpoint. With it a run resumes at `first_row`, on an empty store too."""
+        """The data state for a checkpoint, to resume at `first_row`, even with an empty store."""
         turns = zip(self.sources, self.windowed, self.rows.counts(first_row), strict=True)
         windows = {report.name: rows.state(turn) for report, rows, turn in turns if rows.tokenized.plan.is_streamed}
         stretch, _, place = self.rows.stretch_at(first_row)
         return {"fingerprint": self.fingerprint, "stretch": stretch, "row": place, "windows": windows}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Prepare to resume at the position of a checkpoint; a DataError if the data have changed since."""
+        """Prepare to resume from a checkpoint's state; raises DataError if the data have changed since."""
         if state["fingerprint"] != self.fingerprint:
             raise DataError(
-                "the checkpoint was written with different data. Restore them, or start a new run: another `name`."
+                "the checkpoint was written with different data. Restore it, or start a new run: another `name`."
             )
         for report, rows in zip(self.sources, self.windowed, strict=True):
             if report.name in state["windows"]:
@@ -229,14 +229,14 @@ def build_data(
 ) -> PreparedData:
     """Read, filter, tokenise, split and pack the sources; earlier work is reused from `cache_dir`.
 
-    Training documents that contain evaluation text are dropped, unless the recipe says `own_evaluation: false`. Of a
-    source larger than `data.window_bytes`, only the beginning is made here.
+    Training documents that contain evaluation text are dropped, unless the recipe sets `own_evaluation: false`. For a
+    source larger than `data.window_bytes`, only the first windows are prepared here.
 
     Args:
         budget: the length of the run, to check how often it reads each source.
-        cache_dir: where tokens are stored; by default $CPT_CACHE or ~/.cache/cpt.
-        whole: make all of every source.
-        form: documents, or examples (`cpt.data.readers.columns`); by default each source's own.
+        cache_dir: where tokens are stored; default: $CPT_CACHE or ~/.cache/cpt.
+        whole: prepare all windows of every source.
+        form: documents, or examples (`cpt.data.readers.columns`); default: the form of each source.
 
     Raises:
         DataError: a source is missing, bad, or empty after its filters.
@@ -278,7 +278,7 @@ class Builder:
         for source in sources:
             if needs_all or not source.plan.is_streamed:
                 wanted += everything([source])
-            else:  # the beginning, and what the held-out set is read from
+            else:  # the first windows, and the shards of the held-out set
                 held_out = source.plan.held_out if self.evaluation.held_out_share is not None else []
                 wanted += [(source, number) for number in [*held_out, *source.plan.windows[0]]]
         make_shards(wanted)
@@ -289,7 +289,7 @@ class Builder:
         for rows in windowed:
             rows.begin(all_windows=needs_all)
         mixture, reports, num_rows = self.mix(windowed)
-        scarce = [  # of estimated size: the run may use them up, and `max_epochs` does not let it repeat them
+        scarce = [  # estimated size: the run may reach `max_epochs` of these
             rows
             for rows, report, count in zip(windowed, reports, mixture.counts(num_rows), strict=True)
             if report.is_estimate and count > CLOSE_TO_ALL * (rows.max_epochs or math.inf) * report.rows
@@ -327,8 +327,8 @@ class Builder:
         return windowed
 
     def held_out_across(self, sources: Sources) -> tuple[list[int | None], list[Hashes]]:
-        """The bytes of the longest document that may be held out of each source; None for examples, which are short.
-        And the texts held out of another source that are too long to be held out here: neither trains on them."""
+        """The maximum size in bytes of a held-out document of each source (None for examples, which are short), and
+        the texts held out of other sources that are above this maximum here: neither source trains on them."""
         share = self.evaluation.held_out_share
         if share is None:
             return [None] * len(sources), [NO_HASHES] * len(sources)
@@ -345,11 +345,11 @@ class Builder:
         return longest, [hashes[:0] if limit is None else hashes[num_bytes > limit] for limit in longest]
 
     def mix(self, windowed: Windowed) -> tuple[MixtureRows, list[SourceReport], int]:
-        """The rows, a report on each source, and how many rows the run reads; 1 if that is not known."""
+        """The rows, a report on each source, and the number of rows that the run reads; 1 if unknown."""
         reports = [report_on(rows) for rows in windowed]
         asked = asked_shares(self.data, [report.tokens for report in reports])
         filled = np.array([rows.filled for rows in windowed])
-        # A source that fills its rows to one half needs twice the rows for the same tokens.
+        # A source whose rows are half full needs twice as many rows for the same tokens.
         turns = Turns([(first, (shares / filled).tolist()) for first, shares in asked])
         mixture = MixtureRows([Stretch(windowed, turns, lengths_of_phases(self.data))], self.seed)
         rows_of_epoch = sum(report.rows for report in reports)
@@ -366,8 +366,8 @@ class Builder:
             chosen = rows.selection.held_out(documents, shards)
             if not len(chosen):
                 log.warning(
-                    f"{name}: none of its {len(documents):,} documents fell into `evaluation.held_out_share`; it is"
-                    " not evaluated."
+                    f"{name}: none of its {len(documents):,} documents was chosen by `evaluation.held_out_share`; it"
+                    " is not evaluated."
                 )
                 continue
             sets[name] = held_out_set(name, documents, chosen, self.layout, self.cache_dir)
@@ -384,7 +384,7 @@ class Builder:
         return sets
 
     def fingerprint(self, mixture: MixtureRows, windowed: Windowed) -> str:
-        """A hash of all that decides the rows: documents, packing, weights, seed, and the beginning of the order."""
+        """A hash of everything that decides the rows: documents, packing, weights, seed, and the first windows."""
         (stretch,) = mixture.stretches
         return key_of(
             {
@@ -403,7 +403,7 @@ def everything(sources: Sources) -> list[Wanted]:
 
 
 def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation, str]:
-    """The sections with the form of their rows, and this form."""
+    """The sections with the form of their rows, and this form. Raises RecipeError for duplicate names."""
     if twice := [f"`{found.location}`: {found.text}" for found in check_names(data, evaluation)]:
         raise RecipeError(f"{'; '.join(twice)}.")
     data, evaluation = with_form(data, evaluation, form)
@@ -413,7 +413,7 @@ def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evalu
 
 
 def why_all(data: Data, budget: Budget | None) -> str | None:
-    """The key that needs the whole of every source before the first row."""
+    """The key that requires all of every source before the first row, or None."""
     if data.deduplicate is not None:
         return "data.deduplicate"
     if data.temperature is not None:
@@ -427,7 +427,7 @@ def refuse_small_disk(data: Data, budget: Budget | None, sources: Sources, *, ne
         return
     if needs_all:
         what = f"`{why_all(data, budget) or 'cpt prepare'}` needs"
-        raise RecipeError(f"`data.disk_bytes`: {what} the whole of each source on the disk. Remove one of the two.")
+        raise RecipeError(f"`data.disk_bytes`: {what} every source completely on the disk. Remove one of them.")
     least = WINDOWS_ON_DISK * len(large) * data.window_bytes
     if data.disk_bytes < least:
         raise RecipeError(
@@ -443,17 +443,16 @@ def open_mixture(
     *,
     cache_dir: Path | None = None,
 ) -> MixtureRows:
-    """The rows of a mixture file or of a recipe, in the order of training: a torch dataset that a plain DataLoader
-    takes.
+    """The rows of a mixture file or a recipe, in training order: a torch dataset for a plain DataLoader.
 
-    It has no end (its length is 10**12 rows), so leave the DataLoader's `shuffle` off: the rows are shuffled already.
-    For some of them: `torch.utils.data.Subset(rows, range(1000))`. Of a recipe nothing is held out here; a run's own
-    rows are `build_data(...).rows`.
+    The dataset is endless (its length is 10**12 rows) and already shuffled, so do not set the DataLoader's `shuffle`.
+    To read a part: `torch.utils.data.Subset(rows, range(1000))`. With a recipe, nothing is held out here; the rows of
+    a run are `build_data(...).rows`.
 
     Args:
         tokenizer: a Hugging Face tokenizer with an end-of-sequence token.
-        overrides: `data.key=value`, on top of the file: `data.sequence_length=512`.
-        cache_dir: where tokens are kept; by default $CPT_CACHE or ~/.cache/cpt.
+        overrides: `data.key=value`, applied to the file: `data.sequence_length=512`.
+        cache_dir: where tokens are stored; default: $CPT_CACHE or ~/.cache/cpt.
     """
     data, seed = load_mixture(path, overrides)
     return build_data(data, tokenizer, seed=seed, cache_dir=cache_dir).rows

@@ -1,4 +1,4 @@
-"""Which training documents contain evaluation documents: counted before a run, and dropped by default."""
+"""Find training documents that contain evaluation documents: count them before a run, and drop them by default."""
 
 import math
 from collections import Counter
@@ -28,38 +28,38 @@ from cpt.files import read_sealed, report_damage, sealed, size_and_hash
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Component, Data, DocumentSource, Evaluation, HeldOut, Source
 
-LISTED = 100  # of a source; more are only counted
+LISTED = 100  # per source; further ones are only counted
 PIECE_BYTES = 8 * 2**20
 WORKERS_IMPORT = ("cpt.data.rows.contamination",)
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A training document that holds an evaluation document, or a large part of it."""
+    """A training document that contains an evaluation document, or a large part of it."""
 
     source: str
     where: str
     set_name: str
     evaluation_document: str  # its file and line, or the number of the question
     words: str
-    share: float  # of the evaluation document's words that the training document has
+    share: float  # of the evaluation document's words, those in the training document
 
     def __str__(self) -> str:
-        found = f"has {self.share:.0%} of the words of {self.set_name}, {self.evaluation_document}"
+        found = f"contains {self.share:.0%} of the words of {self.set_name}, {self.evaluation_document}"
         return f'{self.where} ({self.source}) {found}, among them "{self.words}"'
 
 
 @dataclass(frozen=True)
 class Contamination:
     documents: dict[str, int]
-    """Source -> training documents that were read, without held-out documents and their exact copies."""
+    """Source -> training documents that were searched, without held-out documents and their exact copies."""
     counts: dict[str, dict[str, int]]  # source -> held-out set or task -> contaminated training documents
     hits: list[Hit]  # the first hundred of each source
-    touched: int  # further training documents that share only a phrase with an evaluation document
+    touched: int  # further training documents that only share a phrase with one
     judged: int
     too_short: int
     num_exact_copies: int = 0
-    """Training documents that equal one of `evaluation.perplexity`. No run trains on them: they are not counted."""
+    """Training documents equal to one of `evaluation.perplexity`. No run trains on them, so they are not counted."""
 
     @property
     def num_contaminated(self) -> int:
@@ -71,11 +71,11 @@ class Contamination:
     def summary(self) -> str:
         read, copies = sum(self.documents.values()), self.num_exact_copies
         parts = [
-            f"{self.num_contaminated:,} of {read:,} training documents hold half or more of one of {self.judged:,}"
-            " evaluation documents, or are half made of one.",
-            f"{copies:,} more equal an evaluation document and are dropped by their hash." if copies else "",
-            f"{self.touched:,} more share a phrase with one ({WORDS} words or more in a row)." if self.touched else "",
-            f"{self.too_short:,} of fewer than {WORDS} words were not searched for." if self.too_short else "",
+            f"{self.num_contaminated:,} of {read:,} training documents contain at least half of one of {self.judged:,}"
+            " evaluation documents, or have half of their words from one.",
+            f"{copies:,} more are equal to an evaluation document and dropped by hash." if copies else "",
+            f"{self.touched:,} more share a phrase with one ({WORDS} or more words in a row)." if self.touched else "",
+            f"{self.too_short:,} with fewer than {WORDS} words were not searched for." if self.too_short else "",
         ]
         return " ".join(filter(None, parts))
 
@@ -86,8 +86,8 @@ def find_contamination(
     """Search the training documents, after transforms and filters, for the evaluation documents, on all cores.
 
     Args:
-        questions: of tasks, which are searched for as well as the recipe's held-out sets.
-        cache_dir: where the index for the workers is stored; by default $CPT_CACHE or ~/.cache/cpt.
+        questions: of tasks, searched for in addition to the recipe's held-out sets.
+        cache_dir: where the index for the workers is stored; default: $CPT_CACHE or ~/.cache/cpt.
     """
     of_sets: set[int] = set()
 
@@ -100,7 +100,7 @@ def find_contamination(
     runs = read_runs(chain(noted(), held_out_documents(data, evaluation), asked))
     if not runs.documents:
         raise DataError(
-            f"there is no evaluation document of {WORDS} words or more to search for. Hold documents out "
+            f"there is nothing to search for: no evaluation document has {WORDS} words or more. Hold documents out "
             "(`evaluation.held_out_share`, `evaluation.perplexity`), or name tasks."
         )
     index = str(runs.save((cache_dir or default_cache_dir()) / "decontamination"))
@@ -127,7 +127,7 @@ def documents_of_sets(data: Data, evaluation: Evaluation) -> Iterator[Evaluation
 
 
 def small_sets(data: Data, evaluation: Evaluation, fewest: int) -> Iterator[tuple[str, HeldOut, int]]:
-    """(key, set, documents) of the local held-out sets of fewer documents; no more than these are read of any."""
+    """(key, set, documents) of the local held-out sets with fewer than `fewest` documents; no more are read."""
     for number, held_out in enumerate(evaluation.perplexity):
         key = f"evaluation.perplexity[{number}]"
         if kind_of(held_out.path) == "local":
@@ -139,7 +139,7 @@ def small_sets(data: Data, evaluation: Evaluation, fewest: int) -> Iterator[tupl
 def held_out_documents(
     data: Data, evaluation: Evaluation, *, only_local: bool = False
 ) -> Iterator[EvaluationDocument]:
-    """The documents that the hash of their text keeps from training."""
+    """The documents that are held out by the hash of their text."""
     share = evaluation.held_out_share
     for number, source in enumerate(data.sources if share else []):
         if not only_local or kind_of(source.path) == "local":
@@ -154,7 +154,7 @@ def held_out_of(data: Data, source: Source, key: str, share: float) -> Iterator[
     parts = list(map_in_order(lambda: search, jobs, 0 if is_small else num_workers(), WORKERS_IMPORT))
     longest = math.inf
     if form_of_source(source) == "document":
-        # As `build_data` has it. The filter against these documents drops some later, which moves the limit a little.
+        # Same as in `build_data`. The decontamination filter drops some documents later, which moves the limit a bit.
         longest = longest_held_out(sum(size for *_, size in parts), sum(count for _, count, _ in parts), share)
     for texts, *_ in parts:
         for where, text in texts:
@@ -174,20 +174,20 @@ def held_out_texts(work: ShardWork, share: float, pieces: Sequence[Piece]) -> tu
 
 
 def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) -> Data:
-    """The data section with a filter against the recipe's evaluation documents, unless the recipe refuses it. Of
-    `held_out_share`, documents of local sources only are searched for: others would have to be read twice. Equal
-    copies are held out everywhere, since the hash of the text decides."""
+    """The data section with a filter against the recipe's evaluation documents, unless the recipe turns it off. With
+    `held_out_share`, only the documents of local sources are searched for: others would be read twice. Equal copies
+    are held out everywhere, because the hash of the text decides."""
     own = [component for component in data.filters if component.name == NAME]
     is_judged = bool(evaluation.perplexity) or evaluation.held_out_share is not None
     if not is_judged and any(not component.options for component in own):
         raise RecipeError(
-            "`data.filters`: `decontaminate` has nothing to look for. Give `evaluation.perplexity`,"
+            "`data.filters`: `decontaminate` needs evaluation documents. Set `evaluation.perplexity`,"
             " `evaluation.held_out_share`, or files: `against: [held_out.jsonl]`."
         )
     if not is_judged or is_refused(data):
         return data
     others = [component for component in data.filters if component.name != NAME or component.options.get("against")]
-    # Plain text, as a recipe would hold it: options are part of what the stored tokens are found by.
+    # Plain text, as in a recipe: options are part of the key of the stored tokens.
     index = str(index_of(data, evaluation, cache_dir / "decontamination"))
     added = Component.model_validate({"name": NAME, "index": index})
     return data.model_copy(update={"filters": [*others, added]})
@@ -198,7 +198,7 @@ def is_refused(data: Data) -> bool:
 
 
 def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
-    """The file of the runs of words to look for; written again when their files, or what is done to them, change."""
+    """The index file of the evaluation documents; rebuilt when their files, or their processing, change."""
     has_share = evaluation.held_out_share is not None
     states, content, read = {}, {}, []
     for key, source in keyed_sources(data, evaluation):
@@ -223,7 +223,7 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
 
 
 def work_of(data: Data, source: DocumentSource, key: str) -> ShardWork:
-    """What makes training documents of a source's rows; they are not encoded."""
+    """The work that produces a source's training documents, without tokenisation."""
     nothing = None
     return ShardWork(source, key, sieve_of(data, source, key), cast(DocumentEncoder, nothing), data.on_bad_row, Path())
 
@@ -231,7 +231,7 @@ def work_of(data: Data, source: DocumentSource, key: str) -> ShardWork:
 def search(work: ShardWork, index: str, pieces: Sequence[Piece]) -> "Found":
     runs, found = load_runs(index), Found()
     for text, document in texts_of(work, pieces):
-        if runs.is_own(text):  # held out, or a copy: its hash keeps it from training
+        if runs.is_own(text):  # held out, or a copy, which is dropped by hash
             found.equal.append(xxh3_64_intdigest(text.encode()))
             continue
         found.documents += 1
@@ -254,12 +254,12 @@ class Found:
     touched: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     hits: list[Hit] = field(default_factory=list)
-    equal: list[int] = field(default_factory=list)  # hashes of texts that equal an evaluation document
+    equal: list[int] = field(default_factory=list)  # hashes of texts equal to an evaluation document
 
 
 def search_source(work: ShardWork, index: str) -> Found:
     pieces = pieces_of(work.source, work.key, PIECE_BYTES)
-    # A limit counts over all pieces in order, which only one process can do.
+    # `max_documents` counts over all pieces in order, so one process must read them all.
     jobs = [[piece] for piece in pieces] if work.source.max_documents is None else [pieces]
     is_small = len(jobs) == 1 or sum(file.size for file in files_of(work.source, work.key)) < POOL_BYTES
     whole, workers = Found(), 0 if is_small else num_workers()

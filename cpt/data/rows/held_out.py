@@ -1,4 +1,4 @@
-"""The rows that a model is evaluated on and never trained on, and how much of a source they are."""
+"""Build the held-out rows, and check before a run how much of a source is held out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,9 +21,9 @@ from cpt.errors import DataError
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Evaluation, Source
 
-MOST_BYTES_READ = 64 * 2**20  # of a source's files by `cpt check` and `cpt init`, which takes a second or two
-FAR_OFF = 2  # times
-REMEDY = "add documents, or name files of their own: `evaluation.perplexity`"
+MOST_BYTES_READ = 64 * 2**20  # per source in `cpt check` and `cpt init`, in a second or two
+FAR_OFF = 2  # factor between requested and actual share
+REMEDY = "add documents, or name separate files: `evaluation.perplexity`"
 
 
 @dataclass(frozen=True)
@@ -31,20 +31,20 @@ class HeldOutSet:
     name: str
     rows: Sequence[Row]
     num_documents: int
-    chosen: Int64 | None = None  # which of the rows' documents are the set's; None of rows made by hand
+    chosen: Int64 | None = None  # numbers of the set's documents; None for rows made by hand
     form: str = "document"  # of the rows: see `cpt.data.readers.columns`
 
 
 def held_out_set(name: str, documents: StoredDocuments, chosen: Int64, layout: Layout, cache_dir: Path) -> HeldOutSet:
-    """A set of the chosen documents; the same rows for every seed, so that runs can be compared."""
-    # Windows that overlap more would count tokens twice, and rows that cut a document wherever they are full would
-    # leave tokens out. These overlap by one token, which is not predicted a second time: so figures depend neither on
-    # the packing nor on a row's length in tokens.
+    """Build a set of the chosen documents; its rows are the same for every seed, so runs can be compared."""
+    # More overlap would count tokens twice, and cutting documents at full rows would lose tokens. These windows
+    # overlap by one token, which is predicted once, so metrics do not depend on the packing. They do depend on the row
+    # length for documents longer than a row: each window but the first starts without the tokens before it as context.
     packing = layout.packing if layout.packing in ("none", "token_budget") else "best_fit"
     stride = max(1, layout.sequence_length - 1)
     layout = replace(layout, packing=packing, stride=stride)
-    # A conversation is trained on as far as a row holds it, and evaluated to its end, in windows, as a document is:
-    # otherwise the bits would be of its beginning, and the bytes of all of it.
+    # A conversation is cut to one row in training, but evaluated to its end, in windows, like a document: otherwise
+    # the bits would be those of its beginning, and the bytes those of all of it.
     longest = int(np.diff(documents.offsets)[chosen].max(initial=layout.sequence_length))
     most = layout.sequence_length if layout.is_one_a_row else longest
     chosen, lengths, _, _ = fitting(documents, chosen, layout.form, most)
@@ -63,8 +63,8 @@ def held_out_set(name: str, documents: StoredDocuments, chosen: Int64, layout: L
 
 
 def size_warnings(data: Data, evaluation: Evaluation, *, few: int) -> list[str]:
-    """Warnings about one huge document, and about what `held_out_share` holds out, for sources that are quickly read.
-    Below `few` held-out documents, an interval means little."""
+    """Warn about one huge document, and about the result of `held_out_share`, for sources that are quick to read.
+    Below `few` held-out documents, a confidence interval means little."""
     share, warnings, held_out = evaluation.held_out_share, list[str](), list[tuple[int, int]]()
     for number, source in enumerate(data.sources):
         name, found = reported_name(source), sizes_of(data, source, f"data.sources[{number}]")
@@ -82,7 +82,7 @@ def size_warnings(data: Data, evaluation: Evaluation, *, few: int) -> list[str]:
         if len(chosen) == count:
             raise DataError(f"{counts}, so none is left to train on. Lower it, {REMEDY}.")
         if len(chosen) < few:
-            warnings.append(f"{counts}; below {few} the verdict's interval means little. Raise the share, {REMEDY}")
+            warnings.append(f"{counts}; below {few} the confidence interval means little. Raise the share, {REMEDY}")
         elif warning := other_share(name, share, int(chosen.sum()), total, len(chosen)):
             warnings.append(warning)
     if share is not None and len(held_out) == len(data.sources) and not any(chosen for chosen, _ in held_out):
@@ -91,7 +91,7 @@ def size_warnings(data: Data, evaluation: Evaluation, *, few: int) -> list[str]:
 
 
 def sizes_of(data: Data, source: Source, key: str) -> tuple[Hashes, Int64, str] | None:
-    """Of a small local source of documents: the hashes of the texts, their bytes, and where the largest one is."""
+    """For a small local source of documents: hashes of the texts, their bytes, and the place of the largest one."""
     is_read = kind_of(source.path) == "local" and form_of_source(source) == "document"
     if not is_read or sum(file.size for file in files_of(source, key)) > MOST_BYTES_READ:
         return None
@@ -106,14 +106,14 @@ def sizes_of(data: Data, source: Source, key: str) -> tuple[Hashes, Int64, str] 
 
 
 def other_share(name: str, asked: float, held_out: int, total: int, num_documents: int) -> str | None:
-    """A warning where the held-out bytes are a very different share of the source than the recipe requests."""
+    """A warning if the held-out bytes are a very different share of the source than the recipe requests."""
     share = held_out / max(1, total)
     if asked / FAR_OFF <= share <= asked * FAR_OFF:
         return None
     documents = f"{num_documents:,} document{'' if num_documents == 1 else 's'}"
     return (
-        f"{name}: `evaluation.held_out_share` asks for {asked:.2%}, but {share:.2%} of the text is held out, in"
-        f" {documents}. Documents are chosen by their hash, and very long ones never are. Split long documents,"
+        f"{name}: `evaluation.held_out_share` is {asked:.2%}, but {share:.2%} of the text is held out, in"
+        f" {documents}. Documents are chosen by hash, and very long ones are never held out. Split long documents,"
         f" {REMEDY}"
     )
 
@@ -121,7 +121,7 @@ def other_share(name: str, asked: float, held_out: int, total: int, num_document
 def nothing_held_out(share: float, num_documents: int) -> str:
     enough = min(0.5, 50 / num_documents)
     return (
-        f"`evaluation.held_out_share` is {share:g}, and none of {num_documents:,} documents fell into it, so nothing"
-        f" can be evaluated. {f'Make it {enough:.2g}' if enough > share else 'Add documents'}, or name files of their"
-        " own: `evaluation.perplexity`."
+        f"`evaluation.held_out_share` is {share:g}, which selects none of {num_documents:,} documents, so nothing can"
+        f" be evaluated. {f'Set it to {enough:.2g}' if enough > share else 'Add documents'}, or name separate files:"
+        " `evaluation.perplexity`."
     )

@@ -1,4 +1,4 @@
-"""The run's loader: micro-batches by row number, made ahead of the step, and chunks read ahead of the rows."""
+"""The data loader of a run: micro-batches by row number, prepared ahead of the step, and windows ahead of the rows."""
 
 import atexit
 import heapq
@@ -26,15 +26,15 @@ from cpt.data.store.tokenized import Wanted, made
 from cpt.errors import CptError
 
 log = logging.getLogger("cpt")
-MOST_REPLACEMENTS = 20  # of worker processes that died
-MOST_AHEAD, MOST_BYTES_AHEAD = 16, 256 * 2**20  # micro-batches made before the model asks for them
+MOST_REPLACEMENTS = 20  # replacements of dead worker processes before giving up
+MOST_AHEAD, MOST_BYTES_AHEAD = 16, 256 * 2**20  # micro-batches prepared in advance
 POLL_SECONDS = 0.2
-BEHIND = 1  # windows that stay behind the foremost reader, for slower ones
+BEHIND = 1  # windows kept behind the fastest reader, for slower ones
 
 
 @dataclass(eq=False)
 class RankSampler(Sampler[int]):
-    """Global row numbers in the order in which one rank reads them."""
+    """Yields global row numbers in the order in which one rank reads them."""
 
     micro_batch: int
     num_micro_batches: int
@@ -42,7 +42,7 @@ class RankSampler(Sampler[int]):
     world_size: int
     first_row: int
     left_out: Sequence[RowRange]
-    begin_at: int = 0  # micro-batches that were taken before worker processes died
+    begin_at: int = 0  # micro-batches consumed before workers were replaced
 
     def __iter__(self) -> Iterator[int]:
         for number in range(self.begin_at, self.num_micro_batches):
@@ -56,18 +56,18 @@ class RankSampler(Sampler[int]):
 class CPTDataLoader(DataLoader[Row]):
     """This rank's micro-batches of the rows from `first_row` to `rows_in_all`.
 
-    Micro-batch m of rank r holds the rows first_row + (m * world_size + r) * micro_batch and following. To resume, set
-    `first_row` to the rows trained so far: nothing is read again. Every rank has equally many micro-batches; the last
-    rows are dropped where they are too few for one on each rank.
+    Micro-batch m of rank r contains `micro_batch` rows from first_row + (m * world_size + r) * micro_batch on. To
+    resume, set `first_row` to the rows trained so far; no row is read twice. Every rank has the same number of
+    micro-batches; the last rows are dropped if they are too few for one micro-batch on each rank.
 
     Args:
         rows: indexable by global row number: `PreparedData.rows`.
         micro_batch: rows in a batch.
-        rows_in_all: where the run ends, counted from its very beginning.
-        left_out: ranges of rows that are not read; `first_row` and `rows_in_all` count only the others.
-        complete: adds to a micro-batch what the model needs besides, in the thread or worker process that makes it.
-        torch_loader_options: num_workers, pin_memory, collate_fn, ... of torch's DataLoader. Without workers a thread
-            makes micro-batches ahead.
+        rows_in_all: the end of the run, counted from row 0.
+        left_out: ranges of skipped rows; `first_row` and `rows_in_all` do not count them.
+        complete: adds further model inputs to a micro-batch, in the thread or worker process that makes it.
+        torch_loader_options: num_workers, pin_memory, collate_fn, ... of torch's DataLoader. With 0 workers a thread
+            prepares micro-batches in advance.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class CPTDataLoader(DataLoader[Row]):
     ) -> None:
         rounds = max(0, rows_in_all - first_row) // (micro_batch * world_size)
         sampler = RankSampler(micro_batch, rounds, rank, world_size, first_row, tuple(left_out))
-        # A loader without its own generator draws from the global one when it starts, and dropout would differ after a
+        # A loader without a generator draws from the global one when it starts, which would change dropout after a
         # resume.
         options = {"collate_fn": stack_rows, "generator": torch.Generator(), **torch_loader_options}
         self.collates_plainly = options["collate_fn"] is stack_rows
@@ -98,11 +98,11 @@ class CPTDataLoader(DataLoader[Row]):
         self.micro_batches_in_all = rows_in_all // (micro_batch * world_size)
 
     def __len__(self) -> int:
-        """Micro-batches of the whole run, those before `first_row` too: the Trainer derives its steps from it."""
+        """Micro-batches of the whole run, with those before `first_row`: the Trainer computes its steps from it."""
         return self.micro_batches_in_all
 
     def __iter__(self) -> Iterator[Row]:  # type: ignore[override]
-        """The micro-batches; `waited_seconds` adds up the time that the model waited for them."""
+        """Yield micro-batches; `waited_seconds` adds up the time that the model waited for them."""
         batches = self.by_workers() if self.num_workers else self.made_ahead()
         while True:
             asked = time.perf_counter()
@@ -113,13 +113,13 @@ class CPTDataLoader(DataLoader[Row]):
             yield batch
 
     def by_workers(self) -> Iterator[Row]:
-        """By torch. If workers die (usually out of memory), new ones continue with the next micro-batch."""
+        """Load with torch's workers. Workers that die (usually out of memory) are replaced."""
         taken = replaced = 0
         batches: Iterator[Row] | None = None
         while True:
             try:
                 if batches is None:
-                    # torch's handler of SIGCHLD raises wherever the main thread is, in a backward pass too.
+                    # torch's SIGCHLD handler raises wherever the main thread is, even in a backward pass.
                     is_main = threading.current_thread() is threading.main_thread()
                     before = signal.getsignal(signal.SIGCHLD) if is_main else None
                     batches = super().__iter__()
@@ -127,7 +127,7 @@ class CPTDataLoader(DataLoader[Row]):
                         signal.signal(signal.SIGCHLD, before)
                 batch = next(batches, None)
             except (RuntimeError, OSError, EOFError) as problem:
-                is_lost = not str(problem).startswith("Caught ")  # which is an error in a row
+                is_lost = not str(problem).startswith("Caught ")  # "Caught" marks an error in a row
                 if isinstance(problem, RuntimeError):
                     is_lost = str(problem).startswith("DataLoader worker (pid")
                 if not is_lost or replaced == MOST_REPLACEMENTS:
@@ -138,7 +138,7 @@ class CPTDataLoader(DataLoader[Row]):
                     f" times): {problem}"
                 )
                 self.rank_sampler.begin_at = taken
-                batches = self._iterator = None  # torch keeps persistent workers there
+                batches = self._iterator = None  # holds torch's persistent workers
                 continue
             if batch is None:
                 self.rank_sampler.begin_at = 0
@@ -147,13 +147,13 @@ class CPTDataLoader(DataLoader[Row]):
             yield batch
 
     def made_ahead(self) -> Iterator[Row]:
-        """Micro-batches that a thread makes ahead; one, because several would share one interpreter."""
+        """Prepare micro-batches in one thread; several would compete for the interpreter."""
         pins = self.pin_memory and torch.accelerator.is_available()
-        device = torch.accelerator.current_device_index() if pins else 0  # a thread has a current device of its own
+        device = torch.accelerator.current_device_index() if pins else 0  # the current device is per thread
         rows, stacks = self.dataset, self.collates_plainly
 
         def make(numbers: list[int]) -> Row:
-            if type(rows) is MixtureRows and stacks:  # a subclass may give other rows, one by one
+            if type(rows) is MixtureRows and stacks:  # a subclass may change single rows
                 batch = self.complete(rows.batch(numbers))
             else:
                 batch = self.collate_fn([rows[number] for number in numbers])
@@ -187,19 +187,19 @@ def completed(collate: Callable[[Any], Row], complete: Callable[[Row], Row], row
 class Stop(NamedTuple):
     source: int
     epoch: int
-    place: int  # the window's place in the order of this epoch
+    place: int  # the window's place in the order of the epoch
     window: int
 
 
 class ReadAhead:
-    """A thread that makes the windows of some sources in the order in which a run will need them.
+    """A thread that prepares the windows of some sources in the order in which a run will need them.
 
-    It works with objects of its own, so it shares only the store with readers.
+    It uses separate objects, so it shares only the store with readers.
 
     Args:
-        shares: of the run's rows that come from each source; they decide only what is made first.
-        first_turns: where the run begins in each source.
-        disk_bytes: that the tokens of all these sources may take, about; None for as many as there are.
+        shares: each source's share of the run's rows; they only affect the order of work.
+        first_turns: the first row of the run in each source.
+        disk_bytes: approximate limit for the tokens of all these sources; None for no limit.
     """
 
     def __init__(
@@ -208,9 +208,9 @@ class ReadAhead:
         self.rows = [WindowedRows(*one.__reduce__()[1]) for one in rows]
         self.shares, self.first_turns, self.disk_bytes = shares, first_turns, disk_bytes
         self.unwanted = threading.Event()
-        self.begun: list[Stop] = []  # windows with missing shards
-        self.needed: list[Stop] = []  # from the readers on, as far as the thread is
-        self.present = {  # bytes of the windows that are there, by source and window
+        self.begun: list[Stop] = []  # windows in progress
+        self.needed: list[Stop] = []  # from the readers' position to the thread's
+        self.present = {  # (source, window) -> bytes on disk
             (number, window): one.num_bytes(window)
             for number, one in enumerate(self.rows)
             for window in range(len(one.tokenized.plan.windows) if disk_bytes is not None else 0)
@@ -225,16 +225,16 @@ class ReadAhead:
         self.thread.start()
 
     def stop(self) -> None:
-        """End the thread and its worker processes; what they leave half done is not taken for complete."""
+        """Stop the thread and its worker processes; their unfinished work is discarded."""
         atexit.unregister(self.stop)
         self.unwanted.set()
         if self.thread.is_alive():
             self.thread.join()
 
     def run(self) -> None:
-        """The thread's work. An error ends it: the reader who needs the window meets the same one and raises it."""
+        """The main loop. An error ends the thread: the reader of that window gets the same error and raises it."""
         cores, sources = num_workers(), [rows.tokenized for rows in self.rows]
-        shards = made(self.wanted(), cores and max(1, cores - 1), sources)  # one core is left to the run itself
+        shards = made(self.wanted(), cores and max(1, cores - 1), sources)  # leave one core to the run
         try:
             for _ in shards:
                 self.close_windows()
@@ -250,10 +250,10 @@ class ReadAhead:
             shards.close()
 
     def wanted(self) -> Iterator[Wanted]:
-        """Shards that are not there, window by window, as they will be needed; waits while the disk is full."""
+        """Yield missing shards, window by window, in the order of use; waits while the disk is full."""
         for stop in self.stops():
             rows = self.rows[stop.source]
-            if self.is_passed(stop):  # a reader was faster and made it itself
+            if self.is_passed(stop):  # a reader was faster and made it
                 if rows.window_folder(stop.window).exists():
                     self.present[stop.source, stop.window] = rows.num_bytes(stop.window)
                 self.has_room()
@@ -269,8 +269,8 @@ class ReadAhead:
                 return
 
     def stops(self) -> Iterator[Stop]:
-        """The windows as a run comes to them, from where it begins; in all epochs if windows are removed."""
-        upcoming: list[tuple[float, Stop]] = []  # rows of the run before it, estimated by files' sizes
+        """Yield the windows in the order in which a run needs them; for all epochs if windows are removed."""
+        upcoming: list[tuple[float, Stop]] = []  # (rows of the run before it, estimated from file sizes; window)
         for number, turn in enumerate(self.first_turns):
             epoch, window, _ = self.rows[number].find(turn)
             heapq.heappush(upcoming, (0.0, Stop(number, epoch, self.rows[number].place_of(epoch, window), window)))
@@ -289,7 +289,7 @@ class ReadAhead:
                 heapq.heappush(upcoming, (position, Stop(stop.source, epoch, place, rows.window_at(epoch, place))))
 
     def close_windows(self) -> None:
-        """Pack the windows whose shards are all there, in the order in which they were begun."""
+        """Pack the windows whose shards are complete, in the order in which they were started."""
         while self.begun:
             stop = self.begun[0]
             rows = self.rows[stop.source]
@@ -300,7 +300,7 @@ class ReadAhead:
             self.begun.pop(0)
 
     def has_room(self) -> bool:
-        """Whether the windows that were begun have room, after removing consumed windows as far as that is needed."""
+        """Whether the windows in progress fit on the disk, after removing consumed windows if needed."""
         if self.disk_bytes is None:
             return True
         self.close_windows()
@@ -316,7 +316,7 @@ class ReadAhead:
         return used <= self.disk_bytes
 
     def is_passed(self, stop: Stop) -> bool:
-        """Whether all readers have left a window, by the marks of the foremost."""
+        """Whether all readers have passed a window, by the marks of the fastest."""
         if self.disk_bytes is None:
             return False
         rows = self.rows[stop.source]

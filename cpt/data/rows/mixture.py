@@ -1,4 +1,4 @@
-"""The order of training: which row of which source is global row i, a function of (sources, weights, seed, i) only."""
+"""The training order: the source and row of global row i, a function of (sources, weights, seed, i) only."""
 
 import math
 from bisect import bisect_right
@@ -18,20 +18,20 @@ from cpt.errors import RecipeError
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data
 
-RowRange = tuple[int, int]  # global numbers of a first row and of the row after the last
-ENDLESS = 10**12  # rows that can be asked for; sources begin anew, in another order, when they are used up
-SHARE_UNIT = 2**32  # weights are kept as whole numbers of this size, so that counting rows is exact
+RowRange = tuple[int, int]  # global numbers of the first row and of the row after the last
+ENDLESS = 10**12  # number of rows; sources repeat in another order
+SHARE_UNIT = 2**32  # weights are integers of this size, so that counting rows is exact
 
 
 @dataclass
 class RowsOfSteps:
-    """Step s reads `rows_per_step` rows from `first(s)` on: arithmetic, so resuming needs only the skipped ranges."""
+    """Step s reads `rows_per_step` rows from `first(s)` on. To resume, only the skipped ranges are needed."""
 
     rows_per_step: int
-    left_out: list[RowRange] = field(default_factory=list)  # ascending; each begins where a step would begin
+    left_out: list[RowRange] = field(default_factory=list)  # ascending; each begins at the first row of a step
 
     def first(self, step: int) -> int:
-        """Global number of the step's first row, and so the number of rows before it, skipped ones included."""
+        """The global number of the step's first row, equal to the number of rows before it, skipped ones included."""
         return shift_past_skipped(step * self.rows_per_step, self.left_out)
 
     def of(self, step: int) -> RowRange:
@@ -49,7 +49,7 @@ class RowsOfSteps:
 
 
 def shift_past_skipped(row: int, left_out: Iterable[RowRange]) -> int:
-    """The row that is read as the `row`-th when these ascending ranges are skipped."""
+    """The row that is read as number `row` when these ascending ranges are skipped."""
     for first, end in left_out:
         if row < first:
             break
@@ -57,11 +57,11 @@ def shift_past_skipped(row: int, left_out: Iterable[RowRange]) -> int:
     return row
 
 
-Lengths = list[tuple[int, int]]  # (row, tokens that are read at once from this row on), in the order of rows
+Lengths = list[tuple[int, int]]  # (row, context length from this row on), in row order
 
 
 def lengths_of_phases(data: Data) -> Lengths:
-    """From which rows on how many tokens are read at once; empty where that is the whole row throughout."""
+    """The context length from each row on; empty if it is always the whole row."""
     if all(phase.context_length is None for phase in data.phases):
         return []
     lengths, first = [], 0
@@ -72,7 +72,7 @@ def lengths_of_phases(data: Data) -> Lengths:
 
 
 def cut_documents(position_ids: Int64, labels: Int64, length: int) -> None:
-    """Cut the documents of a row, in place: positions begin anew in each piece, whose first token is not predicted."""
+    """Cut the documents of a row, in place: positions restart in each piece, without a label for its first token."""
     if len(position_ids) > length:
         position_ids %= length
         labels[position_ids == 0] = IGNORED
@@ -80,13 +80,13 @@ def cut_documents(position_ids: Int64, labels: Int64, length: int) -> None:
 
 Shares = NDArray[np.float64]
 Changes = list[tuple[int, Shares]]
-"""(row, shares of the sources from this row on), in the order of rows, the first from row 0 on."""
-LINEAR_BLOCKS = 64  # of a linear change; weights are constant inside a block, so that its quotas are exact
+"""(row, shares of the sources from this row on), in row order, starting at row 0."""
+LINEAR_BLOCKS = 64  # in a linear change; weights are constant in a block, so quotas are exact
 
 
 def asked_shares(data: Data, tokens: Sequence[int]) -> Changes:
-    """The shares of tokens that the recipe requests, and the rows from which they hold. A phase ends with the row that
-    is nearest. A linear one is cut into blocks, each with the shares in its middle."""
+    """The shares of tokens that the recipe requests, and the rows where each begins. A phase ends at the nearest row.
+    A linear phase is split into blocks, each with the shares at its middle."""
     if not data.phases:
         weights = np.array([source.weight for source in data.sources])
         if data.temperature is not None:
@@ -97,8 +97,8 @@ def asked_shares(data: Data, tokens: Sequence[int]) -> Changes:
     for number, phase in enumerate(data.phases):
         if phase.until_learning_rate is not None:
             raise RecipeError(
-                f"`data.phases[{number}].until_learning_rate` follows from a run's schedule, which a mixture alone"
-                " does not have. Open it as the run does: build_data(phases_in_tokens(recipe), ...)."
+                f"`data.phases[{number}].until_learning_rate` depends on the schedule of a run, which a mixture alone"
+                " lacks. Open it as the run does: build_data(phases_in_tokens(recipe), ...)."
             )
         weights = np.array([phase.weights.get(reported_name(source), 0.0) for source in data.sources])
         shares = weights / weights.sum()
@@ -107,7 +107,7 @@ def asked_shares(data: Data, tokens: Sequence[int]) -> Changes:
             for block in range(LINEAR_BLOCKS):
                 way = (block + 0.5) / LINEAR_BLOCKS
                 changes.append((first + (after - first) * block // LINEAR_BLOCKS, (1 - way) * before + way * shares))
-            first = after  # a last phase continues with its own shares
+            first = after  # the last phase keeps its final shares
         changes.append((first, shares))
         first, before = after, shares
     return changes
@@ -123,10 +123,10 @@ class Turns:
     """The source of each global row: arithmetic, exact, and as fast at row 10**11 as at row 0.
 
     Between two changes of the weights each source has its share to within two rows; the difference is made up after
-    the next change. Turns are counted across changes, so each source continues where it was.
+    the next change. Turns are counted across changes, so each source continues at its next row.
 
     Args:
-        changes: (row, weights of the sources from this row on), in the order of rows, the first from row 0 on.
+        changes: (row, weights of the sources from this row on), in row order, starting at row 0.
     """
 
     def __init__(self, changes: Sequence[tuple[int, Sequence[float]]]) -> None:
@@ -136,25 +136,25 @@ class Turns:
         owed: dict[int, float] = {}
         for (first, weights), (end, _) in pairwise(changes):
             quotas, owed = whole_quotas(end - first, weights, owed)
-            self.proportions.append(quotas)  # shared out by these, each source has exactly its quota at the end
+            self.proportions.append(quotas)  # these give each source exactly its quota at the end
             self.before.append([had + new for had, new in zip(self.before[-1], quotas, strict=True)])
-        weights, total = changes[-1][1], sum(changes[-1][1])  # as whole numbers, of which only 0 becomes 0
+        weights, total = changes[-1][1], sum(changes[-1][1])  # as integers; only a weight of 0 becomes 0
         self.proportions.append([max(1, round(one / total * SHARE_UNIT)) if one > 0 else 0 for one in weights])
 
     def turn(self, number: int) -> tuple[int, int]:
-        """The source that row `number` comes from, and how many turns it had before."""
+        """The source of row `number`, and the number of its turns before this row."""
         had, has = self.counts(number), self.counts(number + 1)
         source = next(source for source, count in enumerate(has) if count != had[source])
         return source, had[source]
 
     def shares(self, number: int) -> list[float]:
-        """Each source's share of the rows from `number` on, until weights change."""
+        """Each source's share of the rows from `number` on, until the weights change."""
         proportions = self.proportions[bisect_right(self.first_rows, number) - 1]
         return [proportion / sum(proportions) for proportion in proportions]
 
     def counts(self, number: int) -> list[int]:
-        """How many of the rows before `number` each source takes. Of the first n rows, the first source takes ceil(n *
-        p / total) and leaves the others to be shared out in the same way, as in grain's MapDataset.mix, which rounds
+        """The number of rows of each source before row `number`. Of the first n rows, the first source takes
+        ceil(n * p / total); the others share the rest in the same way, as in grain's MapDataset.mix, which rounds
         weights to 1/100 of the smallest: 1.009 : 1 becomes 1 : 1."""
         part = bisect_right(self.first_rows, number) - 1
         left, total = number - self.first_rows[part], sum(self.proportions[part])
@@ -168,7 +168,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class Stretch:
-    """The rows of a run from `first_row` on, as one `data` section describes them. Rows are counted from there."""
+    """The rows of a run from `first_row` on, described by one `data` section. Rows are counted from `first_row`."""
 
     sources: Sequence[WindowedRows]
     turns: Turns
@@ -179,11 +179,11 @@ class Stretch:
 class MixtureRows(Dataset[Row]):
     """Endless rows of a weighted mixture, by global number.
 
-    Each source is read completely, in an order drawn from the seed, before it starts again in another order, also if
-    the weights change in between. Among the first n rows each source has its share of n, to within one row per source.
+    Each source is read completely, in an order drawn from the seed, before it repeats in another order, even if the
+    weights change in between. Among the first n rows each source has its share of n, to within one row per source.
 
     Args:
-        stretches: the history of the run's data, in the order of rows, the first from row 0 on.
+        stretches: the history of the run's data, in row order, starting at row 0.
     """
 
     def __init__(self, stretches: Sequence[Stretch], seed: int) -> None:
@@ -206,7 +206,7 @@ class MixtureRows(Dataset[Row]):
             cut_documents(position_ids, labels, stretch.lengths[change][1])
 
     def batch(self, numbers: Sequence[int]) -> Row:
-        """Rows as one batch, [B, T], as of `stack_rows`, but written at once."""
+        """Rows as one batch [B, T], equal to `stack_rows` but written directly."""
         found = [self.row_at(number) for number in numbers]
         if any(isinstance(rows, PaddedRows) for rows, _, _ in found):
             return stack_rows([rows.row(row, epoch) for rows, row, epoch in found])
@@ -217,14 +217,14 @@ class MixtureRows(Dataset[Row]):
         return dict(zip(NAMES, torch.from_numpy(arrays), strict=True))
 
     def documents_in(self, number: int) -> Int64:
-        """Tokens of each document of a global row; none of them is read."""
+        """Tokens of each document of a global row; computed without reading tokens."""
         rows, row, epoch = self.row_at(number)
         return rows.packing.pieces(row, epoch)[1]
 
     def stretch_at(self, number: int) -> tuple[int, Stretch, int]:
-        """The stretch of a global row, by number and itself, and the row's place in it."""
+        """The stretch of a global row (its number and object), and the row's number in it."""
         if not 0 <= number < ENDLESS:
-            raise IndexError(f"row {number}: rows go from 0 to {ENDLESS - 1}")
+            raise IndexError(f"row {number}: expected 0 to {ENDLESS - 1}")
         found = bisect_right(self.stretches, number, key=lambda stretch: stretch.first_row) - 1
         return found, self.stretches[found], int(number) - self.stretches[found].first_row
 
@@ -237,21 +237,21 @@ class MixtureRows(Dataset[Row]):
         return stretch.turns.counts(place)
 
     def row_at(self, number: int) -> tuple[PackedRows, int, int]:
-        """A global row: the rows of its source among which it is, its number there, and the epoch."""
+        """The rows of the source of a global row, the row's number there, and the epoch."""
         _, stretch, place = self.stretch_at(number)
         source, turn = stretch.turns.turn(place)
         return stretch.sources[source].row_at(turn, f"{self.seed} {source}")
 
 
 def whole_quotas(rows: int, weights: Sequence[float], owed: Mapping[int, float]) -> tuple[list[int], dict[int, float]]:
-    """Rows of each source among `rows`, and what each is owed after them. `owed`: rows that a source had too few
-    before; forgotten when other sources than these have a weight."""
+    """Rows of each source among `rows`, and the rows owed to each after them. `owed`: missing rows from before; reset
+    when a different set of sources has a weight."""
     total = sum(weights)
     active = [source for source, weight in enumerate(weights) if weight > 0]
     before = owed if owed.keys() == set(active) else dict.fromkeys(active, 0.0)
     owed = {source: before[source] + rows * weights[source] / total for source in active}
     quotas = [max(0, math.floor(owed.get(source, 0.0))) for source in range(len(weights))]
-    while (left := rows - sum(quotas)) != 0:  # at most one row a source
+    while (left := rows - sum(quotas)) != 0:  # at most one row per source
         step = 1 if left > 0 else -1
         source = max((s for s in active if quotas[s] + step >= 0), key=lambda s: step * (owed[s] - quotas[s]))
         quotas[source] += step

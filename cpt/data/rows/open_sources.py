@@ -1,4 +1,4 @@
-"""Open the recipe's sources, and find what is wrong with their files before a run."""
+"""Open the recipe's sources, and check their files before a run."""
 
 import logging
 from pathlib import Path
@@ -20,12 +20,12 @@ from cpt.recipe.rules import options_without_effect, reported_name
 from cpt.recipe.schema import Data, DocumentSource, Evaluation, Source
 
 log = logging.getLogger("cpt")
-FILES_OPENED = 20  # of one source; for the others only name and size are checked
+FILES_OPENED = 20  # per source; other files are checked by name and size only
 
 
 def check_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) -> list[str]:
-    """Every complaint about filters, files and their columns; imports neither torch nor transformers. `ask_hub` also
-    checks the sources on the Hub, by a listing and the first row of each."""
+    """All problems with filters, files and their columns; imports neither torch nor transformers. `ask_hub` also
+    checks Hub sources, by a listing and the first row of each."""
     keyed = keyed_sources(data, evaluation)
     return list(dict.fromkeys(each for key, source in keyed for each in check_source(data, source, key, ask_hub)))
 
@@ -55,7 +55,7 @@ def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) ->
         f"`{key}.{option}` has no effect: {source.path} holds {', '.join(sorted(formats))} files. Remove it."
         for option in (options_without_effect(written, formats) if files else [])
     ]
-    if kind == "hub":  # a file may be large, so only its first row is fetched
+    if kind == "hub":  # files may be large, so fetch only the first row
         files, source = files[:1], source.model_copy(update={"max_documents": 1})
     for number, file in enumerate(files):
         if number >= FILES_OPENED and file.size:
@@ -64,7 +64,7 @@ def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) ->
             first = next(read_piece(source, Piece(file.name), key), None)
             if isinstance(first, BadRow) and data.on_bad_row == "error":
                 complaints.append(complaint(first, key))
-            elif isinstance(first, Document) and number == 0:  # also finds a filter or transform that fails
+            elif isinstance(first, Document) and number == 0:  # also runs filters and transforms once
                 list(sift(first, reported_name(source), *functions))
         except CptError as problem:
             complaints.append(str(problem))
@@ -74,9 +74,9 @@ def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) ->
 def open_sources(
     data: Data, evaluation: Evaluation, encoder: DocumentEncoder, cache_dir: Path, seed: int
 ) -> dict[str, TokenizedSource]:
-    """Every source and held-out set by its place in the recipe; nothing is read yet."""
+    """All sources and held-out sets by their key in the recipe; nothing is read yet."""
     keyed = list(keyed_sources(data, evaluation))
-    for key, source in keyed:  # report wrong ones before reading anything
+    for key, source in keyed:  # report all errors before reading
         sieve_of(data, source, key).functions()
     return {key: open_source(data, source, key, encoder, cache_dir, seed) for key, source in keyed}
 
@@ -84,12 +84,12 @@ def open_sources(
 def open_source(
     data: Data, source: DocumentSource, key: str, encoder: DocumentEncoder, cache_dir: Path, seed: int
 ) -> TokenizedSource:
-    """One of them; a held-out set is always one window."""
+    """Open one source; a held-out set is always one window."""
     encoder = encoder_of(source, encoder, key)
     sieve, states = sieve_of(data, source, key), states_of(source, key)
     if kind_of(source.path) == "hub" and source.revision is None and is_main_process():
         then = "a run cannot resume" if states else "its stored tokens are used unchanged"
-        log.warning(f"{source.path}: if it changes on the Hub, {then}. Pin it: `{key}.revision`.")
+        log.warning(f"{source.path}: if this dataset changes on the Hub, {then}. Pin it: `{key}.revision`.")
     enough = source.max_tokens if isinstance(source, Source) and not states else None
     reading = reading_content(source, sieve)
     folder = cache_dir / "tokens" / key_of({**reading, "tokenizer": encoder.fingerprint, "enough": enough})

@@ -1,10 +1,10 @@
-"""Pack documents into rows of exactly `sequence_length` tokens, so that no token is lost.
+"""Pack documents into rows of exactly `sequence_length` tokens, without losing a token.
 
-best_fit: the fullest row that has room takes the next document, longest first (arxiv.org/abs/2404.10830); a document
-longer than a row is cut into full rows and a rest. concatenate: documents one after the other, cut where a row is
-full. sliding_window: one window each `stride` tokens of a document, packed by best fit. none: one row for each
-document, or piece of one. token_budget: a row is a batch of documents of similar length, each padded to the longest,
-for models that cannot keep the documents of a packed row apart."""
+best_fit: the fullest row with enough space takes the next document, longest first (arxiv.org/abs/2404.10830); a
+document longer than a row is cut into full rows and a rest. concatenate: documents end to end, cut where a row is
+full. sliding_window: one window every `stride` tokens of a document, packed by best fit. none: one row per document,
+or piece of one. token_budget: a row is a batch of documents of similar length, padded to the longest, for models
+that cannot separate the documents of a packed row."""
 
 import itertools
 import json
@@ -25,17 +25,17 @@ from cpt.data.examples.encoder import CONTEXT, LEARNED, ROW, UNWANTED
 from cpt.data.readers.columns import ONE_A_ROW
 from cpt.data.store.token_files import Int64, StoredDocuments
 
-FORMAT = 3  # of the stored packing; counts up when the same documents are packed, or change places, another way
+FORMAT = 3  # version of the stored packing; incremented when the packing of documents changes
 
 
 @dataclass(frozen=True)
 class Packing:
-    first_piece: Int64  # row r holds the pieces first_piece[r] to first_piece[r + 1]
-    starts: Int64  # where each piece begins among the source's tokens
-    lengths: Int64  # its tokens
-    by_length: NDArray[np.integer]  # the pieces, by number, sorted by length
-    rank: NDArray[np.integer]  # where each piece is in `by_length`
-    first_of_length: Int64  # where the pieces of each length begin in `by_length`
+    first_piece: Int64  # row r has the pieces first_piece[r] to first_piece[r + 1]
+    starts: Int64  # the first token of each piece in the source
+    lengths: Int64  # tokens of each piece
+    by_length: NDArray[np.integer]  # numbers of the pieces, sorted by length
+    rank: NDArray[np.integer]  # the place of each piece in `by_length`
+    first_of_length: Int64  # the first piece of each length in `by_length`
 
     @property
     def num_rows(self) -> int:
@@ -43,9 +43,9 @@ class Packing:
 
     def pieces(self, row: int, epoch: int) -> tuple[Int64, Int64]:
         """The start of each piece of a row among the source's tokens, and its length. In epoch 0 these are the pieces
-        that were packed together. In each later epoch the pieces of one length swap places, for each length by another
-        map i -> a * i + b modulo their number. So rows stay as full as they are, each piece is in one row of each
-        epoch, and only the requested row is computed."""
+        that were packed together. In later epochs the pieces of equal length swap places, by a map i -> a * i + b
+        modulo their number that differs for each length. Rows stay as full, each piece is in one row per epoch, and
+        only the requested row is computed."""
         first, after = self.first_piece[row : row + 2]
         lengths = self.lengths[first:after]
         if not epoch:
@@ -61,11 +61,11 @@ class Packing:
 def pack(
     starts: Int64, lengths: Int64, sequence_length: int, packing: str, seed: int, stride: int | None = None
 ) -> Packing:
-    """Lay documents out in rows; the seed decides which of equally long documents come together.
+    """Pack documents into rows; the seed decides which of equally long documents share a row.
 
     Args:
         starts, lengths: of the documents, among the source's tokens.
-        stride: tokens from one piece of a long document to the next; by default all of a row.
+        stride: tokens from one piece of a long document to the next; default: a whole row.
     """
     order = np.random.default_rng(seed).permutation(len(starts))
     pieces_of, rows_of = PACKINGS[packing]
@@ -84,13 +84,13 @@ def pack(
 
 @lru_cache(maxsize=2**14)
 def exchange(count: int, length: int, epoch: int) -> tuple[int, int]:
-    """Factor and offset of the map by which the `count` pieces of one length swap places."""
+    """Factor and offset of the map by which `count` pieces of equal length swap places."""
     draws = (xxh3_64_intdigest(f"{epoch} {length} {number}".encode()) % count for number in itertools.count())
-    return next(draw for draw in draws if gcd(draw, count) == 1), next(draws)  # no common divisor: one to one
+    return next(draw for draw in draws if gcd(draw, count) == 1), next(draws)  # coprime: one-to-one
 
 
 def cut(starts: Int64, lengths: Int64, sequence_length: int, stride: int) -> tuple[Int64, Int64]:
-    """Pieces of at most `sequence_length` tokens, one each `stride` tokens: full ones, then the rest."""
+    """Cut documents into pieces of at most `sequence_length` tokens, one every `stride` tokens, the rest last."""
     pieces = 1 + -(-np.maximum(0, lengths - sequence_length) // stride)
     number = np.arange(pieces.sum()) - np.repeat(pieces.cumsum() - pieces, pieces)  # 0, 1, 2 ... within each document
     piece_starts = np.repeat(starts, pieces) + number * stride
@@ -98,7 +98,7 @@ def cut(starts: Int64, lengths: Int64, sequence_length: int, stride: int) -> tup
 
 
 def cut_stream(starts: Int64, lengths: Int64, sequence_length: int, stride: int) -> tuple[Int64, Int64]:
-    """Pieces of the documents laid end to end: a cut where a document ends, and where a row does."""
+    """Cut documents laid end to end: at the end of each document and of each row."""
     begins = lengths.cumsum() - lengths
     rows = np.arange(0, lengths.sum(), sequence_length)
     bounds = np.unique(np.concatenate([begins, rows, lengths.sum(keepdims=True)]))
@@ -107,9 +107,9 @@ def cut_stream(starts: Int64, lengths: Int64, sequence_length: int, stride: int)
 
 
 def best_fit(lengths: Int64, sequence_length: int) -> Int64:
-    """The row of each piece. Rows are grouped by the room they have left; `roomy` has bit r set while some row has
-    room r, so the fullest row that takes a piece is the lowest bit from the piece's length up. Pieces of one length
-    are placed together."""
+    """The row of each piece. Rows are grouped by free space; bit r of `roomy` is set if a row has r tokens free, so
+    the fullest row that fits a piece is the lowest bit from the piece's length up. Pieces of equal length are placed
+    together."""
     order = np.argsort(-lengths, kind="stable")
     rows_with_room: list[list[int]] = [[] for _ in range(sequence_length + 1)]
     roomy, num_rows, placed = 0, 0, []
@@ -124,11 +124,11 @@ def best_fit(lengths: Int64, sequence_length: int) -> Int64:
                 room, needed = sequence_length, -(-count // (sequence_length // size))
                 rows = list(range(num_rows, num_rows + needed))
                 num_rows += needed
-            each = room // size  # a row that takes one piece is now the fullest, so it takes as many as it can
+            each = room // size  # after one piece this row is the fullest, so it takes all it can
             taken = [rows.pop() for _ in range(min(len(rows), -(-count // each)))]
             if not rows:
                 roomy &= ~(1 << room)
-            last = min(count, each * len(taken)) - each * (len(taken) - 1)  # the last row may take fewer
+            last = min(count, each * len(taken)) - each * (len(taken) - 1)  # the last row may get fewer
             for row in taken[:-1]:
                 placed.extend([row] * each)
             placed.extend([taken[-1]] * last)
@@ -143,7 +143,7 @@ def best_fit(lengths: Int64, sequence_length: int) -> Int64:
 
 
 def alike(lengths: Int64, sequence_length: int) -> Int64:
-    """Pieces by falling length; a row takes as many as fit when all are as long as its first."""
+    """Pieces in descending length; a row takes as many as fit if all are as long as its first."""
     order = np.argsort(-lengths, kind="stable")
     falling = lengths[order].tolist()
     begins = [0]
@@ -166,15 +166,15 @@ PACKINGS: dict[str, tuple[Cut, Callable[[Int64, int], Int64]]] = {
 
 Row = dict[str, torch.Tensor]
 NAMES = ("input_ids", "labels", "position_ids")
-IGNORED = -100  # the label that transformers leaves out of the loss
+IGNORED = -100  # transformers' label for positions without a loss
 
 
 class PackedRows(Sequence[Row]):
     """Row r of a source, by number.
 
     A row is {"input_ids", "labels", "position_ids"}, int64 of `sequence_length`. Positions restart with each document,
-    which is all that transformers needs to keep documents apart. A document's first token has no label, because the
-    token before it belongs to another document. Padding comes last, as a separate document without labels.
+    from which transformers separates documents. A document's first token has no label, because the token before it
+    belongs to another document. Padding comes last, as a separate document without labels.
     """
 
     def __init__(self, documents: StoredDocuments, packing_folder: Path, layout: "Layout") -> None:
@@ -191,7 +191,7 @@ class PackedRows(Sequence[Row]):
 
     @property
     def num_tokens(self) -> int:
-        """Without padding; more than the documents have if windows overlap."""
+        """Tokens without padding; more than in the documents if windows overlap."""
         return int(self.packing.lengths.sum())
 
     def __getitem__(self, number: int) -> Row:  # type: ignore[override]
@@ -205,7 +205,7 @@ class PackedRows(Sequence[Row]):
         return dict(zip(NAMES, torch.from_numpy(arrays), strict=True))
 
     def fill(self, number: int, epoch: int, input_ids: Int64, labels: Int64, position_ids: Int64) -> None:
-        """Write a row into arrays of `sequence_length`, which may be lines of a batch."""
+        """Write a row into arrays of `sequence_length`, which may be views of a batch."""
         at, counting, begins = 0, self._counting, []
         pieces = [array.tolist() for array in self.packing.pieces(number, epoch)]
         for start, length in zip(*pieces, strict=True):
@@ -227,8 +227,8 @@ class PackedRows(Sequence[Row]):
 
 
 class PaddedRows(PackedRows):
-    """Rows of `packing: token_budget`: each row is a batch, whose documents do not share a sequence. It has an
-    "attention_mask" too; its arrays are int64 of [documents, longest], together at most `sequence_length`."""
+    """Rows of `packing: token_budget`: each row is a batch with one document per sequence. Rows also have an
+    "attention_mask"; their arrays are int64 of [documents, longest], at most `sequence_length` in total."""
 
     def row(self, number: int, epoch: int) -> Row:
         starts, lengths = self.packing.pieces(number, epoch)
@@ -246,7 +246,7 @@ class PaddedRows(PackedRows):
 
 
 def stack_rows(rows: Sequence[Row]) -> Row:
-    """[B, T] of rows of [T]; a row of `packing: token_budget` is a batch already."""
+    """Stack rows [T] to [B, T]; a row of `packing: token_budget` already is a batch."""
     if rows[0]["input_ids"].dim() == 2:
         (row,) = rows
         return row
@@ -254,8 +254,8 @@ def stack_rows(rows: Sequence[Row]) -> Row:
 
 
 class ExampleRows(PackedRows):
-    """Rows of examples, one a row, as a trainer takes them. preference: {"prompt_ids", "chosen_ids", "rejected_ids"},
-    lists of ids. judged: {"prompt_ids", "completion_ids", "label"}. Both are cut at their end to `sequence_length`
+    """Rows with one example each, as a trainer expects them. preference: {"prompt_ids", "chosen_ids", "rejected_ids"},
+    lists of ids. judged: {"prompt_ids", "completion_ids", "label"}. Both are truncated at the end to `sequence_length`
     ids. prompt: the columns of the file's row."""
 
     def row(self, number: int, epoch: int) -> dict[str, Any]:  # type: ignore[override]
@@ -283,14 +283,14 @@ class Layout:
 
     @property
     def is_one_a_row(self) -> bool:
-        """Whether each example is one row, which a trainer turns into tensors."""
+        """Whether each example is one row, which a trainer converts to tensors."""
         return self.form in ONE_A_ROW
 
     def content(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "form" or value != "document"}
 
     def packer(self, starts: Int64, lengths: Int64, seed: int) -> Callable[[Path], None]:
-        """A function that writes the packing into an empty folder; an example with its own row is never cut."""
+        """A function that writes the packing into an empty folder; an example in a separate row is never cut."""
         sequence_length, packing, stride = self.sequence_length, self.packing, self.stride
         if self.is_one_a_row:
             sequence_length, packing, stride = int(lengths.max()), "none", None
@@ -303,11 +303,11 @@ class Layout:
         return fill
 
     def num_positions(self, packing: Packing) -> int:
-        """Of all rows, with padding; a trainer pads examples that are rows only when it batches them."""
+        """Positions of all rows, with padding; examples that are rows are padded only when a trainer batches them."""
         first, lengths = packing.first_piece, packing.lengths
         if self.is_one_a_row:
             return int(lengths.sum())
-        if self.packing == "token_budget":  # up to the longest document of each row
+        if self.packing == "token_budget":  # each row is padded to its longest document
             return int((np.diff(first) * np.maximum.reduceat(lengths, first[:-1])).sum())
         return packing.num_rows * self.sequence_length
 

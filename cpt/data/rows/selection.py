@@ -1,4 +1,4 @@
-"""Which of a source's documents are trained on: duplicates and held-out documents are not."""
+"""Select the documents of a source to train on, without duplicates and held-out documents."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,25 +16,25 @@ from cpt.data.store.token_files import Hashes, Int64, Mask, StoredDocuments, Tok
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import ResourceError, install_line
 
-FORMAT = 2  # of what is kept of a comparison; counts up when it is made another way
-# The numbers are FineWeb's (arxiv.org/abs/2406.17557, section 3.4): 14 bands of 8 find a likeness of 0.75 with 77 %.
+FORMAT = 2  # version of a stored comparison; incremented when the method changes
+# As in FineWeb (arxiv.org/abs/2406.17557, section 3.4): 14 bands of 8 find 77 % of pairs with similarity 0.75.
 SHINGLE = 5  # tokens
 BANDS, ROWS = 14, 8
-# share of shingles in common (Jaccard) from which on documents are nearly the same, as estimated by the 112 hashes
+# minimum share of common shingles (Jaccard similarity, estimated from the 112 hashes) of near duplicates
 LIKENESS = 0.75
 CHUNK_TOKENS = 4_000_000
 FILES = {"exact duplicate": "is_equal.npy", "near duplicate": "is_near.npy"}  # reason -> file
-AFTER_MAX_TOKENS = "after max_tokens"  # a reason to leave documents out
-ROWS_OF_A_PART = 8  # at least, of a source that is read by a score
-# A longer document is never held out: it would be much of the held-out bytes, and the interval of the verdict would
-# rest on it. With fewer than 20 documents to hold out, a fifth of their bytes is little more than an average document,
-# so four of these are allowed.
+AFTER_MAX_TOKENS = "after max_tokens"  # a reason for skipping documents
+ROWS_OF_A_PART = 8  # at least, in a source that is ordered by a score
+# A longer document is never held out: it would dominate the held-out bytes and the verdict's confidence interval.
+# With fewer than 20 documents to hold out, a fifth of their bytes is little more than an average document, so four
+# average documents are allowed.
 LARGEST_PART, LARGEST_OF_AVERAGE = 1 / 5, 4
 
 
 class Repeated:
-    """Which documents of a source repeat an earlier one, by reason; memory-mapped. `first_documents`: number of each
-    shard's first document among all that were compared, and the number of all."""
+    """The documents of a source that repeat an earlier one, by reason; memory-mapped. `first_documents`: the number of
+    each shard's first document among all compared documents, and the total."""
 
     def __init__(self, folder: Path, first_documents: Sequence[int]) -> None:
         self.folder, self.first_documents = folder, list(first_documents)
@@ -46,11 +46,11 @@ class Repeated:
 
     @property
     def name(self) -> str:
-        """A hash of what was compared and how, and the source's place in it."""
+        """A hash of the compared documents, the method, and the source's position."""
         return f"{self.folder.name} {self.first_documents[0]}"
 
     def of_shards(self, shards: Sequence[int]) -> dict[str, Mask]:
-        """For the documents of some shards, one after the other; at most one reason each."""
+        """Masks for the documents of some shards, concatenated; at most one reason per document."""
         bounds = [(self.first_documents[shard], self.first_documents[shard + 1]) for shard in shards]
         return {
             reason: np.concatenate([mask[first:after] for first, after in bounds])
@@ -59,8 +59,8 @@ class Repeated:
 
 
 def repeated_documents(sources: Sequence[TokenizedSource], deduplicate: str, cache_dir: Path) -> list[Repeated]:
-    """Which documents of each source are dropped as repeated; computed once and stored in `cache_dir`. Sources are
-    compared with each other too: of equal documents, the one of the first source stays."""
+    """Find the repeated documents of each source; computed once and stored in `cache_dir`. Sources are also compared
+    with each other: of equal documents, the one of the first source is kept."""
 
     def parts_of(source: TokenizedSource, *, verified: bool) -> list[TokenFiles]:
         return source.documents(range(len(source.plan.shards)), verified=verified).parts
@@ -68,7 +68,7 @@ def repeated_documents(sources: Sequence[TokenizedSource], deduplicate: str, cac
     def fill(folder: Path) -> None:
         parts = [part for source in sources for part in parts_of(source, verified=True)]
         hashes = np.concatenate([part.hashes for part in parts])
-        equal = np.ones(len(hashes), bool)  # 64 bits confuse two of 10^8 texts with a probability of 0.03 %
+        equal = np.ones(len(hashes), bool)  # a collision among 10^8 texts has a probability of 0.03 %
         equal[np.unique(hashes, return_index=True)[1]] = False
         np.save(folder / FILES["exact duplicate"], equal)
         if deduplicate == "near":
@@ -87,9 +87,9 @@ def repeated_documents(sources: Sequence[TokenizedSource], deduplicate: str, cac
 
 
 def near_duplicates(parts: Sequence[TokenFiles], folder: Path) -> Mask:
-    """True for documents much like an earlier one (MinHash, doi.org/10.1109/SEQUEN.1997.666900), dropped or not. A
-    document is compared with the first one that has equal hashes in one of the `BANDS` groups. The hashes are in a
-    temporary file, 448 bytes a document; memory is about 100 bytes a document (estimated)."""
+    """True for documents similar to an earlier one (MinHash, doi.org/10.1109/SEQUEN.1997.666900), dropped or not. A
+    document is compared with the first one with equal hashes in one of the `BANDS` groups. The hashes are in a
+    temporary file, 448 bytes per document; memory is about 100 bytes per document (estimated)."""
     file = folder / "hashes.bin"
     hashes = np.memmap(file, np.uint32, "w+", shape=(sum(part.description.documents for part in parts), BANDS * ROWS))
     at = 0
@@ -108,7 +108,7 @@ def near_duplicates(parts: Sequence[TokenFiles], folder: Path) -> Mask:
 
 
 def minhashes(store: TokenFiles) -> Iterator[NDArray[np.uint32]]:
-    """Of some documents after the other: [documents, BANDS * ROWS]."""
+    """Yield the hashes of batches of documents: [documents, BANDS * ROWS]."""
     try:
         from rensa import RMinHash
     except ImportError as problem:
@@ -124,7 +124,7 @@ def minhashes(store: TokenFiles) -> Iterator[NDArray[np.uint32]]:
 
 
 def shingles(tokens: NDArray[np.unsignedinteger], offsets: Int64) -> tuple[Hashes, Hashes]:
-    """A hash of each run of `SHINGLE` tokens of a document, and where each document's begin; one for a shorter one."""
+    """A hash of each run of `SHINGLE` tokens of a document, and the first run of each document; at least one each."""
     padded = np.concatenate([tokens.astype(np.uint64), np.zeros(SHINGLE, np.uint64)])
     lengths = np.diff(offsets)
     counts = np.maximum(1, lengths - SHINGLE + 1)
@@ -141,21 +141,21 @@ def shingles(tokens: NDArray[np.unsignedinteger], offsets: Int64) -> tuple[Hashe
 
 @dataclass(frozen=True)
 class Chosen:
-    """The documents that are trained on, by number, and how many of the others were held out or left out."""
+    """The documents to train on, by number, and how many of the others were held out or skipped."""
 
     documents: Int64
     held_out: int
     left_out: dict[str, int]
-    is_limit_reached: bool  # whether `max_tokens` leaves nothing of what comes after
+    is_limit_reached: bool  # whether `max_tokens` is reached, so that all later documents are skipped
 
 
 @dataclass(frozen=True)
 class Selection:
-    held_out_share: float | None  # of the documents, kept from training by the hash of their text
-    judged: Hashes  # sorted, of documents that the model is evaluated on
+    held_out_share: float | None  # share of documents held out by the hash of their text
+    judged: Hashes  # sorted hashes of evaluation documents
     repeated: Repeated | None
     max_tokens: int | None
-    longest_held_out: int | None = None  # bytes; a longer document is trained on whatever its hash is
+    longest_held_out: int | None = None  # bytes; longer documents are always trained on
 
     def content(self) -> dict[str, Any]:
         return {
@@ -182,7 +182,7 @@ class Selection:
         return Chosen(chosen[:number], held_out, left_out, is_limit_reached=number < len(chosen))
 
     def held_out(self, documents: StoredDocuments, shards: Sequence[int]) -> Int64:
-        """The documents that the hash of their text keeps from training, each text once."""
+        """The documents held out by the hash of their text, each text once."""
         is_repeated = np.logical_or.reduce([*self.repeated_by_reason(shards).values(), np.zeros(len(documents), bool)])
         return np.flatnonzero(self.is_held_out(documents) & ~is_repeated)
 
@@ -201,12 +201,12 @@ def is_held_out(hashes: Hashes, num_bytes: Int64, share: float, longest: int | N
 
 
 def longest_held_out(total_bytes: int, num_documents: int, share: float) -> int:
-    """In bytes: so that no single document decides what the others say."""
+    """The maximum size of a held-out document in bytes, so that no single document dominates the result."""
     return int(total_bytes * max(LARGEST_PART * share, LARGEST_OF_AVERAGE / max(1, num_documents)))
 
 
 def part_by_score(documents: StoredDocuments, chosen: Int64, part: int, sequence_length: int) -> Int64:
-    """A part of the chosen documents, by score: equally many tokens each; fewer parts where each would be tiny."""
+    """A part of the chosen documents, by score: equally many tokens per part; fewer parts if each would be tiny."""
     order = chosen[np.argsort(documents.scores[chosen], kind="stable")]
     ends = np.diff(documents.offsets)[order].cumsum()
     parts = int(np.clip(ends[-1] // (ROWS_OF_A_PART * sequence_length), 1, ORDERED_PARTS)) if len(order) else 0

@@ -1,7 +1,7 @@
-"""The rows of a source, window by window: each is packed and shuffled separately, shortly before it is needed.
+"""The rows of a source, window by window: each window is packed and shuffled separately, shortly before its use.
 
-Each window has an entry, a small file that stays when the window's tokens are removed. It says how many rows are
-before the window, so any place of the source is found at once."""
+Each window has an entry, a small file that is kept when the window's tokens are removed. It contains the number of
+rows before the window, so any row of the source is found quickly."""
 
 import threading
 from bisect import bisect_right
@@ -28,26 +28,26 @@ from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import DataError
 from cpt.files import read_sealed, sealed
 
-OPENED = 2  # windows of a source that a process keeps open
+OPENED = 2  # open windows per source in a process
 MARKS = "readers"
 
 
 @dataclass(frozen=True)
 class WindowEntry:
-    first_row: int  # the rows of the windows before
+    first_row: int  # rows in the windows before
     rows: int
-    tokens_before: int  # of the documents trained on in the windows before
+    tokens_before: int  # trained tokens in the windows before
     tokens: int
-    tokens_in_rows: int  # more than `tokens` where sliding windows overlap
-    positions: int  # of all rows, padding included
+    tokens_in_rows: int  # more than `tokens` if sliding windows overlap
+    positions: int  # in all rows, padding included
     documents: int
     held_out: int
-    left_out: dict[str, int]  # reason -> documents, including those that the source's filters drop
+    left_out: dict[str, int]  # reason -> documents, including those dropped by filters
     bad_rows: dict[str, int]
-    lengths: dict[int, int]  # documents trained on, by length: n, a power of two, means n to 2n - 1 tokens
+    lengths: dict[int, int]  # power of two n -> documents trained on with n to 2n - 1 tokens
     longest: tuple[str, int]  # its file and line, its tokens
-    own_digest: str  # of the documents trained on
-    digest: str  # of these and of all windows before
+    own_digest: str  # digest of the documents trained on
+    digest: str  # digest of these and of all windows before
 
     @property
     def end(self) -> int:
@@ -79,19 +79,19 @@ def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def by_power_of_two(lengths: Int64) -> dict[int, int]:
-    """How many lengths there are from each power of two to the next; lengths are 1 at least."""
+    """Count lengths by power of two: the key n counts lengths from n to 2n - 1. Lengths are at least 1."""
     exponents, counts = np.unique(np.frexp(lengths)[1] - 1, return_counts=True)
     return {2**exponent: count for exponent, count in zip(exponents.tolist(), counts.tolist(), strict=True)}
 
 
 @dataclass(frozen=True)
 class Total:
-    """The totals of one epoch of a source; two are None if a checkpoint resumed in an empty store, which lacks the
+    """The totals of one epoch of a source; two are None if a checkpoint was resumed in an empty store, which lacks the
     windows before it."""
 
     rows: int
     windows: int
-    rows_of: list[int] | None  # of each window
+    rows_of: list[int] | None  # rows of each window
     everything: WindowEntry | None  # the sum over all windows
 
     @cached_property
@@ -100,7 +100,7 @@ class Total:
 
 
 def write_total(folder: Path, last: int, entries: Sequence[WindowEntry]) -> None:
-    """Write the totals of one epoch from the entries of all windows, or of the last ones that are known."""
+    """Write the totals of one epoch from the entries of all windows, or of the known last ones."""
     content: dict[str, Any] = {"rows": entries[-1].end, "windows": last + 1, "rows_of": None, "everything": None}
     if len(entries) == last + 1:
         content |= {"rows_of": [entry.rows for entry in entries], "everything": asdict(summed(entries))}
@@ -110,16 +110,16 @@ def write_total(folder: Path, last: int, entries: Sequence[WindowEntry]) -> None
 @dataclass(frozen=True)
 class OpenWindow:
     turns: range
-    order: str  # the caller's seed
-    seed: int  # of the order inside the window
+    order: str  # seed of the caller
+    seed: int  # seed of the order inside the window
     epoch: int
     rows: PackedRows
 
 
 class WindowedRows:
-    """The rows of one source by turn, and what is known of its windows. In the first epoch the windows come in the
-    order of the plan. Each later epoch has another order of windows, and puts the pieces of a window into other rows.
-    With `is_bounded`, consumed windows are removed, so readers leave marks of where they are."""
+    """The rows of one source by turn, and the entries of its windows. In the first epoch the windows come in the order
+    of the plan. Each later epoch has another order of windows, and puts the pieces of a window into other rows. With
+    `is_bounded`, consumed windows are removed, so readers mark their positions."""
 
     def __init__(
         self,
@@ -136,25 +136,25 @@ class WindowedRows:
         content = {"format": FORMAT, "tokens": tokenized.name, "plan": tokenized.plan.windows, "seed": seed}
         self.folder = cache_dir / "rows" / key_of({**content, **layout.content(), **selection.content()})
         hold(self.folder, self)
-        self._lock = threading.RLock()  # micro-batches may be made by several threads
+        self._lock = threading.RLock()  # several threads may read rows
         self._opened: OrderedDict[int, PackedRows] = OrderedDict()
         self._here: OpenWindow | None = None
-        self._at: tuple[int, int] | None = None  # time through and window of the row read last
+        self._at: tuple[int, int] | None = None  # epoch and window of the last row read
         self._entries: dict[int, WindowEntry] = {}
-        self._near = 0  # a window whose entry is known, to search from
+        self._near = 0  # a window with a known entry, to search from
         self._total: Total | None = None
-        self._sum: WindowEntry | None = None  # of the windows known so far, once this process made one
+        self._sum: WindowEntry | None = None  # sum over the known windows, once this process made one
         self._orders: dict[int, tuple[list[int], list[int]]] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:  # worker processes, and the thread that reads ahead, open the files
+    def __reduce__(self) -> tuple[Any, ...]:  # worker processes and the read-ahead thread reopen the files
         what = self.tokenized, self.selection, self.layout, self.seed, self.cache_dir, self.max_epochs, self.is_bounded
         return WindowedRows, what
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the documents and of how they are packed; moving files does not change it. Of several windows the
-        first, the plan and the rules that choose documents are hashed; each later window is compared with the entry in
-        the checkpoint."""
+        """A hash of the documents and of their packing; moving files does not change it. With several windows, it
+        covers the first window, the plan and the rules that select documents; later windows are compared with the
+        entry in the checkpoint."""
         is_whole = self.tokenized.plan.is_whole
         return key_of(
             {
@@ -168,19 +168,19 @@ class WindowedRows:
 
     @property
     def filled(self) -> float:
-        """Share of `sequence_length` that tokens fill, in the first window with rows: known early, and constant."""
+        """Share of `sequence_length` filled with tokens, in the first window with rows: known early, and constant."""
         if self.layout.is_one_a_row:
-            return 1.0  # so shares are shares of examples
+            return 1.0  # shares count examples
         entry = next(entry for window in count() if (entry := self.entry(window)).rows)
         return entry.tokens_in_rows / (entry.rows * self.layout.sequence_length)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every window was made and none has to be made again."""
+        """Whether every window was made and all are on disk."""
         return self.total is not None and self.tokenized.description is not None
 
     def row_at(self, turn: int, seed: str) -> tuple[PackedRows, int, int]:
-        """The row of a turn, in an order drawn from the seed: the rows of its window, its number there, the epoch."""
+        """The rows of a turn's window, its row number there and the epoch, in an order drawn from the seed."""
         here = self._here
         if here is None or turn not in here.turns or here.order != seed:
             with self._lock:
@@ -198,7 +198,7 @@ class WindowedRows:
     def window(self, window: int) -> PackedRows:
         if window not in self._opened:
             self.prepare(window)
-            for rows in self._opened.values():  # only slower threads still read there
+            for rows in self._opened.values():  # only slower threads still read from these
                 rows.documents.free_memory()
             documents = self.tokenized.documents(self.tokenized.plan.windows[window])
             self._opened[window] = self.layout.open(documents, self.window_folder(window))
@@ -208,7 +208,7 @@ class WindowedRows:
         return self._opened[window]
 
     def find(self, turn: int) -> tuple[int, int, int]:
-        """The epoch, the window and the place in it, of a turn."""
+        """The epoch of a turn, its window and its row there."""
         if self.total is None and (window := self.window_of(turn)) is not None:
             return 0, window, turn - self.entry(window).first_row
         assert self.total is not None
@@ -216,8 +216,8 @@ class WindowedRows:
         if self.max_epochs is not None and turn >= self.max_epochs * self.total.rows:
             source, key = self.tokenized.work.source, self.tokenized.work.key
             raise DataError(
-                f"{source.path}: used up after {self.max_epochs:g} time(s) through it. Lower its weight or the budget,"
-                f" add documents, or raise `{key}.max_epochs`."
+                f"{source.path}: all rows are used up after {self.max_epochs:g} epoch(s). Lower its weight or"
+                f" the budget, add documents, or raise `{key}.max_epochs`."
             )
         if epoch == 0:
             window = self.window_of(place)
@@ -228,10 +228,10 @@ class WindowedRows:
         return epoch, windows[position], place - bounds[position]
 
     def window_of(self, row: int) -> int | None:
-        """The window of a row of the first epoch, made now if it is missing; None after the last."""
+        """The window of a row of the first epoch, made now if it is missing; None after the last window."""
         if self.total is not None and self.total.rows_of is not None:
             return bisect_right(self.total.first_rows, row) - 1 if row < self.total.rows else None
-        # From the last window on in growing steps: bisecting all windows would look for files of those not made yet.
+        # Step from the last known window in growing steps: bisection would probe windows not made yet.
         window, step = self._near, 1
         if self.entry(window).first_row > row:
             window = 0
@@ -248,7 +248,7 @@ class WindowedRows:
         return window
 
     def order(self, epoch: int) -> tuple[list[int], list[int]]:
-        """The order of the windows in a later epoch, and the rows before each."""
+        """The order of the windows in a later epoch, and the number of rows before each."""
         assert self.total is not None
         if epoch not in self._orders:
             windows = list(range(self.total.windows))
@@ -268,7 +268,7 @@ class WindowedRows:
 
     @property
     def total(self) -> Total | None:
-        """The totals of one epoch; None until its last window was made, or if their file is damaged."""
+        """The totals of one epoch; None until its last window is made, or if their file is damaged."""
         if self._total is None:
             file = self.folder / "total.json"
             if (content := read_sealed(file)) is not None:
@@ -276,7 +276,7 @@ class WindowedRows:
                 self._total = Total(**content, everything=None if everything is None else entry_of(everything))
             else:
                 with suppress(OSError):
-                    file.unlink()  # otherwise each read would report the damage
+                    file.unlink()  # otherwise every read would report the damage
         return self._total
 
     def entry_file(self, window: int) -> Path:
@@ -291,12 +291,12 @@ class WindowedRows:
         entry = entry_of(content)
         is_last = AFTER_MAX_TOKENS in entry.left_out or window + 1 == len(self.tokenized.plan.windows)
         if self.total is None and is_last and (not window or self.entry_file(window - 1).exists()):
-            return None  # the total is lost: it is written again with the last window
+            return None  # the total is lost and is rewritten with the last window
         self._entries[window] = entry
         return entry
 
     def entry(self, window: int) -> WindowEntry:
-        """The entry of a window. The window, and those before it, are made now if they never were."""
+        """The entry of a window. If it is missing, the window and those before it are made now."""
         first = window
         while first >= 0 and self.known_entry(first) is None:
             first -= 1
@@ -307,7 +307,7 @@ class WindowedRows:
         return entry
 
     def known_so_far(self) -> tuple[WindowEntry, int]:
-        """The sum of the entries from the first window up to the first gap, and how many windows these are."""
+        """The sum of the entries from the first window to the first gap, and the number of these windows."""
         if self.total is not None and self.total.everything is not None:
             return self.total.everything, self.total.windows
         entries: list[WindowEntry] = []
@@ -316,13 +316,13 @@ class WindowedRows:
         return summed(entries), len(entries)
 
     def keep(self, window: int, entry: WindowEntry, *, is_last: bool) -> None:
-        """Write the entry of a window, and after the last one the totals; a DataError if no run may use the window."""
+        """Write the entry of a window, and the totals after the last one; raises DataError for an unusable window."""
         if self.total is None:
             self._sum = summed([self._sum or self.known_so_far()[0], entry])
             refuse_bad_windows(self.tokenized, self._sum, window)
             if is_last and not entry.end:
                 raise DataError(nothing_to_train_on(self.tokenized, self._sum))
-        elif self.total.rows_of is not None and self.total.rows_of[window] != entry.rows:  # its file was lost
+        elif self.total.rows_of is not None and self.total.rows_of[window] != entry.rows:  # the entry file was lost
             raise DataError(other_documents(self.tokenized))
         self._entries[window] = entry
         write_once(self.entry_file(window), sealed(asdict(entry)))
@@ -331,12 +331,12 @@ class WindowedRows:
             write_total(self.folder, window, entries)
 
     def state(self, turn: int) -> dict[str, Any]:
-        """The window of a turn and its entry, for a checkpoint. With it a run resumes on an empty store."""
+        """The window of a turn and its entry, for a checkpoint; enough to resume with an empty store."""
         _, window, _ = self.find(turn)
         return {"window": window, "entry": asdict(self.entry(window))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Write the entry of a checkpoint's window into an empty store; a DataError if the documents have changed."""
+        """Write the entry of a checkpoint's window to an empty store; raises DataError if the documents changed."""
         window, content = int(state["window"]), state["entry"]
         known = self.known_entry(window)
         if known is None:
@@ -346,12 +346,12 @@ class WindowedRows:
         self._near = window
 
     def begin(self, *, all_windows: bool) -> None:
-        """Make windows until there is a row, or all of them."""
+        """Make windows until there is a row, or all windows."""
         window = 0
         while self.total is None and (all_windows or self.tokenized.plan.is_ordered or not self.entry(window).rows):
             self.entry(window)
             if all_windows and self.is_bounded and window:
-                self.remove(window)  # only its entry was needed
+                self.remove(window)  # only its entry is needed
             window += 1
 
     def prepare(self, window: int) -> None:
@@ -415,7 +415,7 @@ class WindowedRows:
         return documents, replace(chosen, documents=mine, is_limit_reached=False)
 
     def remove(self, window: int) -> None:
-        """Remove a window's tokens and packing; its entry stays."""
+        """Remove a window's tokens and packing; the entry is kept."""
         self._opened.pop(window, None)
         rmtree(self.window_folder(window), ignore_errors=True)
         self.tokenized.remove(self.own_shards(window))
@@ -428,17 +428,17 @@ class WindowedRows:
         return self.folder / f"{window:06}"
 
     def own_shards(self, window: int) -> list[int]:
-        """A window's shards, without those that the held-out set is read from."""
+        """A window's shards, except those of the held-out set."""
         kept = set(self.tokenized.plan.held_out) if self.selection.held_out_share is not None else set()
         return [shard for shard in self.tokenized.plan.windows[window] if shard not in kept]
 
     def marks(self) -> list[tuple[int, int]]:
-        """Epochs and windows where readers have been."""
+        """(Epoch, window) pairs that readers have reached."""
         return [(int(path.name[:6]), int(path.name[7:])) for path in (self.folder / MARKS).glob("*")]
 
 
 def refuse_bad_windows(tokenized: TokenizedSource, known: WindowEntry, window: int) -> None:
-    """Stop if the windows so far (`known` is their sum) have more bad rows than the recipe allows for the source."""
+    """Stop if the windows so far (`known` is their sum) have more bad rows than the recipe allows."""
     plan, bad = tokenized.plan, sum(known.bad_rows.values())
     if plan.is_whole or not bad:
         return
@@ -446,7 +446,7 @@ def refuse_bad_windows(tokenized: TokenizedSource, known: WindowEntry, window: i
     if bad > tokenized.max_bad_share * rows * sum(plan.num_bytes) / max(1, plan.bytes_upto[window + 1]):
         raise DataError(
             f"{tokenized.work.source.path}: {bad:,} of the first {rows:,} rows are bad, more than"
-            f" `data.max_bad_share` ({tokenized.max_bad_share:.2%}) allows for all of it. List them: cpt data check."
+            f" `data.max_bad_share` ({tokenized.max_bad_share:.2%}) allows. List them: cpt data check."
             f" Fix the files ({tokenized.work.key}.path), or raise the share."
         )
 
@@ -456,7 +456,7 @@ def nothing_to_train_on(tokenized: TokenizedSource, known: WindowEntry) -> str:
     why = ", ".join(f"{reason}: {count:,}" for reason, count in counts.items() if count)
     key = tokenized.work.key
     return (
-        f"{tokenized.work.source.path}: no document is left to train on ({why}). Add some (`{key}.path`), hold fewer"
+        f"{tokenized.work.source.path}: no document is left to train on ({why}). Add some (`{key}.path`), hold less"
         " out (`evaluation.held_out_share`, `evaluation.perplexity`), or set a higher `data.sequence_length` or"
         f" `{key}.max_tokens`."
     )
@@ -464,6 +464,6 @@ def nothing_to_train_on(tokenized: TokenizedSource, known: WindowEntry) -> str:
 
 def other_documents(tokenized: TokenizedSource) -> str:
     return (
-        f"{tokenized.work.source.path}: its documents are not those that the run began with, so it cannot continue."
-        f" Restore the files ({tokenized.work.key}.path), or start a new run: another `name`."
+        f"{tokenized.work.source.path}: the documents differ from those at the start of the run, so it cannot"
+        f" continue. Restore the files ({tokenized.work.key}.path), or start a new run: another `name`."
     )

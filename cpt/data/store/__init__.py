@@ -1,1 +1,1 @@
-"""Tokenise sources once and store the tokens on disk and in a bucket."""
+"""Tokenise sources once and store the tokens, on disk and optionally in a bucket."""

@@ -1,7 +1,7 @@
-"""Call one function for many arguments in worker processes, with the results in order.
+"""Map a function over arguments in worker processes, with results in order.
 
-By loky: spawned workers of the standard library import the user's `__main__` again, torch and DeepSpeed for
-`cpt/train.py`, and a script without a main guard would start itself again."""
+Uses loky: spawned workers of the standard library would import the user's `__main__` again (torch and DeepSpeed in
+`cpt/train.py`), and a script without a main guard would start itself again."""
 
 import os
 import pickle
@@ -29,13 +29,13 @@ def map_in_order(
     num_workers: int,
     imports: Sequence[str] = (),
 ) -> Iterator[Result]:
-    """The results in the order of the arguments; an error is the first argument's that fails.
+    """Yield the results in the order of the arguments; the first failing argument's error is raised.
 
     Args:
-        prepare: gives the function, which can be pickled. It is called while the workers start.
-        arguments: taken one by one, a few ahead of the workers.
-        num_workers: processes; with 0 everything is done in this one.
-        imports: modules that workers import when they start, if they are installed.
+        prepare: returns the function, which must be picklable. Called while the workers start.
+        arguments: consumed lazily, a few ahead of the workers.
+        num_workers: number of processes; 0 runs everything in this process.
+        imports: modules that workers import when they start, if installed.
 
     Raises:
         ResourceError: a worker died, most likely out of memory.
@@ -54,7 +54,7 @@ def map_in_order(
     workers = ProcessPoolExecutor(num_workers, initializer=begin, initargs=(list(imports),), env=variables)
     waiting: deque[Future[Result]] = deque()
     try:
-        workers.submit(int)  # starts them
+        workers.submit(int)  # starts the workers
         function = pickle.dumps(prepare())
         for argument in arguments:
             waiting.append(workers.submit(call, function, argument))
@@ -65,17 +65,17 @@ def map_in_order(
         workers.shutdown()
     except BrokenProcessPool as problem:
         raise ResourceError(
-            "a worker process that read and tokenised documents died, most likely out of memory "
-            f"({' '.join(str(problem).split())[:300]}). Finished work is stored. Start again with fewer workers:"
+            "a worker process for reading and tokenising documents died, most likely out of memory "
+            f"({' '.join(str(problem).split())[:300]}). Finished work is stored. Run it again with fewer workers:"
             " CPT_WORKERS=1."
         ) from problem
-    finally:  # after an error, or where the caller stops early: what they leave half done is never used
+    finally:  # after an error or an early stop; unfinished work is never used
         workers.shutdown(kill_workers=True)
 
 
 def begin(imports: Sequence[str]) -> None:
     die_with_parent()
-    os.dup2(2, 1)  # what a user's filter prints must not mix with a command's output
+    os.dup2(2, 1)  # keep prints of user code out of a command's output
     for module in imports:
         with suppress(ImportError):
             import_module(module)
@@ -87,18 +87,18 @@ def call(function: bytes, argument: Any) -> Any:
     except Exception as problem:
         try:
             pickle.loads(pickle.dumps(problem))
-        except Exception:  # its class cannot be made from its message alone, which would break the pool
+        except Exception:  # its class needs more than a message, which would break the pool
             raise RuntimeError(f"{type(problem).__name__}: {problem}") from None
         raise
 
 
-@lru_cache(maxsize=1)  # the function may hold a tokenizer
+@lru_cache(maxsize=1)  # the function may contain a tokenizer
 def unpickled(function: bytes) -> Callable[[Any], Any]:
     return pickle.loads(function)  # type: ignore[no-any-return]
 
 
 def num_workers() -> int:
-    """CPT_WORKERS, or the number of cores that this process may use."""
+    """CPT_WORKERS, or the number of cores available to this process."""
     if not (asked := os.environ.get("CPT_WORKERS", "")):
         return count_cpu_cores()
     if not asked.isdecimal():

@@ -1,7 +1,7 @@
-"""How a source is cut into shards and windows, and how one process makes a shard: read, transform, filter, tokenise.
+"""Cut a source into shards and windows, and make a shard in one process: read, transform, filter, tokenise.
 
 The names and sizes of the files alone decide the cut. A small source is one window. A large one is read window by
-window, in an order drawn from the seed: training begins when the first, small, window is there."""
+window, in an order drawn from the seed: training starts when the first, small, window is ready."""
 
 import math
 from collections import Counter
@@ -45,22 +45,22 @@ from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Source
 
 Shard = list[Piece]
-SHARD_BYTES = 16 * 2**20  # of files: a kill loses little, and the time to open a file does not matter
-ORDERED_PARTS = 64  # of a source that is read by a score
-HELD_OUT_SHARDS = 8  # of a source in windows: its held-out set must be there before the first step
+SHARD_BYTES = 16 * 2**20  # of files: little is lost when killed, and opening files is cheap
+ORDERED_PARTS = 64  # windows of a source that is ordered by a score
+HELD_OUT_SHARDS = 8  # in a source with windows: read before the first step
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 4_000_000
 SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 1_000_000
-# Rows; below it grain's shuffle is slow (measured: 10 ms for one of 2 rows, 0.03 of 1,000, 0.004 from 65,536 on).
+# Rows; below this, grain's shuffle is slow (measured: 10 ms for one of 2 rows, 0.03 of 1,000, 0.004 from 65,536 on).
 SMALL = 2**16
 
 
 @dataclass(frozen=True)
 class Plan:
     shards: list[Shard]  # in the order of the source's documents
-    num_bytes: list[int]  # of each shard's files or parts of files, about; 0 if unknown
-    windows: list[list[int]]  # shards of each window, by number, in the order of training
-    held_out: list[int]  # the shards that a held-out set is taken from; the same for every seed
-    is_ordered: bool = False  # each window is a part of all documents, by their score
+    num_bytes: list[int]  # approximate size of each shard's files or parts of files; 0 if unknown
+    windows: list[list[int]]  # numbers of the shards of each window, in training order
+    held_out: list[int]  # shards with the held-out set; the same for every seed
+    is_ordered: bool = False  # each window is a part of all documents, by score
 
     @property
     def is_whole(self) -> bool:
@@ -68,17 +68,17 @@ class Plan:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether it may be read while most of it is not there yet."""
+        """Whether it may be read before most of it is available."""
         return not self.is_whole and not self.is_ordered
 
     @cached_property
     def bytes_upto(self) -> list[int]:
-        """Bytes of the windows before each window, in the order of training, and of all."""
+        """Bytes of the windows before each window, in training order, and the total."""
         return [0, *accumulate(sum(self.num_bytes[shard] for shard in window) for window in self.windows)]
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the cut and of the file names below their common folder, which may move."""
+        """A hash of the cut and of the file names relative to their common folder, which may move."""
         paths = {piece.path for shard in self.shards for piece in shard}
         root = commonpath(paths) if len(paths) > 1 else str(Path(next(iter(paths))).parent)
         cuts = [[[piece.path.removeprefix(root), piece.start, piece.stop] for piece in shard] for shard in self.shards]
@@ -86,15 +86,15 @@ class Plan:
 
 
 def plan_of(source: DocumentSource, key: str, states: Sequence[File], *, window_bytes: int | None, seed: int) -> Plan:
-    """Cut a source up.
+    """Cut a source into shards and windows.
 
     Args:
-        states: of its files; empty for a stream of rows without size, which is one shard.
-        window_bytes: of files, from which on there are several windows; None for a single one.
+        states: files of the source; empty for a stream of rows of unknown size, which is one shard.
+        window_bytes: size of files above which there are several windows; None for a single window.
     """
     shard_bytes = SHARD_BYTES if window_bytes is None else min(SHARD_BYTES, window_bytes)
     size_of, shards, num_bytes = {name: size for name, size, _ in states}, list[Shard](), list[int]()
-    is_one = not states or source.max_documents is not None  # documents are counted from the first on
+    is_one = not states or source.max_documents is not None  # documents are counted from the first one
     for piece in pieces_of(source, key, shard_bytes):
         size = size_of.get(absolute(piece.path), 0)
         size = max(0, (size if piece.stop is None else piece.stop) - piece.start)
@@ -104,7 +104,7 @@ def plan_of(source: DocumentSource, key: str, states: Sequence[File], *, window_
         shards[-1].append(piece)
         num_bytes[-1] += size
     everything = list(range(len(shards)))
-    if isinstance(source, Source) and source.order_by is not None:  # for a score, all documents must be there
+    if isinstance(source, Source) and source.order_by is not None:  # sorting by score needs all documents
         return Plan(shards, num_bytes, [everything] * ORDERED_PARTS, everything, is_ordered=True)
     if window_bytes is None or sum(num_bytes) <= window_bytes:
         return Plan(shards, num_bytes, [everything], everything)
@@ -114,7 +114,7 @@ def plan_of(source: DocumentSource, key: str, states: Sequence[File], *, window_
 
 
 def in_windows(order: Sequence[int], num_bytes: Sequence[int], first_bytes: int, window_bytes: int) -> list[list[int]]:
-    """Shards in the given order, in windows: the first two of one shard, then twice as much each time."""
+    """Group shards into windows in the given order: the first two of one shard, then twice as much each time."""
     windows: list[list[int]] = [[]]
     room = wanted = first_bytes
     for shard in order:
@@ -130,19 +130,19 @@ def in_windows(order: Sequence[int], num_bytes: Sequence[int], first_bytes: int,
 
 @dataclass(frozen=True)
 class ShardWork:
-    """How each shard of a source is made; sent to worker processes."""
+    """The work to make any shard of a source; sent to worker processes."""
 
     source: DocumentSource
-    key: str  # of the source in the recipe, for messages: `data.sources[0]`
+    key: str  # the source's key in messages: `data.sources[0]`
     sieve: Sieve
     encoder: DocumentEncoder
     on_bad_row: OnBadRow
     folder: Path
-    enough_tokens: int | None = None  # where to stop reading a stream of rows, which may be endless
-    prove_on_the_way: bool = False  # prove the encoder on the first documents of a stream, which has no other sample
+    enough_tokens: int | None = None  # stop reading a stream here, as it may be endless
+    prove_on_the_way: bool = False  # verify the encoder on a stream's first documents
 
     def __call__(self, shard: Shard, name: str) -> None:
-        """Fetch or make the shard in a folder of that name, if it is not there yet."""
+        """Fetch or make the shard in a folder of that name, unless it exists."""
 
         def fill(folder: Path) -> None:
             store = bucket()
@@ -158,7 +158,7 @@ class ShardWork:
         publish_once(self.folder / name, fill, durable=False, is_sound=is_sound_shard)
 
     def accepts(self, stored: ShardDescription | SourceDescription) -> bool:
-        """False where an earlier run skipped bad rows that are an error now."""
+        """False if an earlier run skipped bad rows that are an error now."""
         return not stored.bad_rows or self.on_bad_row == "skip"
 
 
@@ -172,7 +172,7 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         if work.prove_on_the_way and not writer.num_documents:
             encoder = encoder.proven_for(texts[:SAMPLE_DOCUMENTS])
         ids, lengths, segments = encoder.encode_segments(texts)
-        segments = None if encoder.form == "document" else segments  # of a chat read as a document all is learned
+        segments = None if encoder.form == "document" else segments  # a chat as a document is learned completely
         raw = [text.encode() for text in texts]
         hashes = np.fromiter(map(xxh3_64_intdigest, raw), np.uint64, len(raw))
         text_digest.update(hashes.data)
@@ -191,7 +191,7 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
 
 
 def scorer(source: DocumentSource) -> Callable[[str, Document], float] | None:
-    """The function for a document's score, if the source is read in an order."""
+    """The function for a document's score, if the source is ordered by one."""
     if not isinstance(source, Source) or source.order_by is None:
         return None
     function = None if score_column(source) else find("score", source.order_by, {})
@@ -202,7 +202,7 @@ def scorer(source: DocumentSource) -> Callable[[str, Document], float] | None:
         except UserCodeError as problem:
             raise UserCodeError(f"{document.where}: {problem}") from problem.__cause__
         if not isinstance(value, float | int) or math.isnan(value):
-            raise DataError(f"{document.where}: `order_by: {source.order_by}` gives it {value!r}, expected a number.")
+            raise DataError(f"{document.where}: `order_by: {source.order_by}` gives {value!r}, expected a number.")
         return value
 
     return score
@@ -215,8 +215,8 @@ def texts_of(
     dropped: Counter[str] | None = None,
     encoder: DocumentEncoder | None = None,
 ) -> Iterator[tuple[str, Document]]:
-    """The texts that transforms make, and that filters and the encoder's chat template accept, each with its document.
-    Bad rows are added to `bad`, and other texts counted in `dropped` by reason."""
+    """Yield the transformed texts that filters and the encoder's chat template accept, each with its document. Bad
+    rows are appended to `bad`, and other texts counted in `dropped` by reason."""
     functions, name = work.sieve.functions(), reported_name(work.source)
     rows = (item for piece in pieces for item in read_piece(work.source, piece, work.key))
     documents = apply_policy(rows, work.on_bad_row, work.key, [] if bad is None else bad)
@@ -231,7 +231,7 @@ def texts_of(
 
 
 def batches(documents: Iterator[tuple[str, Document]]) -> Iterator[list[tuple[str, Document]]]:
-    """Groups large enough to keep an encoder busy, small enough for the memory."""
+    """Group documents into batches: large enough for the encoder, small enough for memory."""
     batch, characters = list[tuple[str, Document]](), 0
     for text, document in documents:
         batch.append((text, document))
@@ -244,7 +244,7 @@ def batches(documents: Iterator[tuple[str, Document]]) -> Iterator[list[tuple[st
 
 
 def sample(source: DocumentSource, shards: Sequence[Shard], key: str) -> list[str]:
-    """To prove an encoder on: the source's first documents, and some from its middle and its end."""
+    """A sample to verify an encoder on: the source's first documents, and some from its middle and its end."""
     texts: list[str] = []
     spread = [shards[0], *(shards[len(shards) * quarter // 4] for quarter in (1, 2, 3)), shards[-1]]
     for shard, wanted in zip(spread, (SAMPLE_DOCUMENTS // 2, *[SAMPLE_DOCUMENTS // 8] * 4), strict=True):
@@ -260,12 +260,12 @@ def sample(source: DocumentSource, shards: Sequence[Shard], key: str) -> list[st
 
 
 def seed_of(*parts: object) -> int:
-    """Of 32 bits."""
+    """A 32-bit seed from the parts."""
     return xxh3_64_intdigest(" ".join(map(str, parts)).encode()) % 2**32
 
 
 def shuffled(place: int, size: int, seed: int) -> int:
-    """Where a permutation of `size` rows, drawn from the seed, puts `place`; a large one is not stored."""
+    """The position of `place` in a permutation of `size` rows drawn from the seed; a large one is not stored."""
     if size < SMALL:
         return int(permutation(size, seed)[place])
     return index_shuffle()(place, max_index=size - 1, seed=seed, rounds=4)
@@ -280,7 +280,7 @@ def permutation(size: int, seed: int) -> Int64:
 def index_shuffle() -> Callable[..., int]:
     from absl import logging
 
-    logging.set_verbosity(logging.ERROR)  # importing grain prints a warning where there is no jax
+    logging.set_verbosity(logging.ERROR)  # importing grain warns if jax is missing
     from grain.experimental import index_shuffle
 
     return index_shuffle

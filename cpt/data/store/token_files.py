@@ -1,4 +1,4 @@
-"""Tokenised documents as files: written in batches, read memory-mapped, checked by digest, shared in a bucket."""
+"""Tokenised documents as files: written in batches, memory-mapped, verified by digest, shared through a bucket."""
 
 import json
 import mmap
@@ -26,9 +26,9 @@ from cpt.files import NO_SPACE, make_durable, sealed, size_and_hash, unsealed
 Int64 = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 Mask = NDArray[np.bool_]
-FORMAT = 5  # of stored tokens; counts up when old folders must not be read
+FORMAT = 5  # version of stored tokens; incremented when old folders must not be read
 DESCRIPTION = "description.json"
-ARRAYS = {"tokens": ""}  # the ids' type depends on the vocabulary
+ARRAYS = {"tokens": ""}  # the dtype of ids depends on the vocabulary
 ARRAYS |= {"offsets": "int64", "hashes": "uint64", "num_bytes": "int64", "scores": "float64", "segments": "uint8"}
 VARIABLE = "CPT_STORE"
 
@@ -40,17 +40,17 @@ class ShardDescription:
     dtype: str
     digest: str
     scored: bool
-    segmented: bool  # the documents are examples, each of whose tokens belongs to a segment
+    segmented: bool  # the documents are examples with a segment for each token
     dropped: dict[str, int] = field(default_factory=dict)  # reason -> documents that a filter dropped
     bad_rows: dict[str, int] = field(default_factory=dict)  # reason -> rows; bad_rows.jsonl lists them
-    longest: tuple[str, int] = ("", 0)  # file and line of the longest document, and its tokens
+    longest: tuple[str, int] = ("", 0)  # file and line of the longest document; its tokens
     engine: str = ""
     texts: str = ""  # xxh3-128 over the hashes of the texts
     format: int = FORMAT
 
 
 class TokenWriter:
-    """Appends documents to a new folder; nothing is kept in memory."""
+    """Appends documents to a new folder; nothing is held in memory."""
 
     def __init__(self, folder: Path, dtype: np.dtype[Any], *, scored: bool = False, segmented: bool = False) -> None:
         self.folder, self.dtypes = folder, {**ARRAYS, "tokens": dtype.name}
@@ -68,7 +68,7 @@ class TokenWriter:
         scores: NDArray[np.float64] | None = None,
         segments: NDArray[np.uint8] | None = None,
     ) -> None:
-        """Add documents: all ids and segments; of each its length, its text's hash and size, and its score."""
+        """Add documents: all ids and segments, and for each document its length, text hash, size and score."""
         offsets = self.num_tokens + lengths.cumsum()
         for name, array in zip(ARRAYS, (ids, offsets, hashes, num_bytes, scores, segments), strict=True):
             if array is not None:
@@ -100,8 +100,8 @@ class TokenWriter:
 class TokenFiles:
     """The documents of one folder, memory-mapped.
 
-    `offsets`: where each document begins in `tokens`, and where the last one ends. `hashes` (xxh3-64) and `num_bytes`
-    (UTF-8): of each document's text. `scores`: what documents are ordered by. `segments`: of an example's tokens.
+    `offsets`: the start of each document in `tokens`, and the end of the last one. `hashes` (xxh3-64) and `num_bytes`
+    (UTF-8): of each document's text. `scores`: what documents are ordered by. `segments`: of the tokens of examples.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -122,19 +122,19 @@ class TokenFiles:
                 self.segments = open_raw(folder / "segments.bin", "uint8", tokens)
         except (OSError, ValueError, TypeError) as problem:
             raise DataError(
-                f"{folder}: the stored tokens are damaged ({problem}). Delete the folder; it is made again."
+                f"{folder}: the stored tokens are damaged ({problem}). Delete the folder; it is built again."
             ) from problem
 
     def __reduce__(self) -> tuple[Any, tuple[Path]]:
         return TokenFiles, (self.folder,)
 
     def is_sound(self) -> bool:
-        """Whether the arrays are what was written; reads all of them past the mapping, which would stay in memory."""
+        """Whether the arrays match their digests; reads them without the mapping, which would keep them in memory."""
         names = arrays(self.description.scored, self.description.segmented)
         return digest_of([size_and_hash(self.folder / f"{name}.bin")[1] for name in names]) == self.description.digest
 
     def free_memory(self) -> None:
-        """Give the memory of the mapped tokens back; they are mapped again when they are read."""
+        """Release the memory of the mapped tokens; they are mapped again on the next read."""
         for array in (self.tokens, self.segments):
             if isinstance(array.base, np.memmap) and isinstance(mapped := array.base.base, mmap.mmap):
                 mapped.madvise(mmap.MADV_DONTNEED)
@@ -145,7 +145,7 @@ class TokenFiles:
 
 
 class StoredDocuments:
-    """The documents of some folders, one after the other."""
+    """The documents of several folders, concatenated."""
 
     def __init__(self, parts: Sequence[TokenFiles]) -> None:
         self.parts = list(parts)
@@ -168,7 +168,7 @@ class StoredDocuments:
 
     @property
     def offsets(self) -> Int64:
-        """Where each document begins among the tokens, and where the last one ends."""
+        """The start of each document among the tokens, and the end of the last one."""
         begins = [part.offsets[:-1] + first for part, first in zip(self.parts, self._first_tokens, strict=False)]
         return np.concatenate([*begins, np.array([self.num_tokens], np.int64)])
 
@@ -197,7 +197,7 @@ class StoredDocuments:
         return part.segments[begin : begin + length]
 
     def _part_at(self, start: int) -> tuple[TokenFiles, int]:
-        """The folder of a token, and its place there; a document is never in two folders."""
+        """The folder of a token, and its offset there; a document is never split over folders."""
         part = bisect_right(self._first_tokens, start) - 1 if len(self.parts) > 1 else 0
         return self.parts[part], start - self._first_tokens[part]
 
@@ -227,14 +227,14 @@ def open_raw(path: Path, dtype: str, length: int) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class SourceDescription:
-    name: str  # of the source, with its files as they were
+    name: str  # name of the source, with the state of its files
     documents: int
     tokens: int
     shards: dict[str, str]  # name -> digest, in the order of the source
     dropped: dict[str, int]
     bad_rows: dict[str, int]
     longest: tuple[str, int]
-    files: dict[str, str]  # file -> xxh3-128 of its content; of a URL the version that its server reports
+    files: dict[str, str]  # file -> xxh3-128 of its content, or for a URL the server's version of it
     made_from: dict[str, str]
     format: int = FORMAT
 
@@ -248,8 +248,8 @@ def read_description(folder: Path) -> SourceDescription:
     made_by = json.loads(text).get("format", 1)
     if made_by != FORMAT:
         raise DataError(
-            f"{folder}: made by another version of cpt (format {made_by}, ours is {FORMAT}); it is not read. Remove"
-            " it: cpt store prune."
+            f"{folder}: written by another version of cpt (format {made_by}, this version needs {FORMAT}). Remove it:"
+            " cpt store prune."
         )
     content = unsealed(text)
     return SourceDescription(**{**content, "longest": tuple(content["longest"])})
@@ -261,13 +261,13 @@ def bucket() -> "Bucket | None":
         return None
     if "://" not in url:
         raise ResourceError(
-            f"{VARIABLE} is `{url}`, expected a URL: s3://bucket/prefix. A folder that machines share is CPT_CACHE."
+            f"{VARIABLE} is `{url}`, expected a URL: s3://bucket/prefix. To share a folder, set CPT_CACHE."
         )
     try:
         system, root = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as problem:
         raise ResourceError(
-            f"{VARIABLE}={url}: {first_line(problem)}. Install what fsspec needs for it (s3://: pip install s3fs)."
+            f"{VARIABLE}={url}: {first_line(problem)}. Install its fsspec package (s3://: pip install s3fs)."
         ) from problem
     return Bucket(url, system, str(root).rstrip("/"))
 
@@ -294,7 +294,7 @@ class Bucket:
             self._call(name, self.system.put_file, packed.name, f"{self.root}/{name}")
 
     def get(self, shard: Path, folder: Path) -> bool:
-        """Write the files of a shard into an empty folder; False where the bucket does not have the shard."""
+        """Write the files of a shard into an empty folder; False if the bucket does not have the shard."""
         packed, name = folder / ".packed", object_of(shard)
         self._call(name, self.system.get_file, f"{self.root}/{name}", str(packed))
         if not packed.exists():
@@ -316,7 +316,7 @@ class Bucket:
             return function(*arguments, **options)
         except FileNotFoundError:
             return None
-        except Exception as problem:  # fsspec's file systems raise many classes of errors
+        except Exception as problem:  # fsspec's file systems raise many classes
             if isinstance(problem, OSError) and problem.errno in NO_SPACE:
                 raise
             raise ResourceError(

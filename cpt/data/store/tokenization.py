@@ -1,8 +1,8 @@
-"""Turn texts into ids: BOS where the tokenizer has one, the text, EOS; each once, and none of them from inside a text.
+"""Encode texts as ids: BOS if the tokenizer has one, the text, EOS. Text never becomes a special token.
 
-gigatoken is many times faster than Hugging Face's tokenizers, but does not follow every tokenizer's rules. So it is
-used only after a proof: documents of the run and hard strings are encoded with both. It never gets the user's files:
-its own readers stop silently at a bad row."""
+gigatoken is many times faster than Hugging Face's tokenizers, but does not implement every tokenizer's rules. It is
+used only if it gives the same ids: documents of the run and hard strings are encoded with both. It never reads the
+user's files: its readers stop silently at a bad row."""
 
 import copy
 import json
@@ -22,12 +22,12 @@ from cpt.data.readers.documents import first_line
 from cpt.data.store.token_files import Int64
 from cpt.errors import RecipeError
 
-if TYPE_CHECKING:  # worker processes do without transformers, which takes seconds to import
+if TYPE_CHECKING:  # worker processes avoid importing transformers, which takes seconds
     from transformers import PreTrainedTokenizerBase
 
-Flat = tuple[NDArray[Any], Int64]  # all ids, one text after the other, and how many each text has
+Flat = tuple[NDArray[Any], Int64]  # ids of all texts, concatenated, and the number of ids per text
 Encode = Callable[[Sequence[str]], Flat]
-PIECE = 50_000  # characters of a text in the proof: Hugging Face's encoder is what takes time there
+PIECE = 50_000  # characters per text in the comparison: Hugging Face's encoder is slow
 
 HARD_STRINGS = [
     *("", " ", "  ", "\n", "\n\n \n", "\r\n\r\n", "\t\t x\t"),
@@ -56,32 +56,32 @@ Ids = NDArray[np.unsignedinteger]
 
 
 def encode_by_gigatoken(model: str, texts: Sequence[str]) -> Flat:
-    parallel = False if os.environ.get("CPT_WORKER") else None  # our worker processes share the cores already
+    parallel = False if os.environ.get("CPT_WORKER") else None  # worker processes already use all cores
     encoded = gigatoken_of(model).encode_batch(list(texts), parallel=parallel).layout
     lengths = np.diff(np.asarray(encoded.offsets.data)).astype(np.int64, copy=False)
     if len(lengths) != len(texts):
-        raise RuntimeError(f"gigatoken gave {len(lengths)} documents for {len(texts)}")
+        raise RuntimeError(f"gigatoken returned {len(lengths)} documents for {len(texts)}")
     return np.asarray(encoded.content.data), lengths
 
 
-@lru_cache(maxsize=2)  # a process builds the tables of a tokenizer once
+@lru_cache(maxsize=2)  # build a tokenizer's tables once per process
 def gigatoken_of(model: str) -> Any:
     import gigatoken
 
-    content = json.loads(model)  # special tokens are read as text, as by `encode_special_tokens`
+    content = json.loads(model)  # encode special tokens as text, like `encode_special_tokens`
     content["added_tokens"] = [token for token in content["added_tokens"] if not token["special"]]
     return gigatoken.Tokenizer.from_json(json.dumps(content))
 
 
 def why_not(model: str, by_hugging_face: Encode, by_gigatoken: Encode, documents: Sequence[str]) -> str | None:
-    """Why gigatoken may not be used for a tokenizer and documents like these; None where every id is the same."""
+    """Why gigatoken may not be used for a tokenizer and documents like these; None if all ids are equal."""
     content = json.loads(model)
     if content["model"]["type"] != "BPE" or content["model"].get("byte_fallback"):
-        return f"it is made for byte-level BPE, and this is {content['model']['type']}"
+        return f"it supports byte-level BPE, not {content['model']['type']}"
     texts = [text[:PIECE] for text in (*HARD_STRINGS, *around_added_tokens(content), *documents)]
     try:
         (ids, lengths), (other_ids, other_lengths) = by_hugging_face(texts), by_gigatoken(texts)
-    except (RuntimeError, ValueError) as problem:  # what it raises for a tokenizer that it does not know
+    except (RuntimeError, ValueError) as problem:  # raised for an unsupported tokenizer
         return first_line(problem)
     if np.array_equal(lengths, other_lengths) and np.array_equal(ids, other_ids):
         return None
@@ -93,22 +93,22 @@ def why_not(model: str, by_hugging_face: Encode, by_gigatoken: Encode, documents
 
 
 def around_added_tokens(content: Mapping[str, Any]) -> Iterator[str]:
-    """Texts with the added tokens inside, special or not, whole, doubled and cut short."""
+    """Yield texts that contain the added tokens, special or not: whole, doubled and truncated."""
     for token in [token["content"] for token in content["added_tokens"]][:1000]:
         yield from (token, f"a{token}b", f" {token} {token}{token}\n", f"a {token[:-1]}", f"{token.upper()} {token}s")
 
 
 class DocumentEncoder:
-    """Encodes documents with the tokenizer's own rules, except that text never becomes a special token.
+    """Encodes documents with the tokenizer's rules, except that text never becomes a special token.
 
-    `</s>` or `<|im_end|>` written in a document is text like any other: a document cannot end itself or open a chat
-    turn. Added tokens that are not special (new words of a domain) are found as always. The ids are Hugging Face's.
+    `</s>` or `<|im_end|>` in a document is normal text: a document cannot end itself or open a chat turn. Added tokens
+    that are not special (new words of a domain) are recognised as usual. The ids are Hugging Face's.
 
     Attributes:
-        form: what the encoder is for: documents, or examples (`cpt.data.readers.columns`).
-        engine: the library that finds the ids, with its version; gigatoken after `proven_for`.
-        fingerprint: of everything that decides the ids, so not of the engine.
-        chat_template, named_tokens, control_tokens: what `ExampleEncoder` writes chats with.
+        form: documents, or examples (`cpt.data.readers.columns`).
+        engine: the library that computes the ids, with its version; gigatoken after `proven_for`.
+        fingerprint: a hash of everything that decides the ids, so not of the engine.
+        chat_template, named_tokens, control_tokens: used by `ExampleEncoder` to render chats.
     """
 
     form = "document"
@@ -116,8 +116,8 @@ class DocumentEncoder:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         if tokenizer.eos_token_id is None:
             raise RecipeError(
-                f"the tokenizer `{tokenizer.name_or_path}` has no end-of-sequence token, so documents would run into"
-                " each other. Set `tokenizer.path` to one that has, or give it one:"
+                f"the tokenizer `{tokenizer.name_or_path}` has no end-of-sequence token, so documents would not be"
+                " separated. Set `tokenizer.path` to a tokenizer that has one, or add it:"
                 " tokenizer.add_special_tokens({'eos_token': ...})."
             )
         self.name = str(tokenizer.name_or_path)
@@ -129,8 +129,8 @@ class DocumentEncoder:
         self.engine = f"tokenizers {tokenizers.__version__}" if tokenizer.is_fast else type(tokenizer).__name__
         self.slow_tokenizer = None if tokenizer.is_fast else tokenizer
         if tokenizer.is_fast:
-            backend = copy.deepcopy(tokenizer.backend_tokenizer)  # the user's own keeps its settings
-            backend.no_truncation()  # cuts would lose tokens, and padding invent some
+            backend = copy.deepcopy(tokenizer.backend_tokenizer)  # leave the user's tokenizer unchanged
+            backend.no_truncation()  # truncation would lose tokens, padding add some
             backend.no_padding()
             self.model_json: str = backend.to_str()
         else:
@@ -138,7 +138,7 @@ class DocumentEncoder:
         what = f"{self.model_json} bos {self.bos} eos {self.eos} tokenizers {tokenizers.__version__}"
         self.fingerprint = xxh3_128_hexdigest(what.encode())
         self.special_tokens = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
-        # The unknown token may be in a text, but not where it is the EOS too, as GPT-2's is.
+        # The unknown token may occur in a text, unless it is also the EOS, as in GPT-2.
         if tokenizer.unk_token_id not in (self.eos, self.bos):
             self.special_tokens.pop(tokenizer.unk_token_id, None)
         self.is_special = np.zeros(max([*vocabulary.values(), *self.special_tokens]) + 1, bool)
@@ -154,32 +154,32 @@ class DocumentEncoder:
         self.control_tokens: dict[str, int] = {**added, **named}
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker process builds the fast tokenizer from its text when needed.
+        # A worker process builds the fast tokenizer from its JSON when needed.
         return {name: value for name, value in vars(self).items() if name != "fast_tokenizer"}
 
     def proven_for(self, documents: Sequence[str]) -> "DocumentEncoder":
-        """An encoder of the same ids: gigatoken's if it encodes these texts, and many hard strings, alike."""
+        """An encoder of the same ids: gigatoken's if equal on these texts and many hard strings, else this one."""
         if self.slow_tokenizer is not None:
             return self
         try:
             version = f"gigatoken {metadata.version('gigatoken')}"
         except metadata.PackageNotFoundError:
             log.info(
-                "gigatoken is not installed; Hugging Face's tokenizer does the work, many times more slowly. pip"
+                "gigatoken is not installed, so Hugging Face's tokenizer is used, which is many times slower. Run: pip"
                 " install gigatoken"
             )
             return self
         by_gigatoken = partial(encode_by_gigatoken, self.model_json)
         reason = why_not(self.model_json, self._by_hugging_face, by_gigatoken, documents)
         if reason is not None:
-            log.info(f"{version} is not used for this tokenizer: {reason}. Hugging Face's does the work, more slowly.")
+            log.info(f"{version} is not used for this tokenizer: {reason}. Using Hugging Face's, which is slower.")
             return self
         proven = copy.copy(self)
         proven.engine, proven._gigatoken = version, by_gigatoken
         return proven
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
-        """The ids of all texts, one document after the other, and how many each has."""
+        """The ids of all texts, concatenated, and the number of ids of each."""
         return self.between_bos_and_eos(*self.text_ids(texts))
 
     def between_bos_and_eos(self, ids: Ids, lengths: Int64) -> tuple[Ids, Int64]:
@@ -193,7 +193,7 @@ class DocumentEncoder:
         return *self.encode(texts), None
 
     def bytes_learned(self, texts: Sequence[str], raw: Sequence[bytes]) -> Int64:
-        """UTF-8 bytes of what is learned of each text, which bits per byte are over: of a document all of it."""
+        """UTF-8 bytes of the learned part of each text, for bits per byte; for a document, all of it."""
         return np.fromiter(map(len, raw), np.int64, len(raw))
 
     def reason_to_drop(self, text: str) -> str | None:
@@ -218,14 +218,14 @@ class DocumentEncoder:
     @cached_property
     def fast_tokenizer(self) -> tokenizers.Tokenizer:
         fast = tokenizers.Tokenizer.from_str(self.model_json)
-        fast.encode_special_tokens = True  # is not part of the text
+        fast.encode_special_tokens = True  # not stored in the JSON
         return fast
 
     def text_ids(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
-        """Without BOS and EOS; special ids found in text (SentencePiece's `</s>`) become the ids of their spelling."""
+        """Encode without BOS and EOS; special ids in text (SentencePiece's `</s>`) become those of the spelling."""
         ids, lengths = self._encode_batch(texts)
         ids = ids.astype(self.dtype, copy=False)
-        # Most texts have none, and comparing is ten times as fast as looking up.
+        # Most texts have none, and comparing is ten times faster than a look-up.
         if not any(np.any(ids - ids.dtype.type(first) < last - first) for first, last in self._special_ranges):
             return ids, lengths
         found = np.flatnonzero(self.is_special[ids])
@@ -240,8 +240,8 @@ class DocumentEncoder:
     def spelling_of(self, token: str) -> list[int]:
         if len(token) < 2:
             raise RecipeError(
-                f"the tokenizer has `{token}`, one character, as a special token, so text cannot be distinguished"
-                " from it. Choose another tokenizer."
+                f"the tokenizer has the special token `{token}`, a single character, so text cannot be"
+                " distinguished from it. Choose another tokenizer."
             )
         half = len(token) // 2
         ids: list[int] = []
@@ -252,7 +252,7 @@ class DocumentEncoder:
 
 
 def adds_bos(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Whether the tokenizer itself puts its BOS in front of a text."""
+    """Whether the tokenizer puts its BOS before a text."""
     with_special: list[int] = tokenizer("a")["input_ids"]  # type: ignore[assignment]
     without: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]  # type: ignore[assignment]
     bos = tokenizer.bos_token_id

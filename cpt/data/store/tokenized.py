@@ -1,4 +1,4 @@
-"""A source's tokens: a folder of shards. The process that needs a shard first makes it; all others find it."""
+"""A source's tokens: a folder of shards. The process that needs a shard first makes it; others reuse it."""
 
 import os
 from collections import Counter
@@ -35,18 +35,18 @@ from cpt.formatting import open_console
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Source
 
-FEW = 100  # for more shards one listing of the folder is faster than one query each, most of all on a network
-TRIES = 2  # to read a sound shard; it is made again after each
-PROOF_BYTES = 2**20  # below, proving gigatoken takes longer than doing without
-# These keys change how documents are used, and not their tokens.
+FEW = 100  # above this, listing the folder is faster than a query per shard
+TRIES = 2  # attempts to read a sound shard; it is made again after each
+PROOF_BYTES = 2**20  # below this, verifying gigatoken takes longer than it saves
+# These keys change how documents are used, but not their tokens.
 NEUTRAL = {"path", "name", "weight", "filters", "transforms", "licence", "max_tokens", "max_epochs", "streaming"}
 
 
 class TokenizedSource:
     """The shards of a source, by number.
 
-    Any process may read a shard. A missing one is made by the process that asks for it, while others wait.
-    `states`: the files as they were when the plan was made.
+    Any process may read a shard. The process that first requests a missing one makes it, while others wait.
+    `states`: the files when the plan was made.
     """
 
     def __init__(self, work: ShardWork, plan: Plan, states: Sequence[File], max_bad_share: float) -> None:
@@ -55,24 +55,24 @@ class TokenizedSource:
         self._state_of = {file.name: (file.size, file.version) for file in states}
         hold(self.folder, self)
         self._description: SourceDescription | None = None
-        self._verified = set[tuple[int, int]]()  # shards that this process compared with their digests; their time
+        self._verified = set[tuple[int, int]]()  # (shard, modification time) of shards verified by this process
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenizedSource, (self.work, self.plan, self.states, self.max_bad_share)
 
     @cached_property
     def name(self) -> str:
-        """A hash of everything that decides the tokens: how they are made (the folder's name), and of which files."""
+        """A hash of everything that decides the tokens: the processing (the folder's name) and the files."""
         return key_of({"folder": self.folder.name, "files": self.states})
 
     def shard_folder(self, number: int) -> Path:
-        """Named after the state of the shard's own files: a changed file makes only its shards again."""
+        """The folder of a shard, named by the state of the shard's files: a changed file affects only its shards."""
         shard = self.plan.shards[number]
         pieces = [[one.path, one.start, one.stop, self._state_of.get(absolute(one.path))] for one in shard]
         return self.folder / key_of({"pieces": pieces})
 
     def missing(self, numbers: Sequence[int]) -> list[int]:
-        """Which of these shards are not on this disk; none once the source is complete."""
+        """The shards among these that are not on this disk; none if the source is complete."""
         if self.description is not None:
             return []
         if len(numbers) < FEW:
@@ -87,9 +87,9 @@ class TokenizedSource:
             rmtree(self.shard_folder(number), ignore_errors=True)
 
     def shard(self, number: int, *, verified: bool = False) -> TokenFiles:
-        """A shard, made now if it is not there.
+        """A shard; it is made now if it is missing.
 
-        `verified`: compare it with its digest, unless this process has done so, and make a damaged one again.
+        `verified`: compare it with its digest, once per process, and make a damaged shard again.
         """
         folder, is_made_again = self.shard_folder(number), False
         for _ in range(TRIES):
@@ -104,15 +104,15 @@ class TokenizedSource:
             is_made_again = True
         else:
             raise DataError(
-                f"{folder}: what is written there does not come back the same. Is the disk failing? Set CPT_CACHE to"
-                " another."
+                f"{folder}: data written there reads back differently. Check the disk, or set CPT_CACHE to another"
+                " disk."
             )
         digest = files.description.digest
         if is_made_again and self.description is not None and self.digests.get(folder.name, digest) != digest:
             rmtree(folder, ignore_errors=True)
             raise DataError(
-                f"{self.work.source.path}: a damaged part of its stored tokens was made again, with other tokens than"
-                f" before. Libraries or your code for `{self.work.key}` have changed since. Restore them, or delete"
+                f"{self.work.source.path}: damaged stored tokens were rebuilt, but differ from those before."
+                f" Libraries or your code for `{self.work.key}` have changed since. Restore them, or delete"
                 f" {self.folder} and start a new run: another `name`."
             )
         if verified:
@@ -124,7 +124,7 @@ class TokenizedSource:
 
     @cached_property
     def proven_work(self) -> ShardWork:
-        """The work with the fastest encoder that gives the same ids; a small source is not worth the proof."""
+        """The work with the fastest encoder that gives the same ids; a small source does not need the check."""
         if not self.states:
             return replace(self.work, prove_on_the_way=True)
         if sum(self.plan.num_bytes) < PROOF_BYTES:
@@ -133,10 +133,10 @@ class TokenizedSource:
         return replace(self.work, encoder=self.work.encoder.proven_for(texts))
 
     def check_files(self, number: int) -> None:
-        """Refuse a shard whose files changed since the plan was made."""
+        """Reject a shard whose files changed since the plan was made."""
         for path in {piece.path for piece in self.plan.shards[number]}:
             if is_url(path) or absolute(path) not in self._state_of:
-                continue  # its server would have to be asked each time
+                continue  # it would need a request each time
             now = Path(path).stat()
             if (now.st_size, str(now.st_mtime_ns)) != self._state_of[absolute(path)]:
                 rmtree(self.shard_folder(number), ignore_errors=True)
@@ -144,7 +144,7 @@ class TokenizedSource:
 
     @property
     def description(self) -> SourceDescription | None:
-        """Of the whole source, once all shards are there; without their list, which may be half a million long."""
+        """The description of the whole source, once all shards exist, without their list, which may be very long."""
         if self._description is None:
             try:
                 found = read_description(self.folder)
@@ -154,22 +154,22 @@ class TokenizedSource:
                     self._description = replace(found, shards={})
             except FileNotFoundError:
                 pass
-            except (DataError, OSError, ValueError, TypeError):  # the folder's name is of this version
+            except (DataError, OSError, ValueError, TypeError):  # damaged: the folder's name is that of this version
                 report_damage(self.folder / DESCRIPTION)
                 with suppress(OSError):
-                    (self.folder / DESCRIPTION).unlink()  # otherwise each read would report the damage
+                    (self.folder / DESCRIPTION).unlink()  # otherwise every read would report the damage
         return self._description
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """Of each shard by its name; none where another process has removed shards since."""
+        """Shard -> digest; empty if another process has removed shards since."""
         try:
             return read_description(self.folder).shards
         except FileNotFoundError:
             return {}
 
     def finish(self) -> SourceDescription:
-        """Describe the source, all of whose shards are there."""
+        """Write the description of the source, all of whose shards exist."""
         description = self.description or self.describe()
         bad = sum(description.bad_rows.values())
         good, path = description.documents + sum(description.dropped.values()), self.work.source.path
@@ -209,7 +209,7 @@ class TokenizedSource:
         counts = documents, tokens, shards, dict(dropped), dict(bad_rows)
         description = SourceDescription(self.name, *counts, longest, files, made_from)
         write_once(self.folder / DESCRIPTION, as_text(description))
-        for lock in self.folder.glob("*.lock"):  # only the making needed these
+        for lock in self.folder.glob("*.lock"):  # only needed while making shards
             lock.unlink(missing_ok=True)
         for left in self.folder.glob("*.unfinished"):
             rmtree(left, ignore_errors=True)
@@ -217,20 +217,20 @@ class TokenizedSource:
 
 
 def listed_rows(folder: Path) -> list[Listed]:
-    """The bad rows of a source or shard; it has no file of them where there were none."""
+    """The bad rows of a source or shard; without bad rows there is no file."""
     path = folder / FILE_NAME
     return [row for row in json_lines(path) if row is not None] if path.exists() else []
 
 
 def changed(work: ShardWork) -> DataError:
     return DataError(
-        f"{work.source.path}: files changed while they were being read. Start again when they are complete"
+        f"{work.source.path}: files changed while they were being read. Run it again when they are complete"
         f" ({work.key}.path)."
     )
 
 
 def reading_content(source: DocumentSource, sieve: Sieve) -> dict[str, Any]:
-    """All that decides the tokens, except the files and the tokenizer; workers and gigatoken do not."""
+    """Everything that decides the tokens, except the files and the tokenizer; workers and gigatoken do not."""
     order, kind = source.order_by if isinstance(source, Source) else None, kind_of(source.path)
     return {
         "format": FORMAT,
@@ -242,16 +242,16 @@ def reading_content(source: DocumentSource, sieve: Sieve) -> dict[str, Any]:
     }
 
 
-POOL_BYTES = 32 * 2**20  # of files; below, starting processes takes longer than the work
+POOL_BYTES = 32 * 2**20  # of files; below this, starting processes takes longer than the work
 WORKERS_IMPORT = ("cpt.data.store.shards", "gigatoken")
 
 Wanted = tuple[TokenizedSource, int]  # a shard of a source
 
 
 def make_shards(wanted: Sequence[Wanted], workers: int | None = None) -> None:
-    """Make those of the shards that are not there yet.
+    """Make the missing ones of these shards.
 
-    By default CPT_WORKERS or the number of cores share the work, if there is enough to do; 0 workers: this process.
+    By default CPT_WORKERS or all cores share the work, if there is enough of it; with 0 workers, only this process.
     """
     missing = [(source, number) for source, number in dict.fromkeys(wanted) if source.missing([number])]
     sizes = Counter[TokenizedSource]()
