@@ -363,6 +363,8 @@ def more(difference: Difference) -> str:
     # The interval's width falls with the square root of the number of items; the goal is +- `negligible`.
     reach = (difference.high - difference.low) / 2
     needed = math.ceil(difference.items * (reach / difference.negligible) ** 2)
+    if needed <= difference.items:  # narrow enough, but on both sides of the margin
+        return f" {4 * difference.items:,} documents instead of {difference.items:,} would halve the interval."
     needed += -needed % 10 ** max(0, len(str(needed)) - 2)  # round up to two digits: 1,234 becomes 1,300
     narrow = f"+-{100 * difference.negligible / difference.before:.0f} %"
     return f" Hold out about {needed:,} documents instead of {difference.items:,} for an interval of {narrow}."

@@ -357,7 +357,8 @@ def can_be_served(architecture: str, model_type: str) -> bool:
     registered: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[model_type], None)
     if registered is None or registered.__name__ != architecture:
         return False
-    setattr(transformers, architecture, registered)
+    # `transformers` replaces itself in sys.modules while it is imported; the server reads the new module.
+    setattr(sys.modules["transformers"], architecture, registered)
     return True
 
 

@@ -185,6 +185,11 @@ def test_general_text_of_which_only_a_gain_is_excluded_is_unknown():
     assert outcome_of_set(difference, is_general=False) == "not better"
 
 
+def test_the_advice_for_an_unknown_result_never_asks_for_fewer_documents():
+    narrow = Difference(1.0, 1.01, 0.01, -0.005, 0.025, items=8, negligible=0.02)
+    assert "32 documents instead of 8" in general_sentence(narrow)
+
+
 def test_steps_that_were_trained_again_after_they_were_skipped_do_not_count(run):
     folder = run()
     events = [{"kind": "spike_skipped", "step": step} for step in range(1, 49)]
