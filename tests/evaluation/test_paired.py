@@ -1,3 +1,6 @@
+from collections import Counter
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -74,6 +77,13 @@ def test_skewed_differences_of_few_documents_widen_the_interval_on_the_side_of_t
     assert high - even.mean() == pytest.approx(even.mean() - low)
 
 
+def test_bits_per_byte_differ_by_what_the_documents_differ():
+    before, after = losses([80, 10, 10], [100, 10, 10]), losses([40, 9, 11], [100, 10, 10])
+    found = bits_per_byte_difference([before], [after])
+    assert found.difference == pytest.approx((-40 - 1 + 1) / 120 / np.log(2)) == found.after - found.before
+    assert found.low < found.difference < found.high and found.items == 3 and found.is_on_few
+
+
 def test_sets_together_are_strata():
     before = [losses([10] * 30, [100] * 30), losses([200] * 30, [100] * 30, first=30)]
     after = [losses([9] * 30, [100] * 30), losses([180] * 30, [100] * 30, first=30)]
@@ -115,3 +125,36 @@ def test_scores_that_are_no_accuracies_get_a_mean():
 )
 def test_an_outcome_is_what_the_interval_excludes(low, high, items, outcome):
     assert Difference(1.0, 1 + low, low, low, high, items, negligible=0.02).outcome() == outcome
+
+
+def outcomes(truth, documents, *, corpora=20, runs=50, seed=0):
+    """The shares of the outcomes in simulated runs whose bits per byte truly rise by `truth`.
+
+    Documents have log-normal sizes. Their own changes differ by 5 % of their bits, and most have a smaller one than
+    the mean.
+    """
+    draw, counts = np.random.default_rng(seed), Counter()
+    for _ in range(corpora):
+        count = int(draw.integers(documents[0], documents[1], endpoint=True))
+        sizes = np.exp(draw.normal(8, 1, count)).astype(np.int64)
+        before = losses(0.7 * sizes * draw.normal(1, 0.1, count), sizes)
+        for _ in range(runs):
+            changes = truth + 0.05 * (draw.exponential(1, count) - 1)
+            after = replace(before, nats=before.nats * (1 + changes))
+            counts[bits_per_byte_difference([before], [after]).outcome()] += 1
+    return {outcome: count / (corpora * runs) for outcome, count in counts.items()}
+
+
+@pytest.mark.parametrize(
+    ("truth", "documents", "wrong"),
+    [
+        (0.05, (20, 200), ("better", "about the same", "not worse")),
+        (0.05, (5, 20), ("better", "about the same", "not worse")),
+        (0.0, (20, 200), ("better",)),
+        (0.0, (2, 6), ("better",)),
+        (-0.05, (20, 200), ("worse", "about the same", "not better")),
+    ],
+)
+def test_forgetting_and_gains_of_5_percent_are_hardly_ever_called_the_opposite(truth, documents, wrong):
+    found = outcomes(truth, documents)
+    assert sum(found.get(outcome, 0) for outcome in wrong) < 0.05

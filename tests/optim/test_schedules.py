@@ -1,8 +1,12 @@
+import inspect
 import math
+import re
 from functools import partial
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cpt.errors import RecipeError
 from cpt.optim.schedules import (
@@ -65,6 +69,51 @@ def test_two_runs_of_which_one_continues_the_other_have_the_rates_of_one_long_ru
     whole = rates(Schedule(**section), steps=100, tokens_per_step=10)
     rest = Schedule(name="continued", schedule=section, trained_tokens=400)
     assert rates(rest, steps=60, tokens_per_step=10) == whole[40:]
+
+
+TOTAL = 1000
+FACTORS = st.sampled_from([0, 0.0, 0.1, 0.4, 1, 1.0])
+
+
+@st.composite
+def some_options(draw, name):
+    """Any that the schedule takes, and all that it needs."""
+    if name == "continued":
+        inner = draw(st.sampled_from([other for other in SCHEDULES if other != name]))
+        options = {"schedule": {"name": inner, **draw(some_options(inner))}}
+    else:
+        options = {}
+    for option, parameter in list(inspect.signature(SCHEDULES[name]).parameters.items())[2:]:
+        is_needed = parameter.default is parameter.empty
+        if option in options or not (is_needed or draw(st.booleans())):
+            continue
+        share = st.just(0) | st.floats(0.001, 1) if option == "warmup_share" else FACTORS
+        options[option] = draw(st.integers(0, 1100) if option.endswith("_tokens") else share)
+    return options
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_a_schedule_is_refused_by_its_key_or_never_jumps(name, data):
+    options = data.draw(some_options(name))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    try:
+        build_schedule(Schedule(name=name, **options), optimizer, tokens_per_step=1, total_tokens=TOTAL)
+    except RecipeError as problem:
+        assert re.match(r"`schedule(\.schedule)?\.\w+`", str(problem))
+        return
+    inner = options.get("schedule", options)
+    planned = options.get("planned_tokens") or options.get("trained_tokens", 0) + TOTAL
+    warmup, cooldown = inner.get("warmup_tokens", 0), inner.get("cooldown_tokens", 0)
+    bends = [0.0, warmup, cooldown, warmup + cooldown, inner.get("warmup_share", 0) * planned]
+    bends += [planned - inner.get(part, 0) for part in ("decay_tokens", "anneal_tokens")]
+    for bend in bends:
+        at = bend - options.get("trained_tokens", 0)
+        if 0 < at < TOTAL:
+            before, after = (SCHEDULES[name](tokens, TOTAL, **options) for tokens in (at - 1e-7, at + 1e-7))
+            assert abs(before - after) < 1e-3, (bend, before, after)
+    assert all(0 <= SCHEDULES[name](tokens, TOTAL, **options) <= 1 for tokens in range(1, TOTAL + 1, 7))
 
 
 def test_the_curve_over_tokens_does_not_depend_on_the_batch():
