@@ -11,7 +11,7 @@ from benchmarks.marked import table, with_part
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "planning.md"
 BEGIN, END = "<!-- python -m benchmarks.plan.shipped: begin -->\n", "<!-- python -m benchmarks.plan.shipped: end -->\n"
-SUM, SPEED = re.compile(r"^  sum +([\d.]+)$", re.M), re.compile(r"Speed: ([\d,]+) tokens a second \((\d+%)")
+SUM, SPEED = re.compile(r"^  sum +([\d.]+)$", re.M), re.compile(r"Speed: ([\d,]+) tokens/s \((\d+%)")
 RECIPES = {  # name of the recipe and options of `cpt plan` -> what it trains
     "prototype_rtx4090 --gpu 'RTX 4090' --gpus 1 --host-memory 192": "8B, ZeRO-3 with all states on the host",
     "prototype_rtx4090_64gb --gpu 'RTX 4090' --gpus 1 --host-memory 64": "8B, 8-bit moments, released gradients",
