@@ -1,4 +1,4 @@
-"""The Python API: the parts of a run as functions of its recipe. Use them as `from cpt import plan_run`."""
+"""The Python API: functions for the parts of a run. Import them as `from cpt import plan_run`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from cpt.training.trainer import CPTTrainer
 
 
 def resolve_recipe(recipe: Recipe) -> Recipe:
-    """The recipe with a value for each `auto`, chosen for this machine.
+    """Replace each `auto` in the recipe by a value chosen for this machine.
 
     Raises:
         RecipeError: the model's memory cannot be planned.
@@ -38,7 +38,7 @@ def resolve_recipe(recipe: Recipe) -> Recipe:
 
 
 def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
-    """The tokenizer of the recipe, or of its model.
+    """Load the tokenizer of the recipe, or of its model.
 
     Raises:
         CptError: it cannot be read.
@@ -47,10 +47,10 @@ def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
 
 
 def build_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedData:
-    """Read, filter, tokenise and pack the sources; `rows` holds the rows in the order of training, `held_out` the
+    """Read, filter, tokenize and pack the sources. `rows` has the rows in the order of training, `held_out` the
     evaluation sets.
 
-    `rows` has no end; `num_rows` of them read all sources once (an estimate where sources are read in windows).
+    `rows` is endless; `num_rows` is one epoch over all sources (an estimate if sources are read in windows).
 
     Raises:
         DataError: a source is missing, damaged or empty.
@@ -60,7 +60,7 @@ def build_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedDa
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> nn.Module:
-    """The recipe's model as its stage trains it, with adapters where it asks for them; of stage `reward` a model with
+    """Build the model that the recipe's stage trains, with adapters if it has them; for stage `reward` a model with
     one score.
 
     Raises:
@@ -74,7 +74,7 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> nn.Module
 
 
 def export_model(trainer: CPTTrainer, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> Path:
-    """Write a model that plain transformers loads, with adapters merged; the folder is complete or absent.
+    """Write a model for plain transformers, with adapters merged; the folder is complete or absent.
 
     Raises:
         CheckpointError: the folder cannot be written.
@@ -85,23 +85,23 @@ def export_model(trainer: CPTTrainer, recipe: Recipe, tokenizer: PreTrainedToken
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Memory and speed that a run is expected to need on a machine."""
+    """Expected memory and speed of a run on a machine."""
 
     fits: bool
     gpu_terms: Mapping[str, Mapping[str, float]]
-    """Bytes of one GPU (of this machine's memory on a CPU), by moment of the run and by term; the largest sum is the
+    """Bytes on one GPU (of this machine's memory on a CPU), by moment of the run and by term; the largest sum is the
     peak."""
     host_terms: Mapping[str, float]
-    """Bytes of each machine's own memory, by term."""
+    """Bytes of each machine's host memory, by term."""
     micro_batch: int
-    """Rows of a process at a time."""
+    """Rows per process at once."""
     tokens_per_step: int
     flops_per_token: float
     """Forward and backward pass of a training step, without recomputation."""
     tokens_per_second: float
     changes: Mapping[str, Any] | None
-    """Keys of the recipe and the values with which it would fit at the lowest cost; None where it fits or nothing
-    helps."""
+    """Keys of the recipe and values with which it would fit at the lowest cost; None if it fits or cannot be made to
+    fit."""
 
     @property
     def peak_bytes(self) -> float:
@@ -118,13 +118,13 @@ def plan_run(
     host_memory: float | None = None,
     max_memory: float = 1.0,
 ) -> RunPlan:
-    """Memory and speed of a run, counted without its weights.
+    """Plan memory and speed of a run without its weights.
 
     Args:
         gpu: its name ("RTX 4090", "H100"), or "cpu".
         gpus: on all machines together.
         host_memory: GiB of each machine.
-        max_memory: share of a GPU that the run may take.
+        max_memory: share of a GPU's memory that the run may use.
 
     Raises:
         ResourceError: the GPU is unknown, or the model's config cannot be read.
@@ -157,17 +157,17 @@ def evaluate_model(
     sequence_length: int = 2048,
     batch_size: int = 8,
 ) -> dict[str, Any]:
-    """Loss, perplexity and bits per byte on held-out texts, compared with another model document by document; as `cpt
-    evaluate --json`.
+    """Return loss, perplexity and bits per byte on held-out texts, compared with another model document by document,
+    like `cpt evaluate --json`.
 
     Args:
         model: a run's folder, an exported model or a Hub id.
-        texts: held-out sets by name: a file, folder or glob each.
-        sequence_length: tokens that the model sees at a time, at most; a model made for fewer sees fewer.
+        texts: name -> held-out set: a file, folder or glob.
+        sequence_length: most tokens per sequence; fewer for models with a shorter context.
 
     Raises:
         DataError: a text is missing, or too few documents to compare.
-        CheckpointError: no model is there.
+        CheckpointError: there is no model in the folder.
     """
     models = [model_at(str(path)) for path in (model, against) if path is not None]
     length = min(sequence_length, *map(known_positions, models))
@@ -177,9 +177,9 @@ def evaluate_model(
 
 
 def compare_runs(folders: Sequence[str | Path]) -> dict[str, Any]:
-    """Differences between runs and their metrics, compared with the first run; as `cpt compare --json`.
+    """Return the differences of runs and metrics from the first run, like `cpt compare --json`.
 
     Raises:
-        CheckpointError: a folder holds no run.
+        CheckpointError: a folder is not a run.
     """
     return compare([find_run(str(folder)) for folder in folders]).to_json()

@@ -1,4 +1,4 @@
-"""The folder of the cache, and folders in it that are either complete or absent, however many processes make them."""
+"""The cache folder, whose subfolders are either complete or absent, even if several processes write them."""
 
 import fcntl
 import os
@@ -34,7 +34,7 @@ from cpt.files import (
 )
 from cpt.files import key_of as key_of
 
-DIGESTS = "digests.json"  # in a folder of derived files: the hash of each
+DIGESTS = "digests.json"  # file with the hashes of a folder of derived files
 
 
 def default_cache_dir() -> Path:
@@ -44,14 +44,14 @@ def default_cache_dir() -> Path:
 def publish_once(
     folder: Path, fill: Callable[[Path], None], *, durable: bool = True, is_sound: Callable[[Path], bool] = Path.exists
 ) -> Path:
-    """Call `fill` on a new folder, then rename it to `folder`; do nothing where `folder` exists already.
+    """Call `fill` on a new folder, then rename it to `folder`; do nothing if `folder` exists.
 
     One process fills, others wait for it. On a file system without locks between machines, two machines may fill at
     the same time, each its own folder; the first one to finish is used.
 
     Args:
         durable: wait for the disk, so that the folder survives a power cut and not only a killed process.
-        is_sound: whether an existing folder is what was written; a damaged one is made again, which is logged.
+        is_sound: whether an existing folder is intact; a damaged one is made again, and logged.
     """
     if folder.exists() and is_sound(folder):
         return folder
@@ -59,7 +59,7 @@ def publish_once(
         folder.parent.mkdir(parents=True, exist_ok=True)
         with lock_file(folder).open("a") as lock:
             is_locked = lock_open_file(lock)
-            if folder.exists() and not is_sound(folder):  # no other process made it again in the meantime
+            if folder.exists() and not is_sound(folder):  # another process may have repaired it in the meantime
                 report_damage(folder)
                 shutil.rmtree(folder)
             if not folder.exists():
@@ -74,7 +74,7 @@ def publish_once(
                         make_durable(file)
                     unfinished.rename(folder)
                 finally:
-                    shutil.rmtree(unfinished, ignore_errors=True)  # gone already after a success
+                    shutil.rmtree(unfinished, ignore_errors=True)  # already renamed after a success
                 if durable:
                     make_durable(folder.parent)
     except OSError as problem:
@@ -84,7 +84,7 @@ def publish_once(
 
 
 def publish_derived(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """As `publish_once`, for files that are compared with their hashes each time: a damaged folder is made again."""
+    """Like `publish_once`, but verify hashes at each call: a damaged folder is made again."""
 
     def fill_and_seal(unfinished: Path) -> None:
         fill(unfinished)
@@ -95,7 +95,7 @@ def publish_derived(folder: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def has_sound_files(folder: Path) -> bool:
-    """Whether the files of a folder that `publish_derived` made are what was written."""
+    """Whether the files of a folder from `publish_derived` are intact."""
     try:
         digests = unsealed((folder / DIGESTS).read_bytes())
         return all(size_and_hash(folder / name)[1] == digest for name, digest in digests.items())
@@ -105,7 +105,7 @@ def has_sound_files(folder: Path) -> bool:
 
 @cache
 def machine() -> str:
-    """This machine until it reboots: inside it, locks work on every file system."""
+    """Identify this machine until it reboots: within it, locks work on every file system."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     except OSError:
@@ -119,7 +119,7 @@ def lock_file(folder: Path) -> Path:
 def hold(folder: Path, holder: object) -> Callable[[], object]:
     """Keep `cpt store prune` away from a folder while `holder` lives, or until the returned function is called.
 
-    Makes the folder if it is missing. The folder's time is the last use.
+    Makes the folder if it is missing. Its modification time is the last use.
     """
     try:
         while True:
@@ -128,23 +128,23 @@ def hold(folder: Path, holder: object) -> Callable[[], object]:
             lock_open_file(handle, fcntl.LOCK_SH)
             if folder.exists() and os.fstat(handle).st_ino == folder.stat().st_ino:
                 break
-            os.close(handle)  # it was removed between the two
+            os.close(handle)  # it was removed in between
     except OSError as problem:
         raise cannot_keep(folder.parent, problem) from problem
-    with suppress(OSError):  # a store that is only readable
+    with suppress(OSError):  # a read-only store
         os.utime(handle)
     return weakref.finalize(holder, os.close, handle)
 
 
 def cannot_keep(folder: Path, problem: OSError) -> ResourceError:
-    what = f"{folder}: cannot keep tokenised data there ({problem.strerror or problem})"
-    free = "Free space, or name" if problem.errno in NO_SPACE else "Name"
+    what = f"{folder}: cannot store tokenized data there ({problem.strerror or problem})"
+    free = "Free space, or set" if problem.errno in NO_SPACE else "Set"
     return ResourceError(f"{what}. {free} another folder: export CPT_CACHE=/path/to/folder")
 
 
 def write_once(path: Path, content: Content) -> None:
-    """Write a small file that is complete or absent, also after a power cut: text, bytes, or what the function writes
-    at the path that it is given."""
+    """Write a small file that is complete or absent, even after a power cut: text, bytes, or a function that writes
+    to a given path."""
     try:
         write_atomic(path, content, durable=True)
     except OSError as problem:
@@ -152,12 +152,12 @@ def write_once(path: Path, content: Content) -> None:
 
 
 def open_array(path: Path) -> NDArray[Any]:
-    """A memory-mapped .npy file without the cost of numpy's memmap class on every slice."""
+    """Memory-map a .npy file without the cost of numpy's memmap class on every slice."""
     return np.asarray(np.load(path, mmap_mode="r"))
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files below; files and folders that vanish meanwhile count nothing."""
+    """Return the bytes of all files below; files and folders removed meanwhile do not count."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -166,7 +166,7 @@ def size_of(folder: Path) -> int:
     return total
 
 
-# --- the Hub: is a file of it in the cache, or can it be reached? asked once, before a library tries for a minute ---
+# --- the Hub: check once whether it is reachable, before a library retries for a minute ---
 
 
 SECONDS_TO_ANSWER = 5
@@ -175,12 +175,12 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "voca
 
 
 def refuse_unreachable(key: str, path: str, revision: str | None, files: tuple[str, ...] = ("config.json",)) -> None:
-    """Refuse an id of the Hub while the Hub cannot be reached, unless one of the files is in the cache; `key` is the
-    recipe's, for the message."""
+    """Refuse a Hub id while the Hub is unreachable, unless one of the files is in the cache; `key` is the recipe's,
+    for the message."""
     if not any(is_cached(path, file, revision) for file in files) and (reason := why_unreachable()):
         raise ResourceError(
             f"{key}: {path} is neither a folder here ({Path.cwd()}) nor in the Hub cache, and the Hub cannot be"
-            f" reached ({reason}). Give the path of a local folder, or download it with a network first:"
+            f" reached ({reason}). Use a local folder, or download it first:"
             f" hf download {path}"
         )
 
@@ -192,7 +192,7 @@ def is_cached(path: str, file: str, revision: str | None) -> bool:
 
 @cache
 def hub_is_reachable() -> bool:
-    """Asked once in a process."""
+    """Checked once per process."""
     return not why_unreachable()
 
 
@@ -208,5 +208,5 @@ def why_unreachable() -> str:
         reason = problem.reason if isinstance(problem, URLError) else problem
         if isinstance(reason, gaierror | TimeoutError | ConnectionError):
             return str(reason)
-        # certificates and the like: huggingface_hub has settings for them that this question does not know
+        # such as certificates: huggingface_hub has settings for them that this check does not use
     return ""

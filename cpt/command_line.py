@@ -22,31 +22,31 @@ from cpt.process import SUPERVISED
 
 SECONDS_FOR_THE_MAIN_PROCESS = 5
 
-# Where bitsandbytes, torchao and DeepSpeed are installed, peft and transformers import them, and they warn on each
-# machine without a GPU.
+# If bitsandbytes, torchao and DeepSpeed are installed, peft and transformers import them, and they warn on machines
+# without a GPU.
 for library in ("bitsandbytes.backends.cpu.ops", "torchao", "torch.utils._pytree"):
     logging.getLogger(library).setLevel(logging.ERROR)
 logging.getLogger("DeepSpeed").addFilter(lambda one: not one.getMessage().startswith("Setting accelerator to CPU"))
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # docs/reference/training.md names TRL's experimental stages
-# Freed GPU memory can be used for blocks of another size; the 24 GB recipes need that. torch reads it when CUDA
+# Lets freed GPU memory be reused for blocks of other sizes; the 24 GB recipes need that. torch reads it when CUDA
 # starts.
 if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 NO_TELEMETRY = {
-    "HF_HUB_DISABLE_TELEMETRY": "1",  # of transformers, TRL, trackio and gradio too
+    "HF_HUB_DISABLE_TELEMETRY": "1",  # also for transformers, TRL, trackio and gradio
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     "WANDB_ERROR_REPORTING": "false",
     "GRADIO_ANALYTICS_ENABLED": "False",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""Nothing is sent unless the user's own environment asks for it. Most packages read these when they are imported."""
+"""Disable telemetry unless the user's environment enables it. Most packages read these at import."""
 for variable, off in NO_TELEMETRY.items():
     os.environ.setdefault(variable, off)
 set_plain_output(os.environ, on_terminal=sys.stderr is not None and sys.stderr.isatty())
 
 ERRORS_OF_PATHS = (
-    *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),  # mistyped
+    *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),  # typos
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),  # not writable
 )
 NAMES_OF_HELP = {"help_option_names": ["--help", "-h"]}
@@ -55,14 +55,14 @@ NAMES_OF_HELP = {"help_option_names": ["--help", "-h"]}
 RecipePath = Annotated[Path, typer.Argument(help="The recipe's YAML file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Force = Annotated[bool, typer.Option("--force", help="Write over an existing file.")]
-Gpu = Annotated[str | None, typer.Option(help='"RTX 4090", A100-80GB, H100, ...; or cpu. By default what is here.')]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
+Gpu = Annotated[str | None, typer.Option(help='"RTX 4090", A100-80GB, H100, ...; or cpu. Default: this machine.')]
 Processes = Annotated[int, typer.Option(min=1, help="Processes of a run on this machine, one per GPU.")]
-Launcher = Annotated[str | None, typer.Option(help='Or their launcher, such as "accelerate launch".')]
+Launcher = Annotated[str | None, typer.Option(help='Or a launcher, such as "accelerate launch".')]
 
 
 def run_command(function: Callable[..., None]) -> None:
-    """Run a function's command line, as `python cpt/train.py` does."""
+    """Run a function as a command, as `python cpt/train.py` does."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(context_settings=NAMES_OF_HELP)(function)
     run_app(app, outlives_readers=True)
@@ -75,23 +75,23 @@ def run_app(
     name: str | None = None,
     outlives_readers: bool = False,
 ) -> None:
-    """Run a whole application, called `name` on its help pages. Where output cannot be written, it continues if it
-    `outlives_readers`, and otherwise ends quietly with the reader, as in `| head`."""
+    """Run an application, called `name` on its help pages. If output cannot be written, continue if it
+    `outlives_readers`, otherwise exit quietly with the reader, as in `| head`."""
     make_output_safe(outlives_readers)
     try:
         with path_errors_reported():
             try:
                 app(list(arguments) if arguments is not None else None, prog_name=name)
             finally:
-                sys.stdout.flush()  # a full disk is reported here, and not by Python's shutdown
+                sys.stdout.flush()  # report a full disk here instead of at Python's shutdown
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         leave(1)
     except CptError as problem:
         if not is_main_process() and not isinstance(problem, Interrupted):
-            # The main process most likely prints the same; then the launcher ends this one while it waits.
+            # The main process probably prints the same; then the launcher ends this process while it waits.
             time.sleep(SECONDS_FOR_THE_MAIN_PROCESS)
-        # All processes receive the signal, and one reports it: the supervisor, after the launcher's last line.
+        # All processes receive the signal; only the supervisor reports it, after the launcher's last line.
         if not isinstance(problem, Interrupted) or (is_main_process() and SUPERVISED not in os.environ):
             who = "" if is_main_process() else f"process {rank()}: "
             sys.stderr.write(f"{who}{type(problem).__name__}: {problem}\n")
@@ -99,36 +99,36 @@ def run_app(
     except Exception:
         if not has_process_group():
             raise
-        # then Python's shutdown, which may hang there, is left out: the others wait for this one's end
+        # skip Python's shutdown, which may hang: the others wait for this process
         traceback.print_exc()
         leave(1)
 
 
 @contextmanager
 def path_errors_reported() -> Iterator[None]:
-    """Turn the system's errors for mistyped paths, read-only folders and full disks into a `ResourceError`."""
+    """Convert the system's errors for wrong paths, read-only folders and full disks to a `ResourceError`."""
     try:
         yield
     except OSError as problem:
         if problem.filename is None and problem.errno != errno.ENOSPC or problem.errno not in ERRORS_OF_PATHS:
             raise
         path = problem.filename or "a file or the output"
-        text = f"{path}: {problem.strerror}. Name another path, change its permissions, or free space."
+        text = f"{path}: {problem.strerror}. Use another path, change its permissions, or free space."
         raise ResourceError(text) from problem
 
 
 def refuse_ignored(given: Mapping[str, bool], because: str) -> None:
-    """Refuse options that were given and would do nothing; `because` ends the sentence "--steps: no effect ..."."""
+    """Refuse options without effect; `because` ends the sentence "--steps: no effect ..."."""
     if names := [name for name, is_given in given.items() if is_given]:
-        raise RecipeError(f"{' and '.join(names)}: no effect {because}. Leave it out.")
+        raise RecipeError(f"{' and '.join(names)}: no effect {because}. Remove it.")
 
 
 def show_log(*, stderr: bool = False) -> None:
-    """Print what cpt logs: all of it from the main process, warnings from the others."""
+    """Print cpt's log: everything from the main process, warnings from the others."""
     shown: deque[str] = deque(maxlen=200)
 
     def is_news(record: logging.LogRecord) -> bool:
-        """Information is shown once: checks, training and verdict open the same sources and report the same."""
+        """Show information once: checks, training and verdict open the same sources and log the same."""
         message = record.getMessage()
         is_repeated = record.levelno <= logging.INFO and message in shown
         if not is_repeated:
@@ -144,7 +144,7 @@ def show_log(*, stderr: bool = False) -> None:
     logger.setLevel(logging.INFO if is_main_process() else logging.WARNING)
 
 
-# --- output that cannot end a command ---
+# --- output errors that must not end a command ---
 
 
 class LossyFile(FileIO):
@@ -159,15 +159,15 @@ class LossyFile(FileIO):
 
 def make_output_safe(outlives_readers: bool = False) -> None:
     """Replace characters that the terminal's encoding lacks, accept closed outputs, and ignore write errors: of stdout
-    if it `outlives_readers`, of stderr always, as they could not be reported."""
-    # A closed descriptor would become the next socket, here or in a child, and what is printed would go there.
+    if the command `outlives_readers`, of stderr always, since they could not be reported."""
+    # Otherwise the next socket, here or in a child, would get the closed descriptor, and receive the output.
     for number in (1, 2):
         try:
             os.fstat(number)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
             os.set_inheritable(number, True)
-    if not (sys.stdout and sys.stderr):  # `>&-`: Python has None there
+    if not (sys.stdout and sys.stderr):  # `>&-`: the stream is None
         dropped = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
         sys.stdout, sys.stderr = sys.stdout or dropped, sys.stderr or dropped
     sys.stderr = reopened(sys.stderr, "backslashreplace", is_lossy=True)
@@ -175,7 +175,7 @@ def make_output_safe(outlives_readers: bool = False) -> None:
 
 
 def reopened(stream: Any, errors: str, *, is_lossy: bool) -> Any:
-    """The same stream with other rules for characters and for write errors."""
+    """Reopen a stream with other handling of encoding and write errors."""
     if not isinstance(stream, TextIOWrapper):
         return stream
     stream.reconfigure(errors=errors)

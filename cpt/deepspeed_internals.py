@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-USED = {  # dotted name -> its parameters ("" for what is not called), why, what ends it
+USED = {  # dotted name -> its parameters ("" if not called), the reason, what would replace it
     "deepspeed.runtime.engine.DeepSpeedEngine._zero3_consolidated_16bit_state_dict": (
         "exclude_frozen_parameters",
         "gather ZeRO-3's weights on the main process; the public function writes them to a file",
@@ -23,7 +23,7 @@ USED = {  # dotted name -> its parameters ("" for what is not called), why, what
 
 
 def gather_zero3_weights(engine: Any, *, only_trained: bool) -> dict[str, Any] | None:
-    """The weights, on the main process; every process must call it."""
+    """Gather the weights on the main process; every process must call this."""
     weights: dict[str, Any] | None = engine._zero3_consolidated_16bit_state_dict(
         exclude_frozen_parameters=only_trained
     )
@@ -31,12 +31,12 @@ def gather_zero3_weights(engine: Any, *, only_trained: bool) -> dict[str, Any] |
 
 
 def stop_loading_universal(engine: Any) -> None:
-    """What the run saves from now on is of its own processes."""
+    """Reset the flag after loading, so that later saves use this run's processes."""
     engine.load_universal_checkpoint = lambda: False
 
 
 def replace_norms_of_groups(optimizer: Any, norms: Callable[[], Any]) -> Callable[[], Any]:
-    """Let ZeRO-3 read the norms of its groups from this function; returns its own."""
+    """Make ZeRO-3 read the norms of its groups from this function; return the original."""
     own: Callable[[], Any] = optimizer._get_norm_groups
     optimizer._get_norm_groups = norms
     return own
@@ -44,7 +44,7 @@ def replace_norms_of_groups(optimizer: Any, norms: Callable[[], Any]) -> Callabl
 
 @contextmanager
 def without_recovery_script(engine: Any) -> Iterator[None]:
-    """Within it `save_checkpoint` copies no script into the checkpoint's folder, which does not have to exist."""
+    """Keep `save_checkpoint` from copying a script to the checkpoint's folder, which then need not exist."""
     engine._copy_recovery_script = lambda save_path: None
     try:
         yield

@@ -1,4 +1,4 @@
-"""The processes of a run: ranks, how many share a row, joining and leaving the process group, agreeing."""
+"""The processes of a run: ranks, shared rows, joining and leaving the process group, agreement."""
 
 import json
 import logging
@@ -21,30 +21,30 @@ from cpt.plugins import did_you_mean
 from cpt.process import free_port
 
 Result = TypeVar("Result")
-CONTINUE = "CPT_CONTINUE"  # set for a run that began with `--new`, so that all its processes name the same command
+CONTINUE = "CPT_CONTINUE"  # set for runs started with `--new`, so that all processes print the same command
 
 log = logging.getLogger(__name__)
 KEY = "parallelism_config"
 SIZES = ("sp_size", "tp_size", "cp_size", "dp_replicate_size", "dp_shard_size")
 BACKENDS = ("sp_backend", "cp_backend")
 PIPELINE = (
-    "pipeline parallelism: Hugging Face's Trainer has no schedule for stages of layers. Split the model with ZeRO-3 or"
-    " FSDP2 instead, and rows with `sp_size`; a model that needs stages is exported in Hugging Face's format (`cpt"
-    " export`), trained with Megatron-LM, NeMo or torchtitan, and brought back in the same format"
+    "pipeline parallelism: Hugging Face's Trainer does not support it. Shard the model with ZeRO-3 or"
+    " FSDP2 instead, and rows with `sp_size`; if you need pipeline stages, export the model (`cpt"
+    " export`), train it with Megatron-LM, NeMo or torchtitan, and convert it back to Hugging Face's format"
 )
-OF_LAUNCHERS = (  # prefixes of the variables of a launcher and of a process among others
+OF_LAUNCHERS = (  # prefixes of variables set by launchers and for ranks
     *("RANK", "LOCAL_RANK", "GROUP_", "ROLE_", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_", "CROSS_"),
     *("TORCHELASTIC_", "TORCH_NCCL_", "ACCELERATE_", "FSDP_", "PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"),
     "SLURM_STEP_NUM_TASKS",
 )
-KNOWN_WARNINGS: tuple[dict[str, Any], ...] = (  # torch repeats them hundreds of times, of calls of other libraries
+KNOWN_WARNINGS: tuple[dict[str, Any], ...] = (  # torch repeats them hundreds of times, for calls in other libraries
     {"module": r"torch\.distributed\..*"},
     {"message": r".*torch\.distributed\.(reduce_scatter_tensor|_?all_gather).*"},
     {"message": r".*gradient_checkpointing` is deprecated.*"},
     {"message": r".*`broadcast_buffers` is deprecated.*"},
 )
-DEFAULT_TIMEOUT_SECONDS = 1800  # of TrainingArguments.ddp_timeout
-OTHER_STARTERS = {  # variable that a starter without torch's RANK sets -> what it is called
+DEFAULT_TIMEOUT_SECONDS = 1800  # default of TrainingArguments.ddp_timeout
+OTHER_STARTERS = {  # variable set by a starter without torch's RANK -> name of the starter
     "OMPI_COMM_WORLD_SIZE": "mpirun",
     "PMI_SIZE": "mpirun",
     "MV2_COMM_WORLD_SIZE": "mpirun",
@@ -53,7 +53,7 @@ OTHER_STARTERS = {  # variable that a starter without torch's RANK sets -> what 
 
 
 def rank() -> int:
-    """Number of this process among all of the run, as the launcher set it."""
+    """Rank of this process, as set by the launcher."""
     return int(os.environ.get("RANK", "0"))
 
 
@@ -62,12 +62,12 @@ def world_size() -> int:
 
 
 def local_rank() -> int:
-    """Number of this process among those of its node."""
+    """Rank of this process on its node."""
     return int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0")
 
 
 def num_nodes() -> int:
-    """How many machines the run has, as torchrun (also inside accelerate), DeepSpeed's launcher or srun set it."""
+    """Number of machines, as set by torchrun (also in accelerate), DeepSpeed's launcher or srun."""
     if world_size() == 1:
         return 1
     of_srun = os.environ.get("SLURM_NNODES") if os.environ.get("SLURM_PROCID") == str(rank()) else None
@@ -75,7 +75,7 @@ def num_nodes() -> int:
 
 
 def name_of_launcher() -> str:
-    """accelerate, torchrun, deepspeed, or python, read from what each launcher leaves in the environment."""
+    """accelerate, torchrun, deepspeed, or python, detected from the environment."""
     if "ACCELERATE_MIXED_PRECISION" in os.environ:  # which uses torchrun
         return "accelerate"
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -84,34 +84,34 @@ def name_of_launcher() -> str:
 
 
 def is_main_process() -> bool:
-    """True for the one process that writes files and talks to the user."""
+    """True for the process that writes files and prints messages."""
     return rank() == 0
 
 
 def same_command() -> str:
-    """What continues this run, at the beginning of a sentence; a run that began with `--new` needs another command."""
+    """Name the command that continues this run, to start a sentence; after `--new` it is another command."""
     words = os.environ.get(CONTINUE, "The same command")
     return words[0].upper() + words[1:]
 
 
 def tell(message: str) -> None:
-    """Print a sentence for the user, once for all processes."""
+    """Print a message for the user, once for all processes."""
     if is_main_process():
         sys.stdout.write(f"{message}\n")
         sys.stdout.flush()
 
 
 def has_process_group() -> bool:
-    """True where this process is connected with others; asking does not import torch."""
+    """Whether a process group exists; does not import torch."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and bool(distributed.is_initialized())
 
 
 def leave(code: int) -> NoReturn:
-    """End this process now, with what was registered for its end (trackers finish their uploads there).
+    """End this process now, after running exit functions (trackers finish their uploads there).
 
-    With a process group, Python's own shutdown is left out: a thread of gloo that still holds the last tensors needs
-    Python's lock to drop them, and then hangs or aborts the process (seen in a third of short runs with torch 2.13 and
+    With a process group, skip Python's shutdown: a gloo thread that still holds the last tensors needs
+    Python's lock to free them, and then hangs or aborts the process (seen in a third of short runs with torch 2.13 and
     DeepSpeed).
     """
     if not has_process_group():
@@ -123,9 +123,9 @@ def leave(code: int) -> NoReturn:
 
 
 def main_process_first(work: Callable[[], Result]) -> Result:
-    """Run `work` on the main process, then, when it succeeded, on all the others.
+    """Run `work` on the main process, then, if it succeeded, on all the others.
 
-    A CptError of the main process is raised on every rank, so that no process waits for one that has given up.
+    A CptError of the main process is raised on every rank, so that no process waits forever.
     """
     results: list[Result] = []
     main_process_decides(lambda: results.append(work()))
@@ -133,7 +133,7 @@ def main_process_first(work: Callable[[], Result]) -> Result:
 
 
 def main_process_decides(work: Callable[[], Result]) -> Result:
-    """What `work` returns on the main process, the only one that runs it, on every process.
+    """Run `work` on the main process only, and return its result on every process.
 
     A CptError of the main process is raised on every rank.
     """
@@ -158,7 +158,7 @@ def main_process_decides(work: Callable[[], Result]) -> Result:
 
 @dataclass(frozen=True)
 class Parallelism:
-    """Sizes of groups of processes; 1 where nothing is split that way."""
+    """Sizes of groups of processes; 1 means no split."""
 
     sp_size: int = 1
     """Processes that share each row, a part of its tokens on each (DeepSpeed Ulysses)."""
@@ -177,7 +177,7 @@ class Parallelism:
 
 
 def read_parallelism(training: Mapping[str, Any]) -> Parallelism:
-    """The sizes that the recipe's section `training` asks for; a RecipeError for a wrong key or size."""
+    """Read the sizes from the recipe's section `training`; RecipeError for a wrong key or size."""
     given = training.get(KEY)
     if given is None:
         return Parallelism()
@@ -189,20 +189,20 @@ def read_parallelism(training: Mapping[str, Any]) -> Parallelism:
         if key.startswith("pp_"):
             raise RecipeError(f"{where}: {PIPELINE}.")
         if key not in known:
-            raise RecipeError(f"{where} is not a key of it.{did_you_mean(key, known)} It has: {', '.join(known)}.")
+            raise RecipeError(f"{where} is not a valid key.{did_you_mean(key, known)} Keys: {', '.join(known)}.")
         if key in SIZES and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise RecipeError(f"{where} is {value!r}; it must be a whole number of processes, 1 or more.")
     return Parallelism(**{key: value for key, value in given.items() if key in SIZES})
 
 
 def groups_of_rows(training: Mapping[str, Any], processes: int) -> int:
-    """How many groups of processes read rows of their own: all processes, where nothing but the model is split."""
+    """Number of groups of processes with separate rows: all processes, if only the model is sharded."""
     sharing = read_parallelism(training).sharing_rows
     groups, rest = divmod(processes, sharing)
     if rest or not groups:
         raise RecipeError(
-            f"`training.{KEY}` lets {sharing} processes share each row, and the run has {processes}: start a multiple"
-            f" of {sharing} processes, or make its sizes smaller."
+            f"`training.{KEY}` lets {sharing} processes share each row, but the run has {processes}: start a multiple"
+            f" of {sharing} processes, or lower its sizes."
         )
     return groups
 
@@ -212,17 +212,17 @@ class LaunchedAs:
     on_cpu: bool
     """Train on the CPU: no accelerator here, or the recipe says so."""
     deepspeed_config: str | dict[str, Any] | None
-    """What `TrainingArguments.deepspeed` must be: from the recipe, or from accelerate's config."""
+    """Value for `TrainingArguments.deepspeed`, from the recipe or from accelerate's config."""
     timeout: timedelta
-    """How long a process waits for the others."""
+    """Timeout of collectives."""
 
 
 def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
-    """Make this process part of the run; call it before anything of the model or the data, and `start_deepspeed` after
-    the checks. `training` is the recipe's section.
+    """Make this process part of the run; call it before building model or data, and `start_deepspeed` after the
+    checks. `training` is the recipe's section.
 
     Raises:
-        LaunchError: the processes do not know each other, or the launcher contradicts the recipe.
+        LaunchError: the processes cannot connect, or the launcher contradicts the recipe.
         ResourceError: DeepSpeed, or the compilers that it needs here, are missing.
     """
     import torch
@@ -234,7 +234,7 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
     timeout = timedelta(seconds=training.get("ddp_timeout", DEFAULT_TIMEOUT_SECONDS))
     for known in KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", category=FutureWarning, **known)
-    if on_cpu:  # accelerate asks DeepSpeed for its device even where it is not used
+    if on_cpu:  # accelerate asks DeepSpeed for its device even if it is not used
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     else:
         from accelerate.utils import check_cuda_p2p_ib_support
@@ -249,26 +249,26 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
         if not shutil.which("ninja"):  # torch looks on the PATH only, where a virtual environment may be missing
             os.environ["PATH"] = f"{scripts_folder()}{os.pathsep}{os.environ.get('PATH', '')}"
     is_sharded = deepspeed_config is not None or bool(training.get("fsdp"))
-    if is_sharded:  # engines that shard need a group, even of one process that no launcher started
+    if is_sharded:  # sharding engines need a group, even for one process without a launcher
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
         if "RANK" not in os.environ:
             alone["MASTER_PORT"] = str(free_port())
         for variable, value in alone.items():
             os.environ.setdefault(variable, value)
     if (is_sharded or world_size() > 1) and not dist.is_initialized():
-        try:  # gloo for what lies in host memory, NCCL for the GPUs
+        try:  # gloo for host memory, NCCL for GPUs
             dist.init_process_group("gloo" if on_cpu else "cpu:gloo,cuda:nccl", timeout=timeout)
         except (dist.DistNetworkError, dist.DistStoreError, ValueError) as problem:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-            text = f"process {rank()} of {world_size()} did not meet the others at {address}: {problem}"
+            text = f"process {rank()} of {world_size()} could not connect to the others at {address}: {problem}"
             raise LaunchError(text) from problem
     return LaunchedAs(on_cpu, deepspeed_config, timeout)
 
 
 def start_deepspeed(launched: LaunchedAs) -> None:
-    """Let DeepSpeed know the processes, before the model is built: ZeRO-3 would build it for a world of one.
+    """Initialize DeepSpeed before the model is built: otherwise ZeRO-3 would build it for one process.
 
-    When it is first used, it compiles its communication here, which a recipe with mistakes should not wait for.
+    Its first use compiles its communication, so it runs after the checks of the recipe.
     """
     if launched.deepspeed_config is None:
         return
@@ -285,9 +285,9 @@ def start_deepspeed(launched: LaunchedAs) -> None:
 
 
 def leave_processes(then: Sequence[str] = ()) -> None:
-    """End this process of a run that went well, together with the others; it does not return where the run had a
-    process group. The main process continues alone with module and words in `then`, as a new program in its place, so
-    that the GPU is free, and its launcher waits for it."""
+    """End this process of a successful run, together with the others; does not return if the run had a process group.
+    The main process continues alone with module and arguments in `then`, as a new program that replaces it, so that
+    the GPU is free and the launcher waits for it."""
     import torch.distributed as dist
 
     if not dist.is_initialized():
@@ -299,24 +299,24 @@ def leave_processes(then: Sequence[str] = ()) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     for number in map(int, os.listdir("/dev/fd")):
-        if number > 2:  # the new program would hold sockets and devices; closed here, threads that wait would fail
+        if number > 2:  # the new program would hold sockets and devices; closing them here would break waiting threads
             with suppress(OSError):
                 os.set_inheritable(number, False)
     os.execve(sys.executable, [sys.executable, "-m", *then], environment_alone())
 
 
 def environment_alone() -> dict[str, str]:
-    """The environment without what makes a process one of several; with this package where it was started from its
-    repository."""
+    """Return the environment without variables of distributed processes; includes this package if it was started from
+    its repository."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_LAUNCHERS)}
     here = str(Path(__file__).resolve().parents[1])
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, [here, kept.get("PYTHONPATH")]))}
 
 
 def agree_with_launcher(training: Mapping[str, Any]) -> str | dict[str, Any] | None:
-    """Compare what the launcher left in the environment with the recipe's `training:` section; a LaunchError if they
-    contradict each other. Returns DeepSpeed's config, from the recipe or from accelerate's config."""
-    if world_size() > 1 and "RANK" not in os.environ:  # every process would be the main one
+    """Compare the launcher's environment with the recipe's `training:` section; LaunchError if they contradict each
+    other. Return DeepSpeed's config, from the recipe or from accelerate's config."""
+    if world_size() > 1 and "RANK" not in os.environ:  # every process would be the main process
         raise LaunchError(
             f"WORLD_SIZE is {world_size()}, but RANK is not set. Use a launcher (torchrun, accelerate, deepspeed), or"
             " set both."
@@ -335,7 +335,7 @@ def agree_with_launcher(training: Mapping[str, Any]) -> str | dict[str, Any] | N
             "accelerate was started with mixed_precision fp8, which cpt has not been tested with. Start with"
             " `--mixed_precision bf16`, and write `training: {bf16: true}`."
         )
-    if precision != "no" and not training.get(precision):  # where the recipe has none, transformers takes accelerate's
+    if precision != "no" and not training.get(precision):  # without the recipe's, transformers uses accelerate's
         raise LaunchError(
             f"accelerate was started with mixed_precision {precision}, which is not in the recipe. Write"
             f" `training: {{{precision}: true}}` into the recipe, or `mixed_precision: 'no'` into accelerate's config."
@@ -345,11 +345,11 @@ def agree_with_launcher(training: Mapping[str, Any]) -> str | dict[str, Any] | N
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
         return from_recipe
     from_accelerate: str | dict[str, Any] = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "")
-    if not from_accelerate:  # accelerate makes a config of `zero_stage` and the like; the recipe sets the rest
+    if not from_accelerate:  # accelerate builds a config from `zero_stage` etc.; the recipe sets the rest
         from accelerate.utils import DeepSpeedPlugin
 
         made: dict[str, Any] = DeepSpeedPlugin().deepspeed_config
-        del made["steps_per_print"]  # infinite; the Trainer sets it again
+        del made["steps_per_print"]  # infinite; the Trainer sets it
         by_recipe: dict[str, Any] = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
         from_accelerate = {**by_recipe, "zero_force_ds_cpu_optimizer": False, **made}
     if from_recipe is not None and contents(from_recipe) != contents(from_accelerate):
@@ -362,7 +362,7 @@ def agree_with_launcher(training: Mapping[str, Any]) -> str | dict[str, Any] | N
 
 
 def check_sharding(training: Mapping[str, Any]) -> None:
-    """Refuse another engine than the recipe's; of FSDP's options the recipe's alone count, as under torchrun."""
+    """Refuse another engine than the recipe's; only the recipe's FSDP options are used, as with torchrun."""
     in_recipe = bool(training.get("fsdp"))
     if in_recipe and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         raise LaunchError(
@@ -387,7 +387,7 @@ def check_sharding(training: Mapping[str, Any]) -> None:
 
 
 def contents(config: str | dict[str, Any]) -> dict[str, Any]:
-    """The config's content, from its file where it is a path."""
+    """Return the config's content, read from its file if it is a path."""
     if isinstance(config, dict):
         return config
     try:

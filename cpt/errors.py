@@ -1,10 +1,10 @@
-"""What can go wrong for a user: one class per remedy."""
+"""Errors for users: one class per remedy."""
 
-DISTRIBUTION = "continued-pretraining"  # the name for pip; the command and the package are cpt
+DISTRIBUTION = "continued-pretraining"  # the name on PyPI; the command and the package are cpt
 
 
 def install_line(extra: str) -> str:
-    """What installs the packages of an extra."""
+    """Return the command that installs an extra."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
@@ -15,7 +15,7 @@ class CptError(Exception):
 
 
 class RecipeError(CptError):
-    """Edit the recipe: it asks for something that does not exist or does not fit together."""
+    """Edit the recipe: it contains something unknown or contradictory."""
 
 
 class DataError(CptError):
@@ -31,29 +31,29 @@ class ResourceError(CptError):
 
 
 class TrainingError(CptError):
-    """The run itself went wrong: it diverged, or used up what it was allowed to lose."""
+    """The training failed: it diverged, or exceeded its limits of skipped steps or restarts."""
 
 
 class LaunchError(CptError):
-    """Start it another way: processes, hosts or ports are not what the launch promised."""
+    """Start it differently: processes, hosts or ports do not match the launch."""
 
 
 class RehearsalError(CptError):
-    """Mend what the rehearsal found before the run is started; each of its rows names the remedy."""
+    """Fix the failures of the rehearsal before starting the run; each row has a remedy."""
 
 
 class UserCodeError(CptError):
     """Fix your own function: the recipe names it, and it raised an error. The message ends with its traceback."""
 
 
-class Interrupted(CptError):  # noqa: N818 - it is no error of anybody
-    """Start it again as it was: it was stopped by a signal, and resumes from its checkpoint."""
+class Interrupted(CptError):  # noqa: N818 - not an error
+    """Repeat the same command: the run was stopped by a signal, and resumes from its checkpoint."""
 
-    exit_code = 75  # EX_TEMPFAIL: what schedulers take for "put it into the queue again"
+    exit_code = 75  # EX_TEMPFAIL: schedulers requeue jobs with this code
 
 
 class RestartNeeded(Interrupted):
-    """Start it again: what the run learned only takes effect in new processes. `cpt train` and its launchers do so
+    """Start it again: a setting changed that needs new processes. `cpt train` and its launchers do so
     automatically."""
 
     exit_code = 76

@@ -1,4 +1,4 @@
-"""Write files that a crash cannot spoil, lock them, append lines, notice damaged ones, find what comes with cpt."""
+"""Write files atomically, lock them, append lines, detect damage, and find files that ship with cpt."""
 
 import errno
 import fcntl
@@ -20,10 +20,10 @@ from cpt.errors import LaunchError, ResourceError
 log = logging.getLogger("cpt")
 SEAL = "xxh3_128"  # the key under which a JSON file keeps the hash of its other content
 DAMAGED = "damaged_file"  # the kind of event
-CHUNK = 1 << 20  # stays in the processor's cache between reading and hashing
-READ_AHEAD = 32 << 20  # asked of the disk while the chunks before it are hashed
+CHUNK = 1 << 20  # fits the CPU cache between reading and hashing
+READ_AHEAD = 32 << 20  # prefetched while previous chunks are hashed
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems answer that have none
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of file systems without locks
 BLOCK = 512  # bytes, the unit of st_blocks
 
 Content = str | bytes | Callable[[Path], object]
@@ -33,13 +33,13 @@ Content = str | bytes | Callable[[Path], object]
 
 
 def write_atomic(path: Path, content: Content, *, durable: bool = False, reuse_space: bool = False) -> None:
-    """Write a file whole or not at all, so that a reader or a crash never meets half of it.
+    """Write a file atomically, so that neither readers nor crashes see a partial file.
 
     Args:
         content: text, bytes, or a function that writes the file at the path it is given.
         durable: return only after the disk has the file and its name.
-        reuse_space: on a full disk, write over the old file where that is large enough (text and bytes only). After
-            an OSError the old file is as it was.
+        reuse_space: on a full disk, overwrite the old file if it is large enough (text and bytes only). After
+            an OSError the old file is unchanged.
     """
     # Containers on several hosts share process ids, and threads of a process may write the same file.
     unique = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
@@ -75,7 +75,7 @@ def free_name(path: Path) -> Path:
 
 
 def write_over(path: Path, content: bytes) -> bool:
-    """Put the content in place of a file's, if it needs no more space; whether it did not."""
+    """Overwrite a file's content if it needs no more space; return whether it did."""
     if not path.exists():
         return False
     descriptor = os.open(path, os.O_WRONLY)
@@ -83,7 +83,7 @@ def write_over(path: Path, content: bytes) -> bool:
         held = os.fstat(descriptor)
         if len(content) > max(held.st_size, held.st_blocks * BLOCK):
             return False
-        os.pwrite(descriptor, content.ljust(held.st_size, b"\n"), 0)  # blank to its old end: whole at each moment
+        os.pwrite(descriptor, content.ljust(held.st_size, b"\n"), 0)  # padded to the old size: complete at each moment
         os.ftruncate(descriptor, len(content))
     finally:
         os.close(descriptor)
@@ -104,7 +104,7 @@ def make_durable(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path, refusal: str) -> Iterator[None]:
-    """Hold the lock of a file, which the system frees when this process dies; a LaunchError if another holds it."""
+    """Lock a file, until this process releases it or dies; LaunchError if another process holds the lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:
@@ -115,7 +115,7 @@ def locked(path: Path, refusal: str) -> Iterator[None]:
 
 
 def lock_open_file(file: IO[str] | int, how: int = fcntl.LOCK_EX) -> bool:
-    """Lock it until it is closed; False on a file system without locks."""
+    """Lock an open file until it is closed; False on a file system without locks."""
     try:
         fcntl.flock(file, how)
     except OSError as problem:
@@ -127,9 +127,9 @@ def lock_open_file(file: IO[str] | int, how: int = fcntl.LOCK_EX) -> bool:
 
 @contextmanager
 def output_locked(folder: Path, lock: Path, command: str) -> Iterator[None]:
-    """Write to a command's output folder, as the only process."""
+    """Lock a command's output folder for this process."""
     try:
-        with locked(lock, f"{folder}: a `{command}` writes there. Wait for it, or give another --output."):
+        with locked(lock, f"{folder}: another `{command}` is writing there. Wait for it, or use another --output."):
             yield
     except OSError as problem:
         reason = problem.strerror or problem
@@ -140,7 +140,7 @@ def output_locked(folder: Path, lock: Path, command: str) -> Iterator[None]:
 
 
 class LinesFile:
-    """Append lines to a file. Lines that a full disk does not take wait in memory and are written before later ones.
+    """Appends lines to a file. Lines refused by a full disk wait in memory and are written before later ones.
 
     Threads may share it, and other processes may append to the same file.
     """
@@ -157,7 +157,7 @@ class LinesFile:
                 log.warning("%s cannot be written: %s. Its lines wait for the next one.", self.path, problem.strerror)
 
     def write_waiting(self) -> int:
-        """Try again to write waiting lines; the number that still wait."""
+        """Retry writing waiting lines; return the number still waiting."""
         with self.lock:
             self._write()
             return len(self.waiting)
@@ -174,9 +174,9 @@ class LinesFile:
 
 
 def append(path: Path, text: str) -> None:
-    """Append all of the text or none of it, in one write, so that lines of several processes do not mix.
+    """Append the whole text or none of it, in one write, so that lines of several processes do not mix.
 
-    A line that a crash has cut off before it is ended first. An OSError if the disk is full or not writable.
+    Terminates a partial last line first. OSError if the disk is full or not writable.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
@@ -186,7 +186,7 @@ def append(path: Path, text: str) -> None:
         written = os.write(descriptor, content)
         if written < len(content):
             end = os.lseek(descriptor, 0, os.SEEK_CUR)
-            if os.fstat(descriptor).st_size == end:  # else another process has ended the half line
+            if os.fstat(descriptor).st_size == end:  # otherwise another process has ended the partial line
                 os.ftruncate(descriptor, end - written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
@@ -194,7 +194,7 @@ def append(path: Path, text: str) -> None:
 
 
 def json_lines(path: Path) -> Iterator[dict[str, Any] | None]:
-    """The objects of a JSON Lines file, None for a damaged line; OSError if it cannot be read."""
+    """Yield the objects of a JSON Lines file, None for a damaged line; OSError if it cannot be read."""
     with path.open("rb") as file:
         for line in file:
             if line.strip():
@@ -206,7 +206,7 @@ def parse_object(line: bytes) -> dict[str, Any] | None:
         content = orjson.loads(line)
     except ValueError:
         try:
-            content = json.loads(line)  # knows NaN and Infinity, which Python writes
+            content = json.loads(line)  # accepts NaN and Infinity, which Python writes
         except (ValueError, RecursionError):
             return None
     return content if isinstance(content, dict) else None
@@ -216,26 +216,26 @@ def parse_object(line: bytes) -> dict[str, Any] | None:
 
 
 def sealed(content: dict[str, Any], indent: int | None = None) -> str:
-    """The content as JSON, with its own hash."""
+    """Return the content as JSON, with its hash."""
     seal = key_of(json.loads(json.dumps(content, default=str)))
     return json.dumps({**content, SEAL: seal}, indent=indent, default=str)
 
 
 def unsealed(text: str | bytes) -> dict[str, Any]:
-    """The content of `sealed`, without the hash; a ValueError if the text is damaged."""
+    """Return the content of `sealed` without the hash; ValueError if the text is damaged."""
     content = json.loads(text)
     if not isinstance(content, dict) or content.pop(SEAL, None) != key_of(content):
-        raise ValueError("its content does not match its own hash")
+        raise ValueError("its content does not match its hash")
     return content
 
 
 def key_of(content: dict[str, Any]) -> str:
-    """The hash of the content: also the name of a folder that holds what it describes."""
+    """Hash the content; the hash names the folder of the described data."""
     return xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
-    """The content of a file that can be derived again; None where it is missing, or damaged, which is logged."""
+    """Read a derived file; None if it is missing, or damaged, which is logged."""
     try:
         return unsealed(path.read_bytes())
     except FileNotFoundError:
@@ -246,12 +246,12 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
 
 
 def report_damage(path: Path) -> None:
-    """Log that a file or folder is made again; while a run runs, this is an event of the run too."""
-    log.warning(f"{path} is damaged. It is made again.", extra={"event": DAMAGED})
+    """Log that a file or folder is made again; during a run, this is also an event."""
+    log.warning(f"{path} is damaged and is made again.", extra={"event": DAMAGED})
 
 
 def size_and_hash(path: Path) -> tuple[int, str]:
-    """Size and xxh3-128 of a file; other threads run meanwhile."""
+    """Size and xxh3-128 of a file; releases the GIL."""
     digest, size = xxh3_128(), 0
     buffer = memoryview(bytearray(CHUNK))
     with path.open("rb", buffering=0) as stream:
@@ -264,11 +264,11 @@ def size_and_hash(path: Path) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-# --- what comes with cpt ----------------------------------------------------------------------------
+# --- files that ship with cpt ----------------------------------------------------------------------------
 
 
 def find_shipped_files() -> Path:
-    """The folder of `recipes/`, `deepspeed_configs/` and `launch/`: setup.py puts them into the wheel, a clone has
+    """The folder of `recipes/`, `deepspeed_configs/` and `launch/`: setup.py adds them to the wheel, a clone has
     them at its top."""
     package = Path(__file__).resolve().parent
     installed = package / "shipped"
@@ -279,5 +279,5 @@ SHIPPED_FILES = find_shipped_files()
 
 
 def training_program() -> str:
-    """The words that stand for `cpt train` behind `accelerate launch` or `torchrun`, from the current folder."""
+    """The arguments after `accelerate launch` or `torchrun` for `cpt train`, from the current folder."""
     return "cpt/train.py" if Path("cpt/train.py").is_file() else "-m cpt.train"

@@ -1,5 +1,5 @@
-"""How cpt prints: durations, sizes, counts and shares for people; colours and bars where somebody watches a terminal,
-and plain whole lines in pipes, files, logs and CI."""
+"""Format output: durations, sizes, counts and shares; colors and progress bars in a terminal, plain lines in pipes,
+files, logs and CI."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ UNITS_OF_SIZE = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def format_duration(seconds: float) -> str:
-    """`0.3 s`, `29.5 s`, `3 min 20 s`, `4 h 5 min`, `2 d 3 h`."""
+    """Such as `0.3 s`, `29.5 s`, `3 min 20 s`, `4 h 5 min`, `2 d 3 h`."""
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     for large, name, small, other in UNITS_OF_TIME:
@@ -52,24 +52,24 @@ def format_number(value: float | None, digits: int = 4, unit: str = "") -> str:
 
 
 WIDTH_OF_A_FILE = 1000
-"""Columns where no terminal sets a limit: a path that is broken in two lines cannot be found again."""
+"""Columns without a terminal: a path that is broken into two lines cannot be searched."""
 
 NOT_WATCHED = {
-    "TTY_COMPATIBLE": "0",  # of rich, and so of typer's pages
+    "TTY_COMPATIBLE": "0",  # for rich, and thus typer's pages
     "TTY_INTERACTIVE": "0",
-    "_TYPER_FORCE_DISABLE_TERMINAL": "1",  # typer colours its pages in GitHub's CI, in pipes too
-    "TQDM_DISABLE": "1",  # bars of datasets, transformers and the Hub's downloads
+    "_TYPER_FORCE_DISABLE_TERMINAL": "1",  # typer colors its pages in GitHub's CI, even in pipes
+    "TQDM_DISABLE": "1",  # bars of datasets, transformers and Hub downloads
 }
-"""What the packages read, most of them when they are imported."""
+"""Environment variables of packages; most read them at import."""
 
 
 def open_console(*, stderr: bool = False) -> Console:
-    """The console that every command prints with; `stderr` for bars and notes next to an output for programs."""
-    # With `soft_wrap` only tables are fitted to the width: a command that is printed to be copied stays one line.
+    """Return the console for all commands; `stderr` for progress next to machine-readable output."""
+    # With `soft_wrap` only tables are fitted to the width: commands to copy stay on one line.
     console = Console(stderr=stderr, highlight=False, soft_wrap=True)
     if not console.file.isatty() and not os.environ.get("COLUMNS"):
         console.width = WIDTH_OF_A_FILE
-    # While a bar shows, rich takes over both streams: where one of them is a file, it would miss what is printed
+    # While a bar is shown, rich captures both streams: if one of them is a file, it would miss output printed
     # meanwhile.
     console.is_interactive = console.is_interactive and sys.stdout.isatty() and sys.stderr.isatty()
     return console
@@ -77,7 +77,7 @@ def open_console(*, stderr: bool = False) -> Console:
 
 @contextmanager
 def while_working(status: Status) -> Iterator[None]:
-    """Show what is being done while it is done, where somebody watches; elsewhere nothing."""
+    """Show the current activity in a terminal; elsewhere print nothing."""
     with status if status.console.is_interactive else nullcontext():
         yield
 
@@ -92,10 +92,10 @@ def show_step(status: Status, text: str) -> None:
 
 
 def set_plain_output(environment: MutableMapping[str, str], *, on_terminal: bool) -> None:
-    """Make libraries print plain text if there is no terminal or colours are not wanted, also in child processes.
+    """Make libraries print plain text without a terminal or if colors are disabled, also in child processes.
 
-    `FORCE_COLOR` is stronger than all of it, and what the user set for one of the packages stays. `on_terminal`: bars,
-    which go to stderr, would be seen.
+    `FORCE_COLOR` takes precedence, and variables that the user set for a package are kept. `on_terminal`: bars, which
+    go to stderr, are visible.
     """
     in_ci = environment.get("CI", "").lower() not in ("", "0", "false")
     has_no_colors = environment.get("TERM", "") in ("dumb", "unknown")

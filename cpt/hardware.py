@@ -1,4 +1,4 @@
-"""What this machine has: GPUs, memory, disk, cores, compilers."""
+"""Detect this machine's GPUs, memory, disk, cores and compilers."""
 
 import ctypes
 import mmap
@@ -41,19 +41,19 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuType:
-    """What a kind of GPU can do, from its data sheet: dense matrices, sums in fp32. Sheets also print twice that, for
-    sparse ones."""
+    """Data-sheet speeds of a kind of GPU: dense matrices, fp32 accumulation. Data sheets also list twice that, for
+    sparse matrices."""
 
     name: str
     memory_gib: float
     peak_tflops: float
     """In bfloat16; float16 has the same."""
     fp32_tflops: float | None = None
-    """In float32, outside of tensor cores; None where it is not known."""
+    """In float32, outside of tensor cores; None if unknown."""
     tf32_tflops: float | None = None
-    """Of float32 rounded to 10 bits on the way into tensor cores: `training.tf32`."""
+    """In float32 rounded to 10 bits in tensor cores: `training.tf32`."""
     bandwidth_gb: float | None = None
-    """Of its memory: 10^9 bytes a second, read and written."""
+    """Memory bandwidth: 10^9 bytes per second, read and written."""
 
     def tflops(self, precision: str) -> float | None:
         return {"half": self.peak_tflops, "tf32": self.tf32_tflops, "fp32": self.fp32_tflops}[precision]
@@ -79,14 +79,14 @@ GPU_TYPES = (
 
 
 def simplified_gpu(name: str) -> str:
-    """`A10080` for `NVIDIA A100-SXM4-80GB`, `RTX4090` for `GeForce RTX 4090`; the only H100 with a number in its name
+    """`A10080` for `NVIDIA A100-SXM4-80GB`, `RTX4090` for `GeForce RTX 4090`; the only H100 with a size in its name
     has 80 GB."""
     word = NOISE.sub("", name.upper())
     return "H100" if word == "H10080" else "H200" if word == "H200141" else word
 
 
 def known_gpu(name: str) -> GpuType | None:
-    """The kind of GPU that its driver calls by this name; None where the table lacks it."""
+    """Return the kind of GPU with this driver name; None if the table lacks it."""
     return next((kind for kind in GPU_TYPES if simplified_gpu(kind.name) == simplified_gpu(name)), None)
 
 
@@ -103,7 +103,7 @@ class Machine:
 
 
 def describe_machine(folder: Path = Path()) -> Machine:
-    """GPUs, memory, cores and programs; the free disk space is that of `folder`."""
+    """GPUs, memory, cores and programs; free disk space is measured at `folder`."""
     return Machine(
         gpus=find_gpus(),
         cpu_cores=count_cpu_cores(),
@@ -116,14 +116,14 @@ def describe_machine(folder: Path = Path()) -> Machine:
 
 
 def find_gpus() -> list[Gpu]:
-    """The NVIDIA GPUs that the driver shows; CUDA_VISIBLE_DEVICES does not hide any of them here."""
+    """List the driver's NVIDIA GPUs, regardless of CUDA_VISIBLE_DEVICES."""
     if not shutil.which("nvidia-smi"):
         return []
     columns = "--query-gpu=name,memory.total,memory.free,driver_version,compute_cap"
     query = ["nvidia-smi", columns, "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):  # a driver that hangs or a broken install: as good as no GPU
+    except (OSError, subprocess.TimeoutExpired):  # a hanging driver or a broken install count as no GPU
         return []
     gpus = []
     for line in answer.stdout.splitlines() if answer.returncode == 0 else ():
@@ -134,12 +134,12 @@ def find_gpus() -> list[Gpu]:
 
 
 def mib_in_gib(cell: str) -> float:
-    """`[N/A]`, as GPUs with unified memory answer, counts as none."""
+    """Convert MiB to GiB; `[N/A]`, from GPUs with unified memory, counts as 0."""
     return float(cell) / 1024 if cell.replace(".", "", 1).isdigit() else 0.0
 
 
 def count_cpu_cores() -> int:
-    """Cores this process may use: its affinity and the container's quota considered."""
+    """Number of cores for this process, by its affinity and the container's quota."""
     cores = len(os.sched_getaffinity(0))
     if CGROUP_CPU_LIMIT.exists():
         quota, period = CGROUP_CPU_LIMIT.read_text().split()
@@ -149,7 +149,7 @@ def count_cpu_cores() -> int:
 
 
 def host_memory_gib() -> float:
-    """Memory of the host, or of the container where it has less."""
+    """Memory of the host, or of the container if it has less."""
     total: int = psutil.virtual_memory().total
     for limit in CGROUP_MEMORY_LIMITS:
         if limit.exists() and (text := limit.read_text().strip()) != "max":
@@ -169,13 +169,13 @@ def nearest_existing(folder: Path) -> Path:
 
 
 def find_program(name: str) -> str | None:
-    """Where `name` is: on the PATH, or beside this Python (a virtual environment that is not activated)."""
+    """Find `name` on the PATH, or next to this Python (a virtual environment that is not activated)."""
     return shutil.which(name) or shutil.which(name, path=scripts_folder())
 
 
 def announce_compiling(extension: str, what: str) -> None:
-    """Say that an extension of torch is compiled now, if it was never compiled on this machine: it takes minutes in
-    silence."""
+    """Announce the compilation of a torch extension, if this machine has never compiled it: it takes minutes without
+    output."""
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR", f"{cache}/torch_extensions")).expanduser()
     if not any(folder.rglob(f"{extension}*.so")):
@@ -187,21 +187,21 @@ def require_programs(*names: str, reason: str) -> None:
     missing = [name for name in names if not find_program(name)]
     if missing:
         lines = "; ".join(INSTALL_LINES[name] for name in missing)
-        raise ResourceError(f"{reason} and needs {' and '.join(missing)}, not found here. Install: {lines}")
+        raise ResourceError(f"{reason} and needs {' and '.join(missing)}, not found on this machine. Install: {lines}")
 
 
 def scripts_folder() -> str:
     return sysconfig.get_path("scripts")
 
 
-SMALL_BLOCK = 2**20  # bytes; torch's own allocator rounds each block up to a power of two, which costs little here
+SMALL_BLOCK = 2**20  # bytes; torch's allocator rounds each block up to a power of two, which costs little here
 
 
 def host_memory(size: int, device: "torch.device") -> "torch.Tensor":
-    """Zeros in host memory for copies from and to the device, in bytes: page-locked where that is a GPU.
+    """Allocate zeroed bytes in host memory for copies from and to the device, page-locked for a GPU.
 
-    Blocks are of the size asked for: in torch's allocator of page-locked memory the fp32 matrices of Qwen2.5-7B nearly
-    double. A torch.cuda.CudaError if the memory cannot be page-locked, an OSError if there is too little.
+    Blocks have exactly the requested size: torch's allocator of page-locked memory would nearly double Qwen2.5-7B's
+    fp32 matrices. torch.cuda.CudaError if the memory cannot be page-locked, OSError if there is too little.
     """
     import torch
 
@@ -213,7 +213,7 @@ def host_memory(size: int, device: "torch.device") -> "torch.Tensor":
     if int(code := cudart.cudaHostRegister(buffer.data_ptr(), size, 0)):  # type: ignore[attr-defined]
         raise torch.cuda.CudaError(int(code))
 
-    # `mapped` stays until then: memory is unlocked before it is unmapped.
+    # Keeps `mapped` alive until then: memory is unlocked before it is unmapped.
     def unlock(address: int, mapped: mmap.mmap) -> None:
         cudart.cudaHostUnregister(address)  # type: ignore[attr-defined]
 

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
     from transformers import PreTrainedModel, Trainer
-else:  # this file stays cheap to import: the classes below are mixed into the libraries' own
+else:  # keeps this file cheap to import: the mixins below are combined with library classes
     Trainer = object
 
 LOOP = "a public hook around it"
-USED = {  # dotted name -> its parameters ("" for what is not called), why, what ends it
-    "transformers.PreTrainedModel._keep_in_fp32_modules": ("", "what a model never holds in fp16", "a public list"),
+USED = {  # dotted name -> its parameters ("" if not called), the reason, what would replace it
+    "transformers.PreTrainedModel._keep_in_fp32_modules": ("", "parts that are never in fp16", "a public list"),
     "transformers.PreTrainedModel._keep_in_fp32_modules_strict": ("", "the same for bf16 too", "a public list"),
-    "transformers.PreTrainedModel._supports_sdpa": ("", "which attention a family has", "a public list of them"),
+    "transformers.PreTrainedModel._supports_sdpa": ("", "attention of a family", "a public list of them"),
     "transformers.Trainer._prepare_for_training": (
         "max_steps, train_dataloader, resume_from_checkpoint",
-        "FSDP2, universal checkpoints and untrusted pickles are loaded by us, once all is wrapped",
+        "FSDP2, universal checkpoints and untrusted pickles are loaded by cpt, after wrapping",
         LOOP,
     ),
     "transformers.Trainer._load_from_checkpoint": ("resume_from_checkpoint, model", "read pickles as data only", LOOP),
@@ -35,30 +35,30 @@ USED = {  # dotted name -> its parameters ("" for what is not called), why, what
     "transformers.Trainer._save": ("output_dir, state_dict", "the model's part of that transaction", LOOP),
     "transformers.Trainer._push_from_checkpoint": ("checkpoint_folder", "push after publishing", "a public push"),
     "transformers.Trainer._tr_loss": ("", "a skipped step's loss does not count", "a public running loss"),
-    "trl.trainer.base_trainer._BaseTrainer._send_telemetry": ("", "cpt sends nothing", "an argument for it"),
-    "trl.SFTTrainer._prepare_dataset": ("dataset", "rows are tokenised already", "an argument for it"),
-    "trl.GRPOTrainer._prepare_inputs": ("", "prompts by their number, completions that outlive a stop", LOOP),
+    "trl.trainer.base_trainer._BaseTrainer._send_telemetry": ("", "cpt sends no telemetry", "an argument for it"),
+    "trl.SFTTrainer._prepare_dataset": ("dataset", "rows are tokenized already", "an argument for it"),
+    "trl.GRPOTrainer._prepare_inputs": ("", "indexed prompts, completions that survive a stop", LOOP),
     "trl.GRPOTrainer._generate_single_turn": ("", "name the remedy when sampling is out of memory", LOOP),
     "trl.GRPOTrainer._calculate_rewards": ("", "PPO and SPO need each reward", LOOP),
-    "trl.GRPOTrainer._generate_and_score_completions": ("inputs", "PPO and SPO have advantages of their own", LOOP),
+    "trl.GRPOTrainer._generate_and_score_completions": ("inputs", "PPO and SPO compute other advantages", LOOP),
     "trl.GRPOTrainer._get_per_token_logps_and_entropies": (
         "model, input_ids, attention_mask, logits_to_keep, batch_size",
         "values of the same states; log-probabilities before the first step",
         LOOP,
     ),
-    "trl.GRPOTrainer._compute_loss": ("model, inputs", "the values' loss beside the policy's", LOOP),
-    "trl.GRPOTrainer._metrics": ("", "figures of a stage in TRL's log", "a public way to add one"),
+    "trl.GRPOTrainer._compute_loss": ("model, inputs", "add the values' loss to the policy's", LOOP),
+    "trl.GRPOTrainer._metrics": ("", "a stage's metrics in TRL's log", "a public way to add one"),
     "trl.GRPOTrainer._buffered_inputs": ("", "a checkpoint within a generation has its completions", "TRL saves them"),
-    "trl.GRPOTrainer._step": ("", "the count of micro-batches where a run resumes", "TRL restores it"),
-    "trl.experimental.cpo.CPOTrainer._stored_metrics": ("", "figures of an evaluation", "`_metrics` there too"),
+    "trl.GRPOTrainer._step": ("", "the count of micro-batches on resume", "TRL restores it"),
+    "trl.experimental.cpo.CPOTrainer._stored_metrics": ("", "metrics of an evaluation", "`_metrics` there too"),
     "transformers.PreTrainedModel._keys_to_ignore_on_save": ("", "a value head is not exported", "a public list"),
-    "transformers.PreTrainedConfig._attn_implementation": ("", "which attention a model has", "a public property"),
+    "transformers.PreTrainedConfig._attn_implementation": ("", "attention of a model", "a public property"),
     "atexit._run_exitfuncs": ("", "trackers finish before `os.execve` and `os._exit`", "a public way to run them"),
-    "os._exit": ("status", "leave without Python's shutdown, in which gloo hangs", "gloo ends cleanly"),
+    "os._exit": ("status", "exit without Python's shutdown, in which gloo hangs", "gloo ends cleanly"),
     "transformers.cli.serve.Serve._thread": ("", "whether the server still runs", "a public wait for its end"),
     "optuna.trial.FrozenTrial._trial_id": ("", "continue a trial of an earlier process", "a public way to do so"),
-    "transformers.PreTrainedModel._supports_flash_attn": ("", "which attention a family has", "a public list of them"),
-    "transformers.PreTrainedModel._supports_flex_attn": ("", "which attention a family has", "a public list of them"),
+    "transformers.PreTrainedModel._supports_flash_attn": ("", "attention of a family", "a public list of them"),
+    "transformers.PreTrainedModel._supports_flex_attn": ("", "attention of a family", "a public list of them"),
     "transformers.PreTrainedModel._can_set_experts_implementation": ("", "see SettableExperts", "a public flag"),
     "transformers.modeling_flash_attention_utils._flash_attention_forward": (
         "query_states, key_states, value_states, attention_mask, query_length, is_causal, softmax_scale, "
@@ -71,7 +71,7 @@ USED = {  # dotted name -> its parameters ("" for what is not called), why, what
 
 
 def supports_sdpa(model: "PreTrainedModel | type[PreTrainedModel]") -> bool:
-    """True where the family of this model has torch's fused attention."""
+    """Whether the family of this model supports torch's fused attention."""
     return bool(model._supports_sdpa)
 
 
@@ -84,7 +84,7 @@ def supports_flex(model: "type[PreTrainedModel]") -> bool:
 
 
 class SettableExperts:
-    """Mixin of models whose experts are in another file: transformers searches the class's own for its decorator."""
+    """Mixin of models whose experts are in another file: transformers searches the class's file for its decorator."""
 
     @classmethod
     def _can_set_experts_implementation(cls) -> bool:
@@ -101,7 +101,7 @@ def flash_attention(
     scale: float,
     window: int | None,
 ) -> "torch.Tensor":
-    """The kernel of a flash-attn package, within the documents between `bounds`: [1, tokens, heads, width]."""
+    """Call a flash-attn kernel, within the documents between `bounds`: [1, tokens, heads, width]."""
     from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
     output: torch.Tensor = _flash_attention_forward(
@@ -124,7 +124,7 @@ def flash_attention(
 
 @contextmanager
 def without_zero3() -> Iterator[None]:
-    """Inside, transformers builds plain models although the run uses ZeRO-3; after it DeepSpeed's config is back."""
+    """Make transformers build plain models although the run uses ZeRO-3; restore DeepSpeed's config afterwards."""
     from transformers.integrations import deepspeed, is_deepspeed_zero3_enabled
 
     if not is_deepspeed_zero3_enabled():
@@ -139,7 +139,7 @@ def without_zero3() -> Iterator[None]:
 
 
 def attention_of(config: Any) -> str:
-    """The attention implementation of a built model, by its name in transformers."""
+    """Return transformers' name of a built model's attention implementation."""
     return str(config._attn_implementation)
 
 
@@ -149,7 +149,7 @@ def leave_out_of_saves(model: "nn.Module", names: set[str]) -> None:
 
 
 def run_exit_functions() -> None:
-    """What was registered for the end of this process."""
+    """Run the functions registered with atexit."""
     atexit._run_exitfuncs()
 
 
@@ -158,7 +158,7 @@ def exit_now(code: int) -> NoReturn:
 
 
 class TrainerHooks(Trainer):
-    """Public names for the private methods that CPTTrainer overrides; each gets what it replaces as a function."""
+    """Public names for the private methods that CPTTrainer overrides; each receives the original as a function."""
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
         prepare = partial(super()._prepare_for_training, max_steps, train_dataloader)
@@ -170,7 +170,7 @@ class TrainerHooks(Trainer):
         )
 
     def _run_epoch(self, *, resume_from_checkpoint: str | None, **options: Any) -> None:  # type: ignore[override]
-        # Without a checkpoint it loads no random states: with another number of processes they would be wrong.
+        # Pass no checkpoint, so that it skips random states, which are wrong for another number of processes.
         run = partial(super()._run_epoch, **options, resume_from_checkpoint=None)
         self.run_epoch(resume_from_checkpoint, run)
 
@@ -206,26 +206,26 @@ class ExampleHooks(Trainer):
     """The same for every trainer of TRL."""
 
     def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
-        """Rows are tokenised already."""
+        """Rows are tokenized already."""
         return dataset
 
     def _send_telemetry(self) -> None:
-        """Nothing is sent."""
+        """cpt sends no telemetry."""
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         return super()._prepare_inputs(self.inputs_of_process(inputs))
 
     def inputs_of_process(self, inputs: Any) -> Any:
-        """What this process takes of a batch."""
+        """Return this process's part of a batch."""
         return inputs
 
     def prepare_inputs(self, inputs: Any) -> Any:
-        """The batch on this process's device; of a stage that samples, its completions."""
+        """Return the batch on this process's device; for a sampling stage, its completions."""
         return self._prepare_inputs(inputs)
 
     @property
     def trl_metrics(self) -> dict[str, dict[str, list[float]]]:
-        """What TRL's trainer measured since the last log, by `train` and `eval`; empty where it measures nothing."""
+        """TRL's metrics since the last log, by `train` and `eval`; empty if it has none."""
         found: dict[str, dict[str, list[float]]] = vars(self).get("_metrics") or vars(self).get("_stored_metrics", {})
         return found
 
@@ -266,7 +266,7 @@ class SamplingHooks(Trainer):
         return rewards
 
     def note_rewards(self, rewards: "torch.Tensor") -> None:
-        """Each reward [B, rewards] of the completions of all processes; NaN where one does not apply."""
+        """Each reward [B, rewards] of the completions of all processes; NaN if it does not apply."""
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         made: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
@@ -301,22 +301,22 @@ class SamplingHooks(Trainer):
 
 
 def keys_ignored_on_save(model: "nn.Module") -> set[str]:
-    """The parameters that `save_pretrained` of this model omits."""
+    """Return the parameters that `save_pretrained` omits for this model."""
     return set(getattr(model, "_keys_to_ignore_on_save", None) or ())
 
 
 def server_thread(serve: Any) -> Thread:
-    """The thread in which `transformers serve` answers requests."""
+    """Return the thread in which `transformers serve` answers requests."""
     thread: Thread = serve._thread
     return thread
 
 
 def trial_id(trial: Any) -> int:
-    """Optuna's number of a trial over all studies of its storage."""
+    """Return Optuna's id of a trial, unique over all studies of its storage."""
     return int(trial._trial_id)
 
 
 def modules_kept_in_fp32(model: "PreTrainedModel", dtype: "torch.dtype") -> set[str]:
-    """Parts of names of modules that `from_pretrained(..., dtype=dtype)` leaves in fp32."""
+    """Return parts of names of modules that `from_pretrained(..., dtype=dtype)` keeps in fp32."""
     names = set(model._keep_in_fp32_modules_strict or ())
     return names | set(model._keep_in_fp32_modules or ()) if str(dtype) == "torch.float16" else names

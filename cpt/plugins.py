@@ -1,4 +1,4 @@
-"""The one door for users' code: a built-in's name, or `package.module:function`."""
+"""Resolve built-in and custom functions: a built-in's name, or `package.module:function`."""
 
 import inspect
 import re
@@ -17,7 +17,7 @@ from typing import Any, get_args, get_origin
 from cpt.errors import CptError, RecipeError, UserCodeError
 
 REPORTED_BY_CALLER = ("reward", "callback")
-"""Kinds of functions whose callers report what they raise: a reward with its completion, a callback as an event."""
+"""Kinds of functions whose callers report their errors: a reward with its completion, a callback as an event."""
 IN_WORDS = {
     bool: "true or false",
     int: "a whole number",
@@ -30,20 +30,20 @@ IN_WORDS = {
 
 
 def find(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """The `kind` called `name`: `find("optimizer", "adamw", OPTIMIZERS)`; a RecipeError if there is none.
+    """Find a `kind` by `name`: `find("optimizer", "adamw", OPTIMIZERS)`; RecipeError if not found.
 
-    An error that the user's function raises when it is called becomes a UserCodeError with its traceback.
+    An error in a custom function becomes a UserCodeError with its traceback.
     """
     if name in built_in:
         return built_in[name]
     if ":" not in name:
         raise RecipeError(
-            f"no {kind} called `{name}`.{did_you_mean(name, built_in)} "
-            f"Built in: {', '.join(built_in)}. Your own: `package.module:function`."
+            f"unknown {kind} `{name}`.{did_you_mean(name, built_in)} "
+            f"Built in: {', '.join(built_in)}. Custom: `package.module:function`."
         )
     found = import_named(name)
     if not callable(found):
-        raise RecipeError(f"`{name}` is a {type(found).__name__}, but a function is needed for the {kind}.")
+        raise RecipeError(f"`{name}` is a {type(found).__name__}, but a {kind} must be a function.")
     if not inspect.isfunction(found) or kind in REPORTED_BY_CALLER:
         return found  # type: ignore[no-any-return]
 
@@ -52,7 +52,7 @@ def find(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Ca
         try:
             return found(*arguments, **options)
         except Exception as problem:
-            # The run reacts to lack of memory.
+            # The run handles out-of-memory itself.
             if isinstance(problem, CptError | MemoryError) or "memory" in str(problem):
                 raise
             raise user_code_error(f"the {kind} `{name}`", problem) from problem
@@ -61,7 +61,7 @@ def find(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Ca
 
 
 def with_key(key: str, check: Callable[[], Any]) -> Any:
-    """The result of `check`; its RecipeError gets the key in front."""
+    """Run `check`, and prefix its RecipeError with the key."""
     try:
         return check()
     except RecipeError as problem:
@@ -69,17 +69,17 @@ def with_key(key: str, check: Callable[[], Any]) -> Any:
 
 
 def user_code_error(what: str, problem: Exception) -> UserCodeError:
-    """What to raise where the user's code raised something; to be called in the frame that called it."""
+    """Build the error for an exception in custom code; call it in the frame that called that code."""
     below = problem.__traceback__.tb_next if problem.__traceback__ is not None else None
     trace = "".join(traceback.format_exception(type(problem), problem, below)).rstrip()
     return UserCodeError(f"{what} raised {type(problem).__name__}: {problem}\n{trace}")
 
 
 def import_named(name: str) -> Any:
-    """The object `package.module:attribute`; the folder that the command was started in counts as importable."""
+    """Import `package.module:attribute`; modules in the current folder are importable."""
     module_name, _, attribute = name.partition(":")
     if not re.fullmatch(r"\w+(\.\w+)*:\w+", name):
-        raise RecipeError(f"`{name}`: write it as `package.module:function`.")
+        raise RecipeError(f"`{name}`: expected `package.module:function`.")
     module = import_user_module(module_name)
     try:
         return getattr(module, attribute)
@@ -89,7 +89,7 @@ def import_named(name: str) -> Any:
 
 def import_user_module(name: str) -> Any:
     if not name:
-        raise RecipeError("an empty name is no module. Write package.module.")
+        raise RecipeError("expected a module name, such as package.module, got an empty name.")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
@@ -97,7 +97,7 @@ def import_user_module(name: str) -> Any:
         return import_module(name)
     except ImportError as problem:
         where = f"{here} and in the installed packages"
-        raise RecipeError(f"cannot import `{name}`: {problem}. It is looked for in {where}.") from problem
+        raise RecipeError(f"cannot import `{name}`: {problem}. Searched in {where}.") from problem
 
 
 def check_options(
@@ -107,7 +107,7 @@ def check_options(
     given: Iterable[str] = (),
     also: Mapping[str, Any] | None = None,
 ) -> None:
-    """Refuse options that `function` does not take by name, values of a wrong type, and missing options.
+    """Refuse options that `function` does not accept by name, values of a wrong type, and missing options.
 
     Args:
         key: the section of the options, for the message: `optimizer`.
@@ -120,16 +120,16 @@ def check_options(
             f"`{key}`: {function.__name__} takes **kwargs, so its options cannot be checked. Name them: `*, rho=0.04`."
         )
     by_name = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in given}
-    beside = {p.name for p in parameters} & {"learning_rate"} | {"name"}  # keys that are written next to the options
+    beside = {p.name for p in parameters} & {"learning_rate"} | {"name"}  # keys next to the options
     hints = dict(also or {})
-    with suppress(NameError, TypeError):  # hints that only a type checker knows
+    with suppress(NameError, TypeError):  # hints that only type checkers can resolve
         hints = {**typing.get_type_hints(function), **hints}
     known = [*by_name, *(also or {})]
     for option, value in options.items():
         if option not in known:
             raise RecipeError(
                 f"`{key}.{option}` is not an option of {function.__name__}.{did_you_mean(option, {*known, *beside})} "
-                f"It takes: {', '.join(known) or 'none'}."
+                f"Options: {', '.join(known) or 'none'}."
             )
         if not fits(value, hints.get(option, Any)):
             raise RecipeError(f"`{key}.{option}`: expected {in_words(hints[option])}, got {value!r}.")
@@ -139,7 +139,7 @@ def check_options(
 
 
 def fits(value: object, hint: Any) -> bool:
-    """False where a value out of a recipe is certainly not what the hint says."""
+    """False if a value from a recipe certainly does not match the hint."""
     origin = get_origin(hint)
     if origin in (typing.Union, UnionType):
         return any(fits(value, part) for part in get_args(hint))
@@ -175,13 +175,13 @@ def in_words(hint: Any) -> str:
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """` Did you mean `x`?` or nothing."""
+    """Return ` Did you mean `x`?` or an empty text."""
     close = closest(name, choices)
     return f" Did you mean `{close}`?" if close else ""
 
 
 def closest(name: str, choices: Iterable[str]) -> str | None:
-    """The choice that `name` was probably meant to be; case and hyphens do not count."""
+    """Return the choice most similar to `name`, ignoring case and hyphens."""
     by_word = {simplified(choice): choice for choice in choices}
     near = get_close_matches(simplified(name), by_word, n=1, cutoff=0.66)
     return by_word[near[0]] if near else None

@@ -18,7 +18,7 @@ import psutil
 
 from cpt.errors import LaunchError
 
-SUPERVISED = "CPT_SUPERVISED"  # in the environment of a child and of all that it starts
+SUPERVISED = "CPT_SUPERVISED"  # in the environment of a child and its descendants
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 SECONDS_BETWEEN_LOOKS = 0.2
 MOST_LOOKS = 10
@@ -28,18 +28,18 @@ LIBC = ctypes.CDLL(None)
 
 @dataclass
 class ReceivedSignals:
-    """Signals that arrived while children run: noted here, for the loop that watches the children to forward."""
+    """Signals that arrived while children run: recorded here, and forwarded by the loop that watches the children."""
 
     first: int = 0
     """The first signal, 0 if none arrived."""
     interrupts: int = 0
-    """Number of SIGINT."""
+    """Number of SIGINTs."""
     wake: threading.Event = field(default_factory=threading.Event)
     """Set by each signal, so that a waiting loop reacts at once."""
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Handle the signals; outside of the main thread, where Python cannot, leave them alone."""
+        """Handle the signals; outside the main thread, where Python cannot, do not change them."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -61,11 +61,11 @@ class ReceivedSignals:
 
 
 class Child(subprocess.Popen[bytes]):
-    """A command in a new session, with everything that it starts.
+    """A command in a new session, and its descendants.
 
-    torchrun starts its workers in new sessions, which outlive a killed torchrun. They are found by
-    CPT_SUPERVISED in their environment. Start it from a thread that lives as long as the child: on Linux the child
-    gets SIGTERM when that thread ends, so that nothing outlives a parent that was killed.
+    torchrun starts its workers in new sessions, which outlive a killed torchrun. They are found by CPT_SUPERVISED in
+    their environment. Start the child from a thread that lives as long as the child: on Linux the child gets SIGTERM
+    when that thread ends, so that no process outlives a killed parent.
 
     Args:
         environment: variables added to this process's.
@@ -93,10 +93,10 @@ class Child(subprocess.Popen[bytes]):
     def wait_for_end(
         self, look: Callable[[], bool] | None = None, forward: Callable[[int], None] | None = None
     ) -> tuple[int, int]:
-        """Wait for the end while signals are forwarded, then kill what is left of the family.
+        """Wait for the end while forwarding signals, then kill remaining descendants.
 
         Args:
-            look: called several times a second; True kills the child.
+            look: called several times per second; True kills the child.
             forward: called with a signal's number instead of sending it to the child. A second SIGINT kills.
 
         Returns:
@@ -120,8 +120,8 @@ class Child(subprocess.Popen[bytes]):
         """Kill the child, if it runs, and everything it started."""
         if self.poll() is None:
             send(self.pid, signal.SIGKILL)
-            self.wait()  # before psutil, which would take its return code
-        for _ in range(MOST_LOOKS):  # during exec, a process shows no environment for a moment
+            self.wait()  # before psutil, which would consume its return code
+        for _ in range(MOST_LOOKS):  # during exec, a process's environment is briefly unreadable
             family = marked_processes(self.mark)
             if not family:
                 return
@@ -147,14 +147,14 @@ def send(pid: int, number: int) -> None:
 
 
 def die_with_parent(ignores: signal.Signals | None = None) -> None:
-    """In a new process, before its program starts: get SIGTERM when the parent dies, even by SIGKILL."""
+    """Called in a new process before its program starts: get SIGTERM when the parent dies, even by SIGKILL."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if ignores is not None:
         signal.signal(ignores, signal.SIG_IGN)
 
 
 def free_port() -> int:
-    """A port that nothing on this machine listens on right now."""
+    """Return a currently unused port of this machine."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -16,23 +16,23 @@ from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 FAKE = "torch._subclasses.fake_tensor"
-USED = {  # dotted name -> its parameters ("" for what is not called), why, what ends it
+USED = {  # dotted name -> its parameters ("" if not called), the reason, what would replace it
     "torch._foreach_norm": ("self, ord, dtype", "norms of all gradients in a few kernels", "a public foreach norm"),
     "torch._foreach_mul_": ("self, tensor", "scale all gradients in a few kernels", "a public foreach product"),
-    "torch.distributed.distributed_c10d._world": ("", "all process groups, those of libraries too", "a public list"),
+    "torch.distributed.distributed_c10d._world": ("", "all process groups, also of libraries", "a public list"),
     "torch.distributed.distributed_c10d._set_pg_timeout": (
         "timeout, group",
-        "`training.ddp_timeout` for groups that exist; DeepSpeed's wait 10 or 30 minutes whatever the recipe says",
+        "`training.ddp_timeout` for groups that exist; DeepSpeed's wait 10 or 30 minutes regardless of the recipe",
         "a public way to change it",
     ),
     "torch.optim.Adam._step_supports_amp_scaling": ("", "skip an update without a wait", "a public attribute"),
     f"{FAKE}.FakeTensorMode": ("allow_non_fake_inputs", "a model's step without memory", "a public fake mode"),
     "torch.utils._python_dispatch.TorchDispatchMode": ("", "sees each operation's storages", "a public dispatch mode"),
     "torch._inductor.decomposition.select_decomp_table": ("", "Inductor's decompositions", "a public table"),
-    "torch._functorch.partitioners.get_default_op_list": ("", "which operations Inductor fuses", "a public list"),
+    "torch._functorch.partitioners.get_default_op_list": ("", "operations that Inductor fuses", "a public list"),
     "torch._dynamo.maybe_mark_dynamic": ("t, index", "one graph for documents of any length", "a public function"),
-    "torch._dynamo.config": ("", "how many graphs a layer may have; no cuts at DDP's buckets", "public settings"),
-    "torch.nn.Module._call_impl": ("", "what a compiled module calls", "torch.compile of a bound __call__"),
+    "torch._dynamo.config": ("", "number of graphs per layer; no splits at DDP's buckets", "public settings"),
+    "torch.nn.Module._call_impl": ("", "the call of a compiled module", "torch.compile of a bound __call__"),
     "torch.nn.Module._compiled_call_impl": ("", "where Module.compile() puts its call", "a setter for own calls"),
     "torch._foreach_add_": ("self, other", "count a step of all parameters in a few kernels", "a public foreach sum"),
 }
@@ -48,19 +48,19 @@ def foreach_multiply(tensors: Sequence[torch.Tensor], factor: torch.Tensor) -> N
 
 
 def set_group_timeouts(timeout: timedelta) -> None:
-    """Let collectives of every process group wait so long."""
+    """Set the timeout of all process groups."""
     for group in list(distributed_c10d._world.pg_map):
         distributed_c10d._set_pg_timeout(timeout, group)
 
 
 def reads_scale(optimizer: torch.optim.Optimizer) -> bool:
-    """True where the optimizer's kernel reads `grad_scale` and `found_inf` from the device."""
+    """Whether the optimizer's kernel reads `grad_scale` and `found_inf` from the device."""
     return bool(vars(optimizer).get("_step_supports_amp_scaling", False))
 
 
 @contextmanager
 def fake_tensors() -> Iterator[None]:
-    """Create tensors with shapes and no values, and silence torch, which also logs what it raises."""
+    """Create tensors with shapes but without values, and silence torch, which also logs raised errors."""
     logger = logging.getLogger(FAKE)
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -72,9 +72,9 @@ def fake_tensors() -> Iterator[None]:
 
 
 def trace_both_passes(function: Callable[..., Any], arguments: Sequence[torch.Tensor]) -> fx.GraphModule:
-    """The graph of the forward and the backward pass. After the inputs come the gradients of the outputs."""
+    """Trace the joint graph of forward and backward pass; its inputs end with the gradients of the outputs."""
     from functorch.compile import aot_function, default_partition, nop  # type: ignore[attr-defined]
-    from torch._inductor.decomposition import select_decomp_table  # a second to import
+    from torch._inductor.decomposition import select_decomp_table  # takes a second to import
 
     found: list[fx.GraphModule] = []
 
@@ -88,7 +88,7 @@ def trace_both_passes(function: Callable[..., Any], arguments: Sequence[torch.Te
 
 
 def split_passes(joint: fx.GraphModule, num_outputs: int, num_weights: int) -> tuple[fx.Graph, fx.Graph]:
-    """The forward graph, with what it saves after its outputs, and the backward graph, as `torch.compile` does."""
+    """Split into forward graph, whose outputs end with saved tensors, and backward graph, as `torch.compile` does."""
     from functorch.compile import min_cut_rematerialization_partition  # type: ignore[attr-defined]
 
     forward, backward = min_cut_rematerialization_partition(
@@ -98,7 +98,7 @@ def split_passes(joint: fx.GraphModule, num_outputs: int, num_weights: int) -> t
 
 
 def fusible_operations() -> Callable[[fx.Node], bool]:
-    """Whether Inductor can fuse an operation with others."""
+    """Return a predicate: whether Inductor can fuse an operation with others."""
     from torch._functorch.partitioners import get_default_op_list
 
     return get_default_op_list().is_fusible
@@ -109,21 +109,21 @@ def foreach_add(tensors: Sequence[torch.Tensor], numbers: int | Sequence[torch.T
 
 
 def mark_dynamic(tensor: torch.Tensor, dimensions: list[int]) -> None:
-    """Let torch.compile make one graph for all sizes of these dimensions."""
+    """Make torch.compile use one graph for all sizes of these dimensions."""
     torch._dynamo.maybe_mark_dynamic(tensor, dimensions)
 
 
 def allow_graphs_per_function(number: int) -> None:
-    """Let torch.compile make this many graphs of one function.
+    """Allow torch.compile this many graphs per function.
 
-    At DDP's buckets none is cut: layers are small enough, and checkpoints stay whole.
+    Graphs are not split at DDP's buckets: layers are small enough, and checkpoints stay whole.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, number)
     torch._dynamo.config.optimize_ddp = False
 
 
 def uncompiled_call(module: nn.Module) -> Callable[..., Any]:
-    """What calling a module does, hooks included, where it is not compiled."""
+    """Return a module's uncompiled call, including hooks."""
     return module._call_impl
 
 

@@ -1,4 +1,4 @@
-"""The whole run on one screen: `accelerate launch cpt/train.py recipes/demo.yaml`, `torchrun`, `deepspeed` or `cpt
+"""A whole run in one file, for `accelerate launch cpt/train.py recipes/demo.yaml`, `torchrun`, `deepspeed` or `cpt
 train`."""
 
 import sys
@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-if not __package__:  # started as a file: import from the repository root, not from inside cpt/
+if not __package__:  # started as a file: import from the repository root, not from cpt/
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from cpt.command_line import run_command  # first: it keeps libraries quiet that the others import
+from cpt.command_line import run_command  # first: it silences libraries that the others import
 
 # isort: split
 from cpt.checkpoints.resume import Wanted, choose_checkpoint
@@ -48,14 +48,14 @@ def train(
         new: start a new run if the name is taken, instead of resuming that run.
         resume: `latest`, `none` to start from the beginning, or the checkpoint to resume from.
         allow_restart: start from the beginning if no checkpoint is valid.
-        trust_checkpoint: the user vouches for the pickles of a checkpoint without our manifest.
+        trust_checkpoint: trust the pickles of a checkpoint without a manifest from cpt.
         prepare: returns the recipe to train; its errors are recorded in the run's folder.
         ready: called with the trainer when all is built, before its first step.
 
     Raises:
-        CptError: one of its children, for whatever the user can fix. RecipeError: a key still says `auto`.
-        RestartNeeded: call it again in a new process, as `cpt train` does: the run learned a micro-batch that fits, or
-            rows to skip.
+        CptError: a subclass, for errors that the user can fix. RecipeError: a key is still `auto`.
+        RestartNeeded: call it again in a new process, as `cpt train` does: the run needs a smaller micro-batch, or has
+            to skip rows.
     """
     launch = join_processes(recipe.training)
     run = start_run(recipe, new=new)
@@ -81,7 +81,7 @@ def train(
             train_from(trainer, data, point)
         preemption.raise_if_stopped(run.status().get("checkpoint"))
         if is_main_process() and (data.held_out or recipe.evaluation.tasks):
-            # What the run itself measured; `judge` adds the rest.
+            # The run's own measurements; `judge` adds the rest.
             write_verdict(run.folder, verdict_of_run(run.folder, serve=f"cpt serve {run.export_folder}"))
         export_model(trainer, recipe, tokenizer, run.export_folder, seal=partial(seal_export, trainer))
         export_average(recipe, tokenizer, run.folder)

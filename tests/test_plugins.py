@@ -39,7 +39,7 @@ def test_a_users_function_is_found_from_where_the_command_was_started(my_lab):
         ("LAB.build", "Built in"),
         ("LAB:bild", "Did you mean `build`"),
         ("LAB:NUMBER", "function"),
-        ("gone_lab:build", "looked for in"),
+        ("gone_lab:build", "Searched in"),
         ("a/b.py:build", "`package.module:function`"),
     ],
 )

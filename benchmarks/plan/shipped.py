@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.readme import table, write_part
 
 ROOT = Path(__file__).parents[2]
-SUM, SPEED = re.compile(r"^  sum +([\d.]+)$", re.M), re.compile(r"Speed: ([\d,]+) tokens a second \((\d+%)")
+SUM, SPEED = re.compile(r"^  sum +([\d.]+)$", re.M), re.compile(r"Speed: ([\d,]+) tokens/s \((\d+%)")
 RECIPES = {  # name of the recipe and options of `cpt plan` -> what it trains
     "prototype_rtx4090 --gpu 'RTX 4090' --gpus 1 --host-memory 192": "8B, ZeRO-3 with all states on the host",
     "prototype_rtx4090_64gb --gpu 'RTX 4090' --gpus 1 --host-memory 64": "8B, 8-bit moments, released gradients",

@@ -1,4 +1,4 @@
-"""What differs between runs, and what they achieved."""
+"""Compare runs: their differences and their results."""
 
 import math
 import os
@@ -35,14 +35,14 @@ FIGURES = (
     *("loss", "tokens_per_second", "mfu", "data_wait", "step_seconds_p50", "step_seconds_p95"),
     *("gpu_memory_peak_gib", "host_memory_gib", "cost", "train_runtime", "eval_*"),
 )
-MOST_COLUMNS = 5  # runs next to each other; with more, each run is a row
+MOST_COLUMNS = 5  # runs as columns; with more, each run is a row
 MOST_FILES = 20
 LONGEST = 100  # characters of a value
 HASH_SHOWN = 12
-SMOOTHED_OVER = 0.05  # of a run's tokens
-PLACES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the shortest run
+SMOOTHED_OVER = 0.05  # share of a run's tokens
+PLACES = (0.1, 0.25, 0.5, 0.75, 1.0)  # shares of the shortest run
 WORTH_PROCESSES = 2**28  # bytes of metrics
-NEXT_TOKEN = ("pretrain", "cpt")  # stages whose loss is that of the next token of all text
+NEXT_TOKEN = ("pretrain", "cpt")  # stages with next-token loss on all text
 DECIDE_ABOUT_DATA = ("data", "seed", "stage", "budget", "model.path", "tokenizer", "evaluation")
 
 
@@ -50,7 +50,7 @@ DECIDE_ABOUT_DATA = ("data", "seed", "stage", "budget", "model.path", "tokenizer
 class Row:
     name: str
     values: tuple[str | None, ...]
-    """As text, by run; None if unknown, which is not a difference."""
+    """Text of each run; None if unknown, which is not a difference."""
     numbers: tuple[float | None, ...] = ()
 
     @property
@@ -79,7 +79,7 @@ class ComparedRun:
 
     @property
     def starts(self) -> list[Content]:
-        """environment.json, and the same with what each later start found."""
+        """environment.json, and its versions updated by each later start."""
         first = self.record.environment
         return [first, *({**first, **start} for start in self.record.starts)] if first else []
 
@@ -90,13 +90,13 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The first run is the one that the others are compared with."""
+    """The runs compared; the first is the reference."""
 
     runs: list[ComparedRun]
     differences: list[Topic]
     figures: list[Topic]
     not_compared: list[str]
-    """What is missing, and why: one sentence each."""
+    """Missing comparisons and their reasons: one sentence each."""
 
     @property
     def names(self) -> list[str]:
@@ -194,7 +194,7 @@ def recipe_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
     same, rows, remarks = keys_of_same_files(runs), [], []
     for key, values in differing_values([tree for tree in trees if tree]):
         if key in same:
-            remarks.append(f"{key} is written in different ways, but the files are the same.")
+            remarks.append(f"{key} is written differently, but the files are the same.")
         else:
             cells = iter(values)
             rows.append(Row(key, tuple(shown(next(cells)) if tree else None for tree in trees)))
@@ -202,7 +202,7 @@ def recipe_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
 
 
 def shown(value: Any) -> str:
-    """One line of YAML; of a long one the beginning and a hash."""
+    """Format as one line of YAML; shorten long lines to their beginning and a hash."""
     if value is UNSET:
         return "not set"
     if isinstance(value, dict):
@@ -230,7 +230,7 @@ def keys_of_same_files(runs: Sequence[ComparedRun]) -> set[str]:
 
 
 def environment_topics(runs: Sequence[ComparedRun]) -> list[Topic]:
-    """Versions, code and machine; where a later start of a run found another value, both are shown."""
+    """Versions, code and machine; if a later start of a run had another value, show both."""
     found = [[surroundings(start) for start in run.starts] for run in runs]
     topics = []
     for title in ("Versions", "Code", "Machine"):
@@ -244,7 +244,7 @@ def environment_topics(runs: Sequence[ComparedRun]) -> list[Topic]:
 
 
 def surroundings(start: Content) -> dict[str, dict[str, str]]:
-    """What can change figures at one start (environment.json): versions, code and machine by name."""
+    """Facts of one start (environment.json) that can change results: versions, code and machine by name."""
     machine = {"processes": start.get("processes"), "platform": start.get("platform")} | get_dict(start, "hardware")
     if "gpus" in machine:
         gpus = Counter(machine["gpus"] or [])
@@ -252,7 +252,7 @@ def surroundings(start: Content) -> dict[str, dict[str, str]]:
     machine |= {f"variable {name}": value for name, value in get_dict(start, "variables").items()}
     code = {"source files of cpt": start.get("code", "")[:HASH_SHOWN]}
     if "git" in start:
-        commit = (get(start, "git", "commit") or "no repository")[:HASH_SHOWN]
+        commit = (get(start, "git", "commit") or "not a repository")[:HASH_SHOWN]
         code |= {"commit": commit, "uncommitted changes": "none"}
         changes = [line[3:] for line in (get(start, "git", "changes") or "").splitlines() if not line.startswith("??")]
         if diff := get(start, "git", "diff"):
@@ -296,7 +296,7 @@ def rows_of_files(files: Sequence[Mapping[str, str]], title: str = "") -> list[R
         return []
     rows = []
     for name in sorted({name for one in files for name in one}):
-        hashes = [one.get(name, "not there")[:HASH_SHOWN] if one else None for one in files]
+        hashes = [one.get(name, "missing")[:HASH_SHOWN] if one else None for one in files]
         rows.append(Row(f"{title}{name}", tuple(hashes)))
     return [row for row in rows if row.differs]
 
@@ -344,7 +344,7 @@ def number_row(
 
 
 def comparable_losses(runs: Sequence[ComparedRun], not_compared: list[str]) -> list[bool]:
-    """Which runs' losses mean the same as the first's: the same task with the same tokenizer."""
+    """Whether each run's losses are comparable with the first's: same task and same tokenizer."""
     tasks = ["next token" if run.record.stage in NEXT_TOKEN else run.record.stage for run in runs]
     tokenizers = [get(run.record.inputs, "tokenizer", "xxh3") for run in runs]
     fits = [True for _ in runs]
@@ -375,7 +375,7 @@ def loss_topic(runs: Sequence[ComparedRun], fits: Sequence[bool]) -> Topic:
         )
         for tokens in [min(ends) * place for place in PLACES] + ([max(ends)] if max(ends) > min(ends) else [])
     ]
-    remarks = [f"Each is the mean over the {SMOOTHED_OVER:.0%} of the tokens before."]
+    remarks = [f"Each value is the mean over the previous {SMOOTHED_OVER:.0%} of tokens."]
     remarks += [bit_equality(runs[0], run) for run, fit in list(zip(runs, fits, strict=True))[1:] if fit]
     return Topic("Training loss", [row for row in rows if row.is_known], [remark for remark in remarks if remark])
 
@@ -388,7 +388,7 @@ def loss_at(tokens: Floats, losses: Floats, place: float, span: float) -> float 
 
 
 def bit_equality(first: ComparedRun, other: ComparedRun) -> str:
-    """Up to which step two runs logged the same losses; empty if they have no step in common."""
+    """Report the step up to which two runs logged the same losses; empty without common steps."""
     (steps, losses), (other_steps, others) = (run.record.metrics.curve("loss", "step") for run in (first, other))
     common, mine, its = np.intersect1d(steps, other_steps, return_indices=True)
     differ = np.flatnonzero(losses[mine] != others[its])
@@ -400,7 +400,7 @@ def bit_equality(first: ComparedRun, other: ComparedRun) -> str:
     place = differ[0]
     values = f"{float(others[its[place]])!r} and {float(losses[mine[place]])!r}"
     before = f"are bit-equal up to step {common[place - 1]:.0f} and " if place else ""
-    return f"{which} {before}first differ at step {common[place]:.0f}: {values}."
+    return f"{which} {before}differ from step {common[place]:.0f} on: {values}."
 
 
 def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
@@ -458,7 +458,7 @@ def task_topic(runs: Sequence[ComparedRun]) -> Topic:
 
 
 def speed_topic(runs: Sequence[ComparedRun]) -> Topic:
-    """Medians over all logs; the highest value of memory."""
+    """Medians over all logs; maxima for memory."""
 
     def row(title: str, name: str, form: str, summary: Callable[[Floats], Any] = np.median, factor: float = 1) -> Row:
         values = [run.record.metrics.curve(name)[1] for run in runs]

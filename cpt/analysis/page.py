@@ -40,7 +40,7 @@ class Curve:
     x: Sequence[float] | NDArray[np.float64]
     y: Sequence[float] | NDArray[np.float64]
     faint: bool = False
-    """Pale and in the color of the next curve: raw values behind smoothed ones."""
+    """Draw pale, in the color of the next curve: raw values behind smoothed ones."""
     points: bool = False
 
 
@@ -80,7 +80,7 @@ def curves(
 
 
 def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The mean of each value and its neighbours; near the ends, of those that exist."""
+    """Average each value with its neighbors, using fewer near the ends."""
     reach = round(len(values) * SMOOTHED_OVER / 2)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     places = np.arange(len(values))
@@ -90,7 +90,7 @@ def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def as_label(text: str) -> str:
-    # a legend skips names that begin with `_`; SVG cannot hold half of a surrogate pair or control characters
+    # a legend skips names that begin with `_`; SVG does not allow lone surrogates or control characters
     printable = "".join(sign if sign.isprintable() else "?" for sign in text)
     return f" {printable}" if printable.startswith("_") else printable
 
@@ -113,7 +113,7 @@ Part = str | Mapping[str, str] | Table | Folded | Plot
 
 
 def html_page(title: str, sections: Mapping[str, Sequence[Part]], lead: str = "") -> str:
-    """The page: `lead` in large letters, then each heading with its parts; a section without parts is skipped."""
+    """Render the page: `lead` in large type, then each heading with its parts; empty sections are skipped."""
     template = Environment(autoescape=True).from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
     return template.render(title=title, lead=lead, sections={name: parts for name, parts in sections.items() if parts})
 

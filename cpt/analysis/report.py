@@ -1,4 +1,4 @@
-"""`cpt report RUN`: everything that a run's folder holds, on one HTML page that needs no network."""
+"""`cpt report RUN`: the content of a run's folder on one self-contained HTML page."""
 
 import json
 import shlex
@@ -39,10 +39,10 @@ from cpt.runs.folder import (
 
 PAGE = "report.html"
 SHOWN_VERSIONS = ("cpt", "torch", "transformers", "trl", "deepspeed")
-STAGES_OF_TEXT = ("cpt", "pretrain", "sft")  # their loss is in nats per token
+STAGES_OF_TEXT = ("cpt", "pretrain", "sft")  # stages with a loss in nats per token
 MOST_EVENTS = 200
 LONGEST_TEXT = 200_000  # characters
-PLOTS: tuple[tuple[str, str, dict[str, str], float], ...] = (  # title, unit, name -> figure, factor
+PLOTS: tuple[tuple[str, str, dict[str, str], float], ...] = (  # title, unit, name -> metric, factor
     ("Learning rate", "learning rate", {"learning rate": "learning_rate"}, 1),
     ("Gradient norm", "norm before clipping", {"gradient norm": "grad_norm"}, 1),
     ("Tokens per second", "tokens/s", {"tokens/s": "tokens_per_second"}, 1),
@@ -62,11 +62,11 @@ NOT_OF_A_STAGE = (EVALUATED, "share_", "tokens_", "loss_", "train_")
 
 def command(
     run: Annotated[str, typer.Argument(help="The folder of a run in any state, or its name below runs/.")],
-    output: Annotated[Path | None, typer.Option(help=f"The page; {PAGE} in the run's folder by default.")] = None,
+    output: Annotated[Path | None, typer.Option(help=f"The page; by default {PAGE} in the run's folder.")] = None,
 ) -> None:
     """Write one HTML file: verdict, facts, curves, mixture, memory, events, samples, data, recipe.
 
-    The page needs no network.
+    The page is self-contained.
 
     Example: cpt report runs/my-run --output report.html
     """
@@ -78,14 +78,14 @@ def command(
 
 def report_page(record: RunRecord) -> str:
     drawn = {*NOT_DRAWN, *(name for _, _, figures, _ in PLOTS for name in figures.values())}
-    # what only some stages log: rewards, margins, KL, ...
+    # metrics that only some stages log: rewards, margins, KL, ...
     of_stage = [name for name in record.metrics.names if name not in drawn and not name.startswith(NOT_OF_A_STAGE)]
     sections: dict[str, Sequence[Part]] = {
         "": [{name: value for name, value in facts(record) if value}],
         "Verdict": verdict(record),
         "Held-out text and examples": held_out(record),
         "Training": training(record),
-        "Figures of this stage": [plot for name in of_stage for plot in plots(record, name, "", {name: name})],
+        "Metrics of this stage": [plot for name in of_stage for plot in plots(record, name, "", {name: name})],
         "Mixture: requested and realized": mixture(record),
         "Speed and hardware": [plot for one in PLOTS[2:] for plot in plots(record, *one)],
         "Memory and speed against the plan": against_plan(record),
@@ -151,7 +151,7 @@ def facts(record: RunRecord) -> Iterator[tuple[str, str]]:
 
 
 def seconds_in_steps(record: RunRecord) -> float:
-    """Seconds in training steps: each stretch of tokens at its logged speed."""
+    """Seconds in training steps: the tokens between logs divided by their logged speed."""
     tokens, speeds = record.metrics.curve("tokens_per_second")
     return float((np.diff(tokens, prepend=0.0)[speeds > 0] / speeds[speeds > 0]).sum())
 
@@ -172,7 +172,7 @@ def held_out(record: RunRecord) -> list[Part]:
     def ending(*suffixes: str) -> dict[str, str]:
         return {name.removeprefix(EVALUATED): name for name in evaluated if name.endswith(suffixes)}
 
-    # Domain over general bits per byte, a point for each evaluation.
+    # Domain over general bits per byte, one point per evaluation.
     retained, found = get_dict(record.recipe, "evaluation", "retain"), list[Part]()
     general = [metrics.columns[figure] for name, figure in sets.items() if name in retained]
     domain = [metrics.columns[figure] for name, figure in sets.items() if name not in retained]
@@ -186,7 +186,7 @@ def held_out(record: RunRecord) -> list[Part]:
             "domain, bits per byte",
             [Curve("evaluations", x, y, points=True), *ends],
             over="general text, bits per byte",
-            note="Down: learned. To the right: forgotten.",
+            note="Down: domain learned. Right: general text forgotten.",
         )
     found += plots(record, "Bits per byte of held-out text", "bits per byte", sets, points=True)
     losses = {name.removesuffix("_loss"): figure for name, figure in ending("_loss").items()}
@@ -202,7 +202,7 @@ def held_out(record: RunRecord) -> list[Part]:
 def plots(
     record: RunRecord, title: str, unit: str, figures: Mapping[str, str], factor: float = 1.0, *, points: bool = False
 ) -> list[Plot]:
-    """A plot over the tokens, with a curve for each figure by its name; none if none of them was logged."""
+    """Return a plot over tokens, with one curve per metric (name -> metric); empty if no metric was logged."""
     logged = {name: record.metrics.curve(figure) for name, figure in figures.items()}
     return curves(title, unit, [Curve(name, x, y * factor, points=points) for name, (x, y) in logged.items()])
 
@@ -230,7 +230,7 @@ def mixture(record: RunRecord) -> list[Part]:
     if len(realized) < 2:
         return []
     requested, rows = dict[str, float](), []
-    # Shares that follow the learning rate have no plan, and a recipe of another version cannot be loaded.
+    # Shares that follow the learning rate are not planned, and recipes of other versions cannot be loaded.
     with suppress(CptError, OSError):
         data = load_recipe(record.folder / RECIPE).data
         names = [reported_name(source) for source in data.sources]
@@ -306,9 +306,9 @@ def missing(record: RunRecord) -> list[Part]:
     found: list[Part] = [f"{sentence}." for sentence in record.unreadable]
     found += [f"{name} is missing." for name in wanted if not (record.folder / name).is_file()]
     if not record.metrics.names:
-        found.append(f"{METRICS} is missing or has no readable line.")
+        found.append(f"{METRICS} is missing or unreadable.")
     if not record.verdict:
-        found.append(f"There is no verdict. Evaluate the run: cpt verdict {record.folder}")
+        found.append(f"The verdict is missing. Evaluate the run: cpt verdict {record.folder}")
     return found
 
 
@@ -325,7 +325,7 @@ def details(record: RunRecord) -> Iterator[Part]:
         "Resolved recipe": recipe.read_text("utf-8", "replace") if recipe.is_file() else "",
         "Versions": as_lines(get_dict(environment, "versions")),
         "Hashes of data, tokenizer and weights": json.dumps(hashes, indent=2) if inputs else "",
-        "Environment variables that can change figures": as_lines(get_dict(environment, "variables")),
+        "Environment variables that can change results": as_lines(get_dict(environment, "variables")),
         "Uncommitted changes": get(environment, "git", "diff") or "",
         "Later starts": json.dumps(record.starts, indent=2) if record.starts else "",
         "Profile": "\n\n".join(path.read_text("utf-8", "replace") for path in profiles),

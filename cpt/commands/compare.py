@@ -19,14 +19,14 @@ from cpt.runs.folder import find_run
 
 
 def command(
-    runs: Annotated[list[str], typer.Argument(help="Folders or names below runs/, compared with the first.")],
+    runs: Annotated[list[str], typer.Argument(help="Folders, or names below runs/; the first is the reference.")],
     html: Annotated[Path | None, typer.Option(help="Also write an HTML page with curves.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs: recipes, versions, code, machines, data; then losses at the same tokens, held-out text, speed,
     memory, events.
 
-    What could not be compared is listed at the end.
+    The end lists what could not be compared.
 
     Example: cpt compare with-replay without-replay --html comparison.html
     """
@@ -56,7 +56,7 @@ def command(
 
 
 def tables_of(topics: Iterable[Topic], names: Sequence[str]) -> Iterator[tuple[Table, Sequence[str]]]:
-    """Each topic as a table with its remarks: a column for each run, or a row for each of many."""
+    """Yield each topic as a table with its remarks: a column per run, or a row per run if there are many."""
     for topic in topics:
         cells = [[row.name, *("?" if value is None else value for value in row.values)] for row in topic.rows]
         table = [["", *names], *cells]
@@ -71,16 +71,16 @@ def comparison_page(comparison: Comparison) -> str:
         return [part for table, remarks in tables for part in ([table] if table.rows else []) + list(remarks)]
 
     sections: dict[str, Sequence[Part]] = {
-        "What differs": parts(comparison.differences),
+        "Differences of setup": parts(comparison.differences),
         "Curves": plots(comparison.runs),
-        "What they achieved": parts(comparison.figures),
+        "Results of the runs": parts(comparison.figures),
         "Not compared": comparison.not_compared,
     }
     return html_page("Comparison", sections, comparison.headline())
 
 
 def plots(runs: Sequence[ComparedRun]) -> list[Plot]:
-    """Losses, held-out sets and speed over tokens, a curve for each run."""
+    """Losses, held-out sets and speed over tokens, one curve per run."""
     fits = comparable_losses(runs, [])
     comparable = [run for run, fit in zip(runs, fits, strict=True) if fit]
     found = curves("Training loss", "nats per token", [smoothed_curve(run, "loss") for run in comparable])

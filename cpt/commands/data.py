@@ -44,7 +44,7 @@ COMMANDS = {  # name -> module:function
     "rewrite": "cpt.commands.data:rewrite_command",
 }
 MARKS = {CONTEXT: ("", "", "dim"), LEARNED: ("[", "]", "green"), UNWANTED: ("{", "}", "red")}
-"""What stands around each token, and its style."""
+"""The brackets around each token, and its style."""
 MEANINGS = {LEARNED: "learned", UNWANTED: "rejected or unwanted"}
 EXCERPT = 60  # characters of a document
 FAILED_SHOWN, KINDS_SHOWN = 20, 8
@@ -54,7 +54,7 @@ TOP_P, SEED = 0.95, 42
 
 @dataclass(frozen=True)
 class PreviewedExample:
-    """A document or row, with its place."""
+    """A document or row, with its location."""
 
     where: str
     text: str
@@ -63,8 +63,8 @@ class PreviewedExample:
 def see_source(
     data: Data, source: DocumentSource, key: str, num_documents: int, encoder: DocumentEncoder | None = None
 ) -> dict[str | None, list[PreviewedExample]]:
-    """Read the first documents: why they are dropped -> these, and None -> those that are kept. A bad row ends nothing
-    here, and its reason is like `bad row: null`."""
+    """Read the first documents: reason for dropping -> these documents, and None -> those that are kept. A bad row
+    does not end the preview; its reason reads like `bad row: null`."""
     seen: dict[str | None, list[PreviewedExample]] = defaultdict(list)
     functions = sieve_of(data, source, key).functions()
     items = (item for piece in pieces_of(source, key) for item in read_piece(source, piece, key))
@@ -83,10 +83,10 @@ def preview_command(
     overrides: Overrides = None,
     source: OneSource = None,
     rows: Annotated[int, typer.Option(min=0, help="Packed rows, or examples, to show of each source.")] = 3,
-    documents: Annotated[int, typer.Option(min=1, help="Look at so many documents of each source.")] = 1000,
+    documents: Annotated[int, typer.Option(min=1, help="Documents to read of each source.")] = 1000,
 ) -> None:
-    """Show which of the first documents a run keeps, which it drops and why, and how they are packed; of examples what
-    is learned.
+    """Show which of the first documents a run keeps, which it drops and why, and how they are packed; of examples, the
+    tokens that are learned.
 
     Example: cpt data preview recipe.yaml --rows 5
     """
@@ -137,10 +137,10 @@ def show_rows(
     recipe: Recipe,
     num_rows: int,
 ) -> None:
-    """Print some of the rows that these documents are packed into, with `|` between documents.
+    """Print some rows that these documents are packed into, with `|` between documents.
 
-    The first rows are the pieces of long documents, the last ones what was left over: the chosen ones are spread
-    evenly. The run's own rows hold documents of the whole source.
+    The first rows hold pieces of long documents, the last ones the remainders: the printed ones are spread evenly.
+    The run's own rows hold documents of the whole source.
     """
     data = recipe.data
     ids, lengths = encoder.encode([example.text for example in kept])
@@ -168,17 +168,17 @@ def excerpt(text: str) -> str:
 def ingest_command(
     inputs: Annotated[
         list[Path],
-        typer.Argument(help="Files and folders (with all below) of pdf, html, docx, epub, md, txt, also .gz, .zst."),
+        typer.Argument(help="Files and folders (recursive) of pdf, html, docx, epub, md, txt, also .gz, .zst."),
     ],
     output: Annotated[Path, typer.Option(help="Folder for the jsonl files; files converted before are skipped.")],
     on_bad: Annotated[Literal["error", "skip"], typer.Option(help="error: exit code 2 if a file fails.")] = "error",
-    max_seconds: Annotated[float, typer.Option(min=1, help="Give up on a file after so many seconds.")] = 120,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try files again that failed before.")] = False,
+    max_seconds: Annotated[float, typer.Option(min=1, help="Seconds before giving up on a file.")] = 120,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Retry files that failed before.")] = False,
 ) -> None:
-    """Convert documents into text that a recipe reads: with headings, lists, tables and code, without menus and
+    """Convert documents to text for a recipe: with headings, lists, tables and code, without menus and
     running headers.
 
-    All files are tried; those that give no document are listed with the reason. A second run converts only new
+    All files are tried; files that yield no document are listed with the reason. A second run converts only new
     files.
 
     Example: cpt data ingest papers/ handbook.pdf --output corpus --on-bad skip
@@ -211,7 +211,7 @@ def show_ingested(console: Console, done: "Ingested") -> None:
     if done.num_known:
         console.print(f"{done.num_known:,} file(s) were converted or listed by an earlier run.")
     if done.num_changed:
-        changed = f"{done.num_changed:,} file(s) have changed since; their old text stays."
+        changed = f"{done.num_changed:,} file(s) have changed since; their old text is kept."
         console.print(f"{changed} To convert them again, use a new --output.", style="yellow")
     if done.passed_over:
         skipped = ", ".join(f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common(KINDS_SHOWN))
@@ -219,7 +219,7 @@ def show_ingested(console: Console, done: "Ingested") -> None:
         readable = sorted(suffix for suffix in done.passed_over if suffix in DOCUMENT_FILES)
         if readable:
             known = ", ".join(readable)
-            console.print(f"A recipe reads {known} as they are: data.sources: [{{path: THEIR FOLDER}}]", markup=False)
+            console.print(f"A recipe reads {known} directly: data.sources: [{{path: THEIR FOLDER}}]", markup=False)
     if done.failed:
         first = {entry.reason: entry for entry in reversed(done.failed)}
         example = Column("for example", overflow="fold")
@@ -230,33 +230,33 @@ def show_ingested(console: Console, done: "Ingested") -> None:
         console.print(table)
         console.print(f"All of them, and duplicates, are listed in {done.failed_file}", markup=False)
     source = f"{done.num_shards:,} jsonl file(s). A recipe reads them: data.sources: [{{path: {done.folder}}}]"
-    console.print(source if done.num_shards else "There is no document in the output.", markup=False)
+    console.print(source if done.num_shards else "The output has no documents.", markup=False)
 
 
 def rewrite_command(
-    source: Annotated[str, typer.Argument(help="As a recipe's `path`: files, a folder, a URL, a dataset's id.")],
-    model: Annotated[str, typer.Option(help="Folder or Hub id of the model that writes.")],
-    output: Annotated[Path, typer.Option(help="Folder for the jsonl files; what is in it already is not made again.")],
-    text_column: Annotated[str, typer.Option(help="Column or JSON key that holds the text.")] = "text",
-    max_documents: Annotated[int | None, typer.Option(min=1, help="Only so many documents.")] = None,
-    prompt: Annotated[str, typer.Option(help=f"{', '.join(PROMPTS)}; or a file with {{text}} in it.")] = "clear_prose",
+    source: Annotated[str, typer.Argument(help="Like `path` in a recipe: files, a folder, a URL, a dataset's id.")],
+    model: Annotated[str, typer.Option(help="Folder or Hub id of the model that rewrites.")],
+    output: Annotated[Path, typer.Option(help="Folder for the jsonl files; finished texts are not repeated.")],
+    text_column: Annotated[str, typer.Option(help="Column or JSON key with the text.")] = "text",
+    max_documents: Annotated[int | None, typer.Option(min=1, help="Rewrite at most this many documents.")] = None,
+    prompt: Annotated[str, typer.Option(help=f"{', '.join(PROMPTS)}; or a file with {{text}}.")] = "clear_prose",
     revision: Annotated[str | None, typer.Option(help="The model's commit, tag or branch on the Hub.")] = None,
     max_input_tokens: Annotated[int, typer.Option(min=8, help="Split longer documents at paragraphs.")] = WRAP_TOKENS,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
-    temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.7,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens in an answer.")] = 512,
+    temperature: Annotated[float, typer.Option(min=0, help="0: greedy decoding.")] = 0.7,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Sample from this share of the probability.")] = TOP_P,
-    seed: Annotated[int, typer.Option(min=0, help="Each text's own seed follows from it and the text.")] = SEED,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts at a time; in float32 no answer depends on it.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Each text's seed derives from this one and the text.")] = SEED,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts per batch; does not change answers in float32.")] = 8,
     cut_off: Annotated[Literal["drop", "keep"], typer.Option(help="Answers cut off at --max-new-tokens.")] = "drop",
     min_characters: Annotated[int, typer.Option(min=1, help="Drop shorter answers.")] = 40,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code of the model; --revision must be a commit.")
+        bool, typer.Option("--trust-remote-code", help="Run the model's code; --revision must be a commit.")
     ] = False,
 ) -> None:
-    """Write new text from documents with a local model, each with its provenance: source, model, prompt, sampling and
+    """Rewrite documents with a local model, and record their provenance: source, model, prompt, sampling and
     seed.
 
-    A tokenizer's chat template is used where there is one. The same command resumes an interrupted run.
+    The tokenizer's chat template is used if it has one. The same command resumes an interrupted run.
 
     Example: cpt data rewrite 'corpus/*.jsonl' --model Qwen/Qwen2.5-1.5B-Instruct --prompt question_answers --output qa
     """
@@ -282,7 +282,7 @@ def rewrite_command(
 
 
 def log_progress(done: Rewritten) -> None:
-    typer.echo(f"{done.documents:,} documents, {done.texts:,} texts made, {done.dropped.total():,} dropped")
+    typer.echo(f"{done.documents:,} documents, {done.texts:,} texts written, {done.dropped.total():,} dropped")
 
 
 def show_rewritten(done: Rewritten, output: Path) -> None:
@@ -291,7 +291,7 @@ def show_rewritten(done: Rewritten, output: Path) -> None:
     for reason, count in done.dropped.most_common():
         table.add_row(f"{count:,}", f"dropped: {reason}", style="yellow")
     console.print(table)
-    asked = f"{done.documents:,} documents, {done.pieces:,} texts asked about"
-    console.print(f"{asked}; {done.groups_done_before:,} group(s) were there before.")
+    asked = f"{done.documents:,} documents, {done.pieces:,} texts sent to the model"
+    console.print(f"{asked}; {done.groups_done_before:,} group(s) were finished before.")
     if done.texts:
         console.print(f"A recipe reads them: data.sources: [{{path: {output}}}]", markup=False)

@@ -1,4 +1,4 @@
-"""`cpt data check` reads every row before a run does; `cpt contamination` finds evaluation documents among them."""
+"""`cpt data check` reads every row before a run does; `cpt contamination` finds evaluation documents in them."""
 
 import json
 import sys
@@ -37,13 +37,13 @@ from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, DocumentSource, Recipe, Source
 
 PIECE_BYTES, EXAMPLE_PIECE_BYTES = 16 * 2**20, 2 * 2**20  # examples are encoded, which takes longer
-PIECES_ALONE = 2  # with more pieces, starting processes is worth it
+PIECES_ALONE = 2  # starting processes pays off with more pieces
 BAD_ROWS_SHOWN, EXAMPLES_SHOWN, CONTAMINATED_SHOWN = 20, 5, 20
 TRUNCATED_SHARE = 0.05
 
 RecipePath = Annotated[Path, typer.Argument(help="The recipe's YAML file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")]
-OneSource = Annotated[str | None, typer.Option(help="Only the source of this name.")]
+OneSource = Annotated[str | None, typer.Option(help="Check only the source with this name.")]
 
 
 def check_command(
@@ -55,15 +55,15 @@ def check_command(
         float, typer.Option(min=0, max=1, help="Share of examples that may be longer than data.sequence_length.")
     ] = TRUNCATED_SHARE,
 ) -> None:
-    """Read every row of every source and report bad rows. Exit code 2: a run would stop at them, or learn what is
-    wrong.
+    """Read every row of every source and report bad rows. Exit code 2: a run would stop at a row, or learn from a
+    wrong one.
 
     Example: cpt data check recipe.yaml --output bad_rows.jsonl
     """
     console, loaded = open_console(), None
     if recipe.is_dir() or document_suffix(recipe.name):
         if overrides or source:
-            raise RecipeError(f"{recipe} holds documents; key=value and --source need a recipe.")
+            raise RecipeError(f"{recipe} contains documents; key=value and --source need a recipe.")
         data = Data(sources=[Source(path=str(recipe))])
         sources: list[tuple[str, DocumentSource]] = [("data.sources[0]", data.sources[0])]
     else:
@@ -72,7 +72,7 @@ def check_command(
     has_examples = any(form_of_source(one) != "document" for _, one in sources)
     refuse_ignored(
         {"--truncated-share": truncated_share != TRUNCATED_SHARE and not has_examples},
-        "on documents: a long one continues in the next row",
+        "for documents: a long document continues in the next row",
     )
     plain_encoder = None
     if loaded is not None and has_examples:
@@ -101,7 +101,7 @@ def check_command(
         output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in bad_rows))
     for mistake in mistakes:
         console.print(f"{type(mistake).__name__}: {mistake}", style="red", markup=False)
-    outcome = f"{len(mistakes)} mistake(s)." if mistakes else "a run can read all of it."
+    outcome = f"{len(mistakes)} mistake(s)." if mistakes else "a run can read everything."
     console.print(f"{recipe}: {outcome}", markup=False)
     raise typer.Exit(2 if mistakes else 0)
 
@@ -110,7 +110,7 @@ def chosen_sources(recipe: Recipe, name: str | None) -> Iterator[tuple[str, Docu
     keyed = list(keyed_sources(*sections_of(recipe)))
     names = [reported_name(one) for _, one in keyed]
     if name is not None and name not in names:
-        raise RecipeError(f"no source is called `{name}`.{did_you_mean(name, names)} There is: {', '.join(names)}.")
+        raise RecipeError(f"unknown source `{name}`.{did_you_mean(name, names)} Sources: {', '.join(names)}.")
     yield from ((key, one) for key, one in keyed if name in (None, reported_name(one)))
 
 
@@ -119,8 +119,8 @@ def inspector_of(data: Data, source: DocumentSource, key: str, plain_encoder: Do
     assert isinstance(encoder, ExampleEncoder)
     if missing := missing_tokens(encoder):
         raise RecipeError(
-            f"`tokenizer.path`: the chat template of `{encoder.name}` writes {', '.join(missing)}, which is no token"
-            " of the tokenizer. Add it as a special token, or use the template that belongs to the tokenizer."
+            f"`tokenizer.path`: the chat template of `{encoder.name}` writes {', '.join(missing)}, not a token"
+            " of the tokenizer. Add it as a special token, or use the tokenizer's own template."
         )
     name, are_repeats_wrong = reported_name(source), data.deduplicate is None
     return Inspector(name, sieve_of(data, source, key), encoder, data.sequence_length, are_repeats_wrong)
@@ -128,10 +128,10 @@ def inspector_of(data: Data, source: DocumentSource, key: str, plain_encoder: Do
 
 @dataclass
 class SourceInspection:
-    """What is in a source, or in a part of it."""
+    """Counts of a source, or of a part of it."""
 
     documents: int = 0
-    empty: int = 0  # documents without any visible character, among the others
+    empty: int = 0  # documents without visible characters, included in `documents`
     num_characters: int = 0
     bad: list[Listed] = field(default_factory=list)
     examples: ExampleReport = field(default_factory=ExampleReport)
@@ -147,7 +147,7 @@ class SourceInspection:
 def read_source(source: DocumentSource, key: str, inspector: Inspector | None = None) -> SourceInspection:
     """Read a source once, in several processes if it is large."""
     pieces = pieces_of(source, key, PIECE_BYTES if inspector is None else EXAMPLE_PIECE_BYTES)
-    # A limit counts over all pieces in order, which only one process can do.
+    # A limit applies to all pieces in order, so only one process can count.
     jobs = [[piece] for piece in pieces] if source.max_documents is None else [pieces]
     workers = num_workers() if len(jobs) > PIECES_ALONE else 0
     imports = () if inspector is None else WORKERS_IMPORT
@@ -173,7 +173,7 @@ def read_part(
 
 
 def counted(rows: Iterable[Document | BadRow], report: SourceInspection) -> Iterator[Document]:
-    """The documents among the rows, while they and the bad rows are counted."""
+    """Yield the documents among the rows, and count documents and bad rows."""
     for row in rows:
         if isinstance(row, BadRow):
             report.bad.append(listed(row))
@@ -187,7 +187,7 @@ def counted(rows: Iterable[Document | BadRow], report: SourceInspection) -> Iter
 def report_documents(
     console: Console, data: Data, source: DocumentSource, key: str, report: SourceInspection
 ) -> list[CptError]:
-    """Print a table and the first bad rows; return what a run would stop at."""
+    """Print a table and the first bad rows; return the errors that would stop a run."""
     reasons = Counter(count_reasons(report.bad))
     table = Table("source", "documents", "of these empty", "characters", "bad rows", "why")
     numbers = report.documents, report.empty, report.num_characters, reasons.total()
@@ -217,7 +217,7 @@ def report_documents(
 def report_examples(
     console: Console, source: DocumentSource, key: str, found: ExampleReport, truncated_share: float
 ) -> list[CptError]:
-    """Print a line for each fault; return what makes training wrong: one wrong row, or many that do not fit into
+    """Print a line per fault; return the errors that make training wrong: any wrong row, or many that exceed
     `data.sequence_length`."""
     title = f"{reported_name(source)}: {found.examples:,} examples"
     table = Table("rows", "fault", Column("which", overflow="fold"), title=title)
@@ -232,7 +232,7 @@ def report_examples(
     if not wrong:
         return []
     listing = "; ".join(f"{found.counts[fault]:,} x {fault} ({found.where(fault, 1)[0]})" for fault in wrong)
-    much = f" {cut:.1%} do not fit into `data.sequence_length`: raise it (or --truncated-share)." if is_much else ""
+    much = f" {cut:.1%} exceed `data.sequence_length`: raise it (or --truncated-share)." if is_much else ""
     fix = f"Fix the rows or drop them by a filter (`{key}.filters`)."
     return [DataError(f"{source.path}: {listing}. {fix}{much}")]
 
@@ -241,20 +241,20 @@ def contamination_command(
     recipe: RecipePath,
     overrides: Overrides = None,
     task: Annotated[list[str] | None, typer.Option(help="Also search for this lm-eval task. Repeat it.")] = None,
-    task_folder: Annotated[Path | None, typer.Option(help="YAML files of your own lm-eval tasks.")] = None,
+    task_folder: Annotated[Path | None, typer.Option(help="Folder of YAML files with lm-eval tasks.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with up to 100 places of each source.")] = False,
 ) -> None:
-    """Search all training sources for the evaluation's documents.
+    """Search all training sources for documents of the evaluation.
 
-    Exit code 2 where a training document holds half of an evaluation document or is half made of one. Exact copies are
-    counted too. No run trains on them, so they alone give exit code 0.
+    Exit code 2 if a training document contains half of an evaluation document, or half of it comes from one. Exact
+    copies are counted too. Runs always drop them, so they alone give exit code 0.
 
     Example: cpt contamination recipe.yaml --task hellaswag --json > found.json
     """
     show_log(stderr=as_json)
     refuse_ignored({"--task-folder": task_folder is not None and not task}, "without --task")
     loaded = load_recipe(recipe, overrides or ())
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():  # of lm-eval, and of the log
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():  # output of lm-eval, and the log
         questions = []
         if task:
             from cpt.evaluation.tasks import task_texts  # imports torch, which takes seconds
@@ -270,8 +270,8 @@ def contamination_command(
         typer.echo(f"... and {more:,} more: --json lists up to 100 of each source")
     outcome = ""
     if found.num_contaminated and is_refused(loaded.data):
-        outcome = " The run reads them: `data.filters` refuses to leave them out (`own_evaluation: false`)."
+        outcome = " The run trains on them, because `data.filters` sets `own_evaluation: false`."
     elif found.num_contaminated:
-        outcome = " A run leaves out the recipe's held-out sets; for tasks, give files (`decontaminate`, `against`)."
+        outcome = " Runs drop documents with the recipe's held-out text; for tasks, set `decontaminate`, `against`."
     typer.echo(f"{found.summary()}{outcome}")
     raise typer.Exit(2 if found.num_contaminated else 0)

@@ -27,9 +27,9 @@ from cpt.runs.folder import VERDICT, VERDICT_PAGE, read_metrics, read_object
 from cpt.runs.record import Run
 
 RECIPES = SHIPPED_FILES / "recipes"
-FOLDER = Path("demo_runs")  # the one that the recipes name
+FOLDER = Path("demo_runs")  # named in the recipes
 VOCABULARY_SIZE = 4096
-TOKENS = 220_000  # of each continued pre-training: less than one epoch, so that it takes half a minute
+TOKENS = 220_000  # per continued pre-training: under one epoch, half a minute
 LOG = "training.logging_steps=50"  # few lines
 SEEDS = "1,2,3"
 WIDTH_OF_A_TITLE = 80
@@ -43,7 +43,7 @@ Word = str | int | Path
 
 @dataclass(frozen=True)
 class SeedResult:
-    """One continued run: bits per byte of both held-out sets before and after, and how fast it trained."""
+    """One continued run: bits per byte of both held-out sets before and after, and training speed."""
 
     run: str
     domain_before: float
@@ -53,7 +53,7 @@ class SeedResult:
     tokens: int
     tokens_per_second: float
     seconds: float
-    worked: bool  # from its verdict: the interval of the domain's change is below zero
+    worked: bool  # by its verdict: the interval of the domain's change is below zero
 
     @property
     def domain_change(self) -> float:  # percent
@@ -82,12 +82,12 @@ class Commands:
         if forwarded:
             raise KeyboardInterrupt
         if code:
-            raise TrainingError(f"`cpt {words[0]}` ended with exit code {code}; see above. Start again to resume.")
+            raise TrainingError(f"`cpt {words[0]}` ended with exit code {code}; see above. Repeat it to resume.")
 
     def ask_server(self, model: Path, prompt: str) -> str | None:
-        """Serve a model, complete a prompt with OpenAI's client, stop it; None if a package for it is missing."""
+        """Serve a model, complete a prompt with OpenAI's client, stop it; None if a package is missing."""
         if any(importlib.util.find_spec(package) is None for package in ("fastapi", "uvicorn", "openai")):
-            self.print(f"Not served: fastapi, uvicorn or openai is not installed ({install_line('serving')}).")
+            self.print(f"Serving skipped: fastapi, uvicorn or openai is not installed ({install_line('serving')}).")
             return None
         from openai import DefaultHttpxClient, OpenAI
 
@@ -100,7 +100,7 @@ class Commands:
                     if line.startswith("curl "):  # the last line before it is ready
                         break
                 else:
-                    raise LaunchError("`cpt serve` ended before it was ready; its message is above.")
+                    raise LaunchError("`cpt serve` exited before it was ready; see its message above.")
                 url = f"http://localhost:{port}/v1"
                 # Without the environment's proxies: the server is on this machine.
                 client = OpenAI(base_url=url, api_key="none", http_client=DefaultHttpxClient(trust_env=False))
@@ -124,20 +124,20 @@ class Commands:
         self.console.print(Rule(f"[bold]{text}", align="left"), width=min(self.console.width, WIDTH_OF_A_TITLE))
 
     def printed(self, *words: Word) -> list[str]:
-        """Print the command, and return the words that start it with this Python."""
+        """Print the command, and return its argument list for this Python."""
         texts = [str(word) for word in words]
         self.console.print(f"[bold]$[/bold] cpt {shlex.join(texts)}", highlight=False, soft_wrap=True)
         return [sys.executable, "-m", "cpt", *texts]
 
 
 def command(
-    folder: Annotated[Path, typer.Option(help="Where texts, tokenizer, runs and summary go.")] = FOLDER,
-    seeds: Annotated[str, typer.Option(help="One continued pre-training for each, separated by commas.")] = SEEDS,
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, for the recipes of all runs.")] = None,
+    folder: Annotated[Path, typer.Option(help="Folder for texts, tokenizer, runs and summary.")] = FOLDER,
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas; one continued pre-training each.")] = SEEDS,
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, for all recipes.")] = None,
 ) -> None:
-    """Run the whole path, offline in minutes: documents, init, check, train, verdict, served answer.
+    """Run the whole workflow, offline in minutes: documents, init, check, train, verdict, served answer.
 
-    Parts that are finished in the folder are skipped.
+    Finished parts in the folder are skipped.
 
     Example: cpt demo --seeds 4,5
     """
@@ -146,28 +146,28 @@ def command(
     except ValueError as problem:
         raise typer.BadParameter(f"--seeds: expected numbers such as 1,2,3, got {seeds!r}") from problem
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    os.environ["CPT_CACHE"] = str(folder / "cache")  # of all commands
+    os.environ["CPT_CACHE"] = str(folder / "cache")  # for all commands
     for name, value in {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}.items():
         os.environ.setdefault(name, value)
     try:
         code = run_demo(folder, numbers, overrides or ())
     except KeyboardInterrupt:
-        typer.echo("Interrupted. Start the demo again to resume.", err=True)
+        typer.echo("Interrupted. Repeat the command to resume.", err=True)
         code = 130
     raise typer.Exit(code)
 
 
 def run_demo(folder: Path, seeds: Sequence[int] = (1, 2, 3), overrides: Sequence[str] = ()) -> int:
-    """Run all of it and print the table; 0 if every seed passed, else 1."""
+    """Run all parts and print the table; 0 if every seed passed, else 1."""
     console = open_console()
     cpt = Commands(console)
-    cpt.title("1  Text: code and prose out of this Python's standard library")
+    cpt.title("1  Text: code and prose from this Python's standard library")
     try:
         folders = write_files(folder)
     except OSError as problem:
         raise ResourceError(f"cannot write into {folder}: {problem.strerror}. Choose another --folder.") from problem
     documents, general = folders["domain", "train"], folders["general", "train"]
-    for path, what in ((documents, "code, the documents to learn"), (general, "prose, which the base was trained on")):
+    for path, what in ((documents, "code, the domain to learn"), (general, "prose, the base's training data")):
         sizes = [file.stat().st_size for file in path.iterdir()]
         cpt.print(f"{path}: {len(sizes):,} files, {sum(sizes) / 1e6:.2f} MB of {what}")
     cpt.title("2  A base model: a tokenizer and 1.3M parameters, trained on the prose")
@@ -181,7 +181,7 @@ def run_demo(folder: Path, seeds: Sequence[int] = (1, 2, 3), overrides: Sequence
         cpt.print(f"{recipe} exists already.")
     cpt.title(f"4  Continued pre-training, {len(seeds)} time{'s' if len(seeds) > 1 else ''}")
     runs = train_seeds(folder, recipe, seeds, overrides, cpt)
-    cpt.title("5  Hand over: weights that others read, and a server")
+    cpt.title("5  Export: weights for other programs, and a server")
     model = folder / "model"
     if not model.exists():
         cpt.run("export", runs[0].folder, "--output", model)
@@ -203,7 +203,7 @@ def run_demo(folder: Path, seeds: Sequence[int] = (1, 2, 3), overrides: Sequence
 
 
 def train_base(folder: Path, general: Path, overrides: Sequence[str], cpt: Commands) -> Run:
-    """Train what a user would download from the Hub, since the demo is offline."""
+    """Train the base model that a user would download from the Hub: the demo works offline."""
     recipe = RECIPES / "demo" / "base.yaml"
     tokenizer, base = folder / "tokenizer", Run(folder / "base")
     if not (tokenizer / "tokenizer.json").exists():
@@ -217,7 +217,7 @@ def train_base(folder: Path, general: Path, overrides: Sequence[str], cpt: Comma
 
 
 def moved_paths(folder: Path) -> list[str]:
-    """Overrides that move what the base's recipe names under `demo_runs/` to another folder."""
+    """Overrides that replace `demo_runs/` in the base's recipe by another folder."""
     if folder == FOLDER:
         return []
     return [
@@ -230,7 +230,7 @@ def moved_paths(folder: Path) -> list[str]:
 def train_seeds(
     folder: Path, recipe: Path, seeds: Sequence[int], overrides: Sequence[str], cpt: Commands
 ) -> list[Run]:
-    """Train the recipe that `cpt init` wrote once with each seed; each run ends with its verdict."""
+    """Train the recipe that `cpt init` wrote, once per seed; each run ends with its verdict."""
     runs = [Run(folder / f"code-seed{seed}") for seed in seeds]
     done = [run.is_finished and bool(read_object(run.folder / VERDICT).get("is_complete")) for run in runs]
     if not all(done):
@@ -279,7 +279,7 @@ def print_results(results: Sequence[SeedResult], headline: str, console: Console
     first, last = (folder / results[number].run for number in (0, -1))
     lines = [
         f"The verdict: {first / VERDICT_PAGE}",
-        f"The figures: {folder / 'summary.json'}",
+        f"The summary: {folder / 'summary.json'}",
         f"The model:   {folder / 'model'}",
         "Next:",
         f"  cpt report {first}",

@@ -1,8 +1,8 @@
-"""The demo's corpus, out of what every Python installation carries: code as the domain, prose as general text.
+"""Build the demo's corpus from the Python installation: code as the domain, prose as general text.
 
-Domain: the standard library's sources, docstrings taken out. General: those docstrings, the language reference of
-`pydoc_data`, the licence and other text files. So the two sets share no text, and a passage that occurs twice is kept
-only once, so that nothing held out is seen in training.
+Domain: the standard library's sources without docstrings. General: those docstrings, the language reference of
+`pydoc_data`, the licence and other text files. The two sets share no text, and a repeated passage is kept only once,
+so held-out text is not seen in training.
 """
 
 import ast
@@ -22,19 +22,19 @@ DEFINITION = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 HELD_OUT_PERCENT = 10
 MIN_CHARACTERS = 200
-MAX_CHARACTERS = 2000  # documents close at the first passage beyond this; a longer class or paragraph stays whole
-LONGEST_FILE = 3000  # of code: the first statements of a module, so that evaluating a hundred files takes seconds
+MAX_CHARACTERS = 2000  # documents end at the first passage beyond this; longer classes or paragraphs are not cut
+LONGEST_FILE = 3000  # of code: a module's first statements, so evaluating a hundred files takes seconds
 SHORT_PASSAGE = 60  # characters; shorter ones ("Example:", "import sys") may occur in many documents
 SKIPPED_FOLDERS = {
     *("encodings", "lib2to3", "pydoc_data", "__pycache__"),  # tables, generated text
-    *("test", "tests", "idle_test"),  # which many distributions leave out
+    *("test", "tests", "idle_test"),  # missing in many distributions
     *("site-packages", "dist-packages"),
 }
 
 
 def write_files(folder: Path, library: Path | None = None) -> dict[tuple[Kind, Part], Path]:
-    """Write folders of text files, one file for each module or topic of `library`, by default this Python's standard
-    library; folders that exist already stay."""
+    """Write folders of text files, one file per module or topic of `library`, by default this Python's standard
+    library; existing folders are not changed."""
     names: dict[Kind, str] = {"domain": "documents", "general": "general"}
     folders: dict[tuple[Kind, Part], Path] = {}
     for kind, name in names.items():
@@ -74,7 +74,7 @@ def beginning(statements: Iterable[str]) -> list[str]:
 
 
 def read_library(library: Path) -> Iterator[tuple[str, Kind, list[str]]]:
-    """Name, kind and passages of every readable file, in the order of their names."""
+    """Name, kind and passages of every readable file, sorted by name."""
     topics = library / "pydoc_data" / "topics.py"
     if topics.exists():
         for name, text in sorted(read_topics(topics).items()):
@@ -95,7 +95,7 @@ def read_library(library: Path) -> Iterator[tuple[str, Kind, list[str]]]:
 
 
 def read_topics(path: Path) -> dict[str, str]:
-    """The language reference that `help("topic")` prints: one literal dict in a module."""
+    """The language reference printed by `help("topic")`: a literal dict in a module."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             topics: dict[str, str] = ast.literal_eval(node.value)
@@ -104,7 +104,7 @@ def read_topics(path: Path) -> dict[str, str]:
 
 
 def split_code(text: str) -> tuple[list[str], list[str]]:
-    """A module as (its top-level statements without docstrings, the paragraphs of its docstrings)."""
+    """Split a module into (its top-level statements without docstrings, the paragraphs of its docstrings)."""
     tree = ast.parse(text)
     lines: list[str | None] = [*text.splitlines()]
     docstrings: list[str] = []
@@ -128,7 +128,7 @@ def split_code(text: str) -> tuple[list[str], list[str]]:
 
 
 def take_out(lines: list[str | None], docstring: ast.stmt, leave_pass: bool) -> None:
-    """Replace the lines of a docstring by None, in place; where it was the whole body, `pass` takes its place."""
+    """Replace the lines of a docstring by None, in place; insert `pass` if it was the whole body."""
     assert docstring.end_lineno is not None
     assert docstring.end_col_offset is not None
     first, last = docstring.lineno - 1, docstring.end_lineno - 1
@@ -144,13 +144,13 @@ def take_out(lines: list[str | None], docstring: ast.stmt, leave_pass: bool) -> 
 
 
 def paragraphs(text: str) -> list[str]:
-    """Passages between blank lines, without the common indentation."""
+    """Split at blank lines, and remove the common indentation."""
     blocks = re.split(r"\n\s*\n", textwrap.dedent(text.strip("\n").rstrip()))
     return [block.rstrip() for block in blocks if block.strip()]
 
 
 def first_occurrences(passages: Iterable[str], seen: set[str]) -> Iterator[str]:
-    """Skip passages that occurred before, in any file; whitespace makes no difference."""
+    """Skip passages that occurred before, in any file, ignoring whitespace."""
     for passage in passages:
         key = " ".join(passage.split())
         if len(key) < SHORT_PASSAGE:

@@ -1,4 +1,4 @@
-"""`cpt doctor`: what this machine has, what each missing piece costs, and the line that installs it."""
+"""`cpt doctor`: show this machine's hardware and packages, the cost of missing ones, and how to install them."""
 
 import importlib
 import importlib.util
@@ -26,7 +26,7 @@ from cpt.recipe.load import load_recipe
 SMALL_SHARED_MEMORY_GIB = 1
 SMALL_DISK_GIB = 20
 PAGE = "docs/howto/installing.md"
-EXTRAS = {  # module -> what is missing without it; the name on PyPI is the same, with hyphens
+EXTRAS = {  # module -> feature that needs it; the name on PyPI is the same, with hyphens
     "tensorboard": "curves in TensorBoard",
     "wandb": "curves in Weights & Biases",
     "trackio": "curves in Trackio",
@@ -34,9 +34,9 @@ EXTRAS = {  # module -> what is missing without it; the name on PyPI is the same
     "matplotlib": "plots of `cpt report`, `cpt compare --html` and a search",
     "bitsandbytes": "4-bit weights",
 }
-KERNELS = {  # module -> name on PyPI, what is missing without it
-    "flash_attn": ("flash-attn", "`model.attention: flash_attention_2`; `auto` then takes torch's own varlen_attn"),
-    "mamba_ssm": ("mamba-ssm", "Mamba kernels: Nemotron-H and Mamba run many times slower"),
+KERNELS = {  # module -> name on PyPI, feature that needs it
+    "flash_attn": ("flash-attn", "`model.attention: flash_attention_2`; without it `auto` uses torch's varlen_attn"),
+    "mamba_ssm": ("mamba-ssm", "Mamba kernels: without them Nemotron-H and Mamba are many times slower"),
     "causal_conv1d": ("causal-conv1d", "Mamba kernels, the convolution"),
 }
 FLASH_3 = "build hopper/ of github.com/Dao-AILab/flash-attention"
@@ -47,20 +47,20 @@ class Diagnosis:
     part: str
     here: str
     costs: str = ""
-    """The cost of what is missing or small."""
+    """The effect of a missing or small resource."""
     remedy: str = ""
     broken: bool = False
-    """Nothing runs without it."""
+    """Whether cpt cannot run because of it."""
 
 
 def command(
-    recipe: Annotated[Path | None, typer.Argument(help="On several nodes: the recipe that they will train.")] = None,
+    recipe: Annotated[Path | None, typer.Argument(help="On several nodes: the recipe to train.")] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Show what this machine has, or compare the nodes of a cluster.
+    """Show this machine's hardware and packages, or compare the nodes of a cluster.
 
-    With a recipe, it compares versions, code, recipe and files of all nodes, as a run does before its first step.
-    Start it on each node: torchrun --nnodes 2 --node-rank 0 --master-addr host-0 -m cpt doctor recipe.yaml
+    With a recipe, compare versions, code, recipe and files of all nodes, as a run does before its first step.
+    Run it on each node: torchrun --nnodes 2 --node-rank 0 --master-addr host-0 -m cpt doctor recipe.yaml
 
     Example: cpt doctor
     """
@@ -68,9 +68,9 @@ def command(
         raise typer.Exit(print_machine())
     if num_nodes() == 1:
         torchrun = f"torchrun --nnodes 2 --node-rank 0 --master-addr FIRST_HOST -m cpt doctor {recipe}"
-        raise LaunchError(f"cpt doctor RECIPE compares nodes. On each, with its own --node-rank: {torchrun}")
+        raise LaunchError(f"cpt doctor RECIPE compares nodes. Run on each node, with its --node-rank: {torchrun}")
     from cpt.distributed import join_processes, leave_processes
-    from cpt.launch.nodes import compare_nodes  # imports torch, which the table has to do without
+    from cpt.launch.nodes import compare_nodes  # imports torch, and the table has to work without it
 
     loaded = load_recipe(recipe, overrides or ())
     join_processes(loaded.training)
@@ -82,14 +82,14 @@ def print_machine() -> int:
     """Print the table; the exit code is 2 if cpt cannot run."""
     findings = list(examine(describe_machine()))
     console = open_console()
-    columns = (Column(title, overflow="fold") for title in ("part", "here", "what that costs"))
+    columns = (Column(title, overflow="fold") for title in ("part", "here", "effect"))
     table = Table(*columns, title="This machine")
     for finding in findings:
         style = "red" if finding.broken else "yellow" if finding.costs else None
         table.add_row(*map(escape, (finding.part, finding.here, finding.costs)), style=style)
     console.print(table)
     for finding in findings:
-        if finding.remedy:  # whole, to be copied
+        if finding.remedy:  # untruncated, for copying
             console.print(f"{finding.part}: {finding.remedy}", markup=False)
     return 2 if any(finding.broken for finding in findings) else 0
 
@@ -104,9 +104,9 @@ def examine(machine: Machine) -> Iterator[Diagnosis]:
         yield Diagnosis("GPU", "none (nvidia-smi shows none)", costs)
     yield from examine_torch(machine.gpus)
     lost_without = {
-        "g++": "DeepSpeed on a CPU, and its optimizer offload, cannot be compiled",
-        "ninja": "the same as without g++",
-        "nvcc": "flash-attn and Mamba kernels cannot be compiled; ready-made wheels work",
+        "g++": "cannot compile DeepSpeed for the CPU and its optimizer offload",
+        "ninja": "same as for g++",
+        "nvcc": "cannot compile flash-attn and Mamba kernels; prebuilt wheels work",
     }
     for name, place in machine.programs.items():
         if name != "nvcc" or machine.gpus:
@@ -130,9 +130,9 @@ def examine(machine: Machine) -> Iterator[Diagnosis]:
 
 def examine_torch(gpus: list[Gpu]) -> Iterator[Diagnosis]:
     try:
-        import torch  # here, so that a broken install is a row of the table
+        import torch  # here, so that a broken install becomes a row of the table
     except (ImportError, OSError) as problem:
-        yield Diagnosis("torch", f"cannot be imported: {problem}", "nothing runs", "make setup", broken=True)
+        yield Diagnosis("torch", f"cannot be imported: {problem}", "cpt cannot run", "make setup", broken=True)
         return
     here = f"{torch.__version__} ({f'CUDA {torch.version.cuda}' if torch.version.cuda else 'CPU build'})"
     if gpus and not torch.cuda.is_available():
@@ -148,15 +148,15 @@ def examine_torch(gpus: list[Gpu]) -> Iterator[Diagnosis]:
 
 
 def has_code_for(capability: str, built: list[str]) -> bool:
-    """Code for 8.6 (written `86`) runs on 8.6 and 8.9, not on 8.0 and not on 9.0."""
+    """Code for 8.6 (written `86`) runs on 8.6 and 8.9, but not on 8.0 or 9.0."""
     major, minor = capability.split(".")
     digits = [one.rstrip("af") for one in built]  # sm_90a, sm_100f
     return any(one[:-1] == major and int(one[-1]) <= int(minor) for one in digits)
 
 
 def examine_kernel(module: str) -> Diagnosis:
-    """A package that was compiled for one torch, and the wheel for the torch that is installed."""
-    import torch  # here, so that a broken install is a row of the table
+    """Check a package that is compiled for one torch, and find the wheel for the installed torch."""
+    import torch  # here, so that a broken install becomes a row of the table
 
     package, missing = KERNELS[module]
     release = Version(torch.__version__).release[:2]
@@ -196,23 +196,23 @@ def examine_stack() -> Iterator[Diagnosis]:
         yield found
 
 
-# --- builds of torch, and the kernels that go with them --------------------------------------------
+# --- builds of torch, and their kernels --------------------------------------------
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A ready-made package of kernels, for one torch and one CUDA."""
+    """A prebuilt package of kernels, for one torch and one CUDA."""
 
     package: str
     version: str
-    """As pip shows it: 2.8.3+cu128torch2.11."""
+    """As shown by pip: 2.8.3+cu128torch2.11."""
     index: str | None = None
-    """Package index that has it, where PyPI has not."""
+    """Package index, if not PyPI."""
     url: str | None = None
-    """Address of the file, with `{python}` for cp311, cp312, ..."""
+    """URL of the file, with `{python}` for cp311, cp312, ..."""
 
     def requirement(self, python: str) -> str:
-        """As pip takes it, for a Python such as 3.12."""
+        """Requirement for pip, for a Python such as 3.12."""
         tag = f"cp{python.replace('.', '')}"
         return f"{self.package} @ {self.url.format(python=tag)}" if self.url else f"{self.package}=={self.version}"
 
@@ -223,7 +223,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Build:
-    """A build of torch, and the kernels that go with it."""
+    """A build of torch, and its kernels."""
 
     name: str
     torch: str
@@ -238,7 +238,7 @@ class Build:
 
 
 def flash_wheel(torch: str, cuda: str, release: str) -> Wheel:
-    """Of github.com/mjun0812/flash-attention-prebuild-wheels; `torch` is such as 2.11."""
+    """From github.com/mjun0812/flash-attention-prebuild-wheels; `torch` is a version such as 2.11."""
     version = f"2.8.3+cu{cuda.replace('.', '')}torch{torch}"
     place = "https://github.com/mjun0812/flash-attention-prebuild-wheels/releases/download"
     return Wheel(
@@ -247,7 +247,7 @@ def flash_wheel(torch: str, cuda: str, release: str) -> Wheel:
 
 
 def build_with_all_kernels(cuda: str) -> Build:
-    """torch 2.11 is the newest for which all three are built, Mamba's kernels by github.com/astral-sh-build."""
+    """torch 2.11 is the newest with wheels for all three; Mamba's are by github.com/astral-sh-build."""
     index = f"https://wheels.astral.sh/simple/cu{cuda.replace('.', '')}/"
     kernels = (("mamba-ssm", "2.3.2.post1"), ("causal-conv1d", "1.6.2.post1"))
     mamba = [Wheel(package, f"{version}+cu.{cuda}.torch.2.11", index=index) for package, version in kernels]

@@ -1,4 +1,4 @@
-"""`cpt export`: write a trained model for other programs, whole, quantized or as an adapter; upload it to the Hub."""
+"""`cpt export`: write a trained model for other programs: full, quantized or an adapter; upload it to the Hub."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,19 +22,19 @@ SERVE = "Serve it: cpt serve"
 def command(
     path: Annotated[Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run, checkpoint, model or adapter.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="New folder; or only --push-to-hub.")] = None,
-    dtype: Annotated[DtypeName, typer.Option(help="What the weights are written in.")] = DTYPE,
-    max_shard_size: Annotated[str, typer.Option(help="Largest file: 5GB, 500MB.")] = LARGEST_FILE,
+    dtype: Annotated[DtypeName, typer.Option(help="Data type of the weights.")] = DTYPE,
+    max_shard_size: Annotated[str, typer.Option(help="Largest file, such as 5GB or 500MB.")] = LARGEST_FILE,
     quantize: Annotated[Method | None, typer.Option(help="Linear layers in 8 or 4 bits, nf4 by bitsandbytes.")] = None,
-    max_rise: Annotated[float, typer.Option(help="Of --quantize: bits per byte may rise by this share.")] = MAX_RISE,
-    adapter_only: Annotated[bool, typer.Option("--adapter-only", help="Of LoRA: the adapter, not merged.")] = False,
-    text: Annotated[Path | None, typer.Option(help="Compare on this file instead of the held-out text.")] = None,
+    max_rise: Annotated[float, typer.Option(help="With --quantize: allowed rise of bits per byte.")] = MAX_RISE,
+    adapter_only: Annotated[bool, typer.Option("--adapter-only", help="Export the adapter, not merged.")] = False,
+    text: Annotated[Path | None, typer.Option(help="File to compare logits on; default: held-out text.")] = None,
     tolerance: Annotated[float | None, typer.Option(min=0, help="Allowed difference of logits, as a share.")] = None,
     push_to_hub: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload it to the Hub.")] = None,
-    private: Annotated[bool, typer.Option("--private", help="Of --push-to-hub: only its owner sees it.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Of --push-to-hub: publish without asking.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="With --push-to-hub: a private repository.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --push-to-hub: no confirmation.")] = False,
     module: Annotated[str | None, typer.Option("--import", help="Module that registers the model's family.")] = None,
 ) -> None:
-    """Write a model that other programs load, and prove that it is the one that was trained.
+    """Export a model for other programs, and prove that it equals the trained one.
 
     Example: cpt export runs/my-run --output model
     """

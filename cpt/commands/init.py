@@ -1,4 +1,4 @@
-"""`cpt init DOCUMENTS --model MODEL --gpu GPU`: a commented recipe, or the reason why there can be none."""
+"""`cpt init DOCUMENTS --model MODEL --gpu GPU`: write a commented recipe, or say why that is impossible."""
 
 import json
 import re
@@ -36,26 +36,26 @@ from cpt.recipe.values import in_yaml
 from cpt.runs.record import EXPORT
 
 NO_REPLAY, PUBLIC_GENERAL = "none", "HuggingFaceFW/fineweb-edu"
-TOKENS_OF_A_PAGE = 800  # of fineweb-edu: about 1,000; fewer, so that there are enough
+TOKENS_OF_A_PAGE = 800  # fineweb-edu has about 1,000; fewer, to get enough pages
 WIDTH = 118
 WORDS_OF_YAML = {"null", "true", "false", "yes", "no", "on", "off"}
 TEMPLATE = Path(__file__).with_name("recipe.yaml.jinja")
-FIRST_WORDS = re.compile(r"(\S+\s+){7}\S+")  # with the line breaks and the indentation of code
+FIRST_WORDS = re.compile(r"(\S+\s+){7}\S+")  # including line breaks and indentation of code
 
 
 def command(
     documents: Annotated[str, typer.Argument(help="File, folder or glob: txt, md, jsonl, parquet, csv, ...")],
     model: Annotated[str, typer.Option(help="Folder or Hub id of the base model.")],
     gpu: Gpu = None,
-    gpus: Annotated[int, typer.Option(help="How many of them.", min=1)] = 1,
+    gpus: Annotated[int, typer.Option(help="Number of GPUs.", min=1)] = 1,
     output: Annotated[Path, typer.Option(help="The recipe's file.")] = Path("recipe.yaml"),
-    price_per_gpu_hour: Annotated[float | None, typer.Option(help="In any currency: adds the cost.")] = None,
-    general: Annotated[str | None, typer.Option(help="Text to replay: your own, a Hub dataset, or none.")] = None,
+    price_per_gpu_hour: Annotated[float | None, typer.Option(help="Adds the cost, in any currency.")] = None,
+    general: Annotated[str | None, typer.Option(help="Text to replay: a path, a Hub dataset, or none.")] = None,
     text_column: Annotated[str | None, typer.Option(help="Column or JSON key of the text.")] = None,
     tokens: Annotated[int | None, typer.Option(help="The budget in tokens.", min=1)] = None,
-    host_memory: Annotated[float | None, typer.Option(help="GiB of the machine's own memory, for offloading.")] = None,
-    full: Annotated[bool | None, typer.Option("--full/--lora", help="All parameters, or adapters.")] = None,
-    shift: Annotated[Shift | None, typer.Option(help="How far the documents are from what the base read.")] = None,
+    host_memory: Annotated[float | None, typer.Option(help="GiB of host memory, for offloading.")] = None,
+    full: Annotated[bool | None, typer.Option("--full/--lora", help="Train all parameters, or adapters.")] = None,
+    shift: Annotated[Shift | None, typer.Option(help="How far the text is from the base's data.")] = None,
     force: Force = False,
 ) -> None:
     """Write a recipe for these documents, this model and this machine.
@@ -63,11 +63,11 @@ def command(
     Example: cpt init papers/ --model Qwen/Qwen2.5-1.5B --gpu "RTX 4090" --price-per-gpu-hour 0.4
     """
     if output.exists() and not force:
-        raise RecipeError(f"{output} exists. Choose another name with --output, or write over it with --force.")
+        raise RecipeError(f"{output} exists. Choose another name with --output, or overwrite it with --force.")
     target = find_target(gpu or next((found.name for found in find_gpus()), "cpu"), gpus, host_memory)
     refuse_ignored({"--gpus": gpus > 1 and target.on_cpu}, "with --gpu cpu")
     if general not in (None, NO_REPLAY) and kind_of(str(general)) == "local":
-        files_of(DocumentSource(path=str(general)), "--general")  # DataError if there are none
+        files_of(DocumentSource(path=str(general)), "--general")  # DataError without files
     base = read_base(model)
     facts = read_documents(documents, text_column, DocumentEncoder(base.tokenizer))
     choices = choose(facts, base, target, with_replay=general != NO_REPLAY, tokens=tokens, full=full, shift=shift)
@@ -81,13 +81,13 @@ def command(
     text = recipe_text(facts, base, target, choices, figures, output=output, general=general)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
-    recipe = load_recipe(output)  # shape and sense; `cpt check` checks the rest
+    recipe = load_recipe(output)  # shape and rules; `cpt check` checks the rest
     for name, figure in figures.items():
         tell(f"{name.capitalize()}: {figure}")
     domain = recipe.data.model_copy(update={"sources": recipe.data.sources[:1]})  # without the replay
     for warning in size_warnings(domain, recipe.evaluation, few=FEW):
         tell(f"warning: {warning}.")
-    tell(f"{output} is written; its comments give the reasons. Next: cpt check {output}")
+    tell(f"Wrote {output}; its comments give the reasons. Next: cpt check {output}")
 
 
 def format_documents(facts: DocumentStatistics) -> str:
@@ -99,7 +99,7 @@ def format_documents(facts: DocumentStatistics) -> str:
         common = [f"{code} {100 * count / of:.0f} %" for code, count in facts.languages.most_common(3)]
         languages = f"languages {', '.join(common)} (py3langid)"
     bad = f"{facts.bad_rows:,} bad rows" + (f" (the first: {facts.first_bad})" if facts.bad_rows else "")
-    repeats = f"{100 * facts.repeats / facts.documents_read:.1f} % repeat another word for word"
+    repeats = f"{100 * facts.repeats / facts.documents_read:.1f} % duplicates"
     return f"{number} in {formats} files, {facts.text_bytes / 1e6:,.3g} MB of text; {languages}; {bad}; {repeats}."
 
 
@@ -109,7 +109,7 @@ def format_cost(choices: RecipeChoices, target: Target, price: float | None) -> 
     if price is not None and target.gpus:
         money = f"; {choices.way.hours[0] * target.gpus * price:,.2f} at {price:g} per GPU hour"
     span = f"about {expected}, {least} to {most}, by assumed shares of the peak"
-    return f"{span}{money}. Evaluation and saving come on top."
+    return f"{span}{money}, without evaluation and saving."
 
 
 def recipe_text(
@@ -122,7 +122,7 @@ def recipe_text(
     output: Path,
     general: str | None,
 ) -> str:
-    """The recipe with a reason above each choice; `general` is what is replayed, None for the public set."""
+    """Return the recipe with a reason above each choice; `general` is the replayed text, None: the public set."""
     source = facts.source
     folder = Path(base.path).parent if Path(base.path).name == EXPORT else Path(base.path)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{folder.name}-{Path(source.path).stem}").strip("-._") or "cpt"
@@ -137,7 +137,7 @@ def recipe_text(
         way=choices.way,
         name=name,
         general=general,
-        why_adapters=f"since {refused} by plan" if refused else "as asked",
+        why_adapters=f"since {refused} by plan" if refused else "as requested",
         adapters=json.dumps(ADAPTERS_ONLY),
         repeated=f"{100 * facts.repeats / facts.documents_read:.1f} %",
         max_bad_share=max(0.001, round(1.5 * facts.bad_share, 4)),
@@ -149,7 +149,7 @@ def recipe_text(
 
 
 def wrapped(line: str) -> str:
-    """A long comment on several lines, anything else unchanged."""
+    """Wrap a long comment; return any other line unchanged."""
     lead = line[: len(line) - len(line.lstrip())] + "# "
     if len(line) <= WIDTH or not line.startswith(lead):
         return line
@@ -158,6 +158,6 @@ def wrapped(line: str) -> str:
 
 
 def plain(text: str) -> str:
-    """The text as a YAML value: unquoted if nothing in it means something else."""
+    """Return the text as a YAML value, quoted only if necessary."""
     is_simple = re.fullmatch(r"(\.{0,2}/|~/)?[A-Za-z_][A-Za-z0-9_./-]*", text) and text.lower() not in WORDS_OF_YAML
     return text if is_simple else json.dumps(text, ensure_ascii=False)

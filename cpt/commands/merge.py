@@ -1,5 +1,4 @@
-"""`cpt merge`: an adapter into its base, a chat vector onto a trained model, or several checkpoints into their
-mean."""
+"""`cpt merge`: merge an adapter into its base, add a chat vector to a trained model, or average checkpoints."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -28,20 +27,20 @@ Dtype = Literal["stored", "bfloat16", "float16", "float32"]
 
 
 def command(
-    output: Annotated[Path, typer.Option("--output", "-o", help="The new folder.")],
-    method: Annotated[Method, typer.Option(help="How they become one.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="New folder.")],
+    method: Annotated[Method, typer.Option(help="Merge method.")],
     models: Annotated[list[Path] | None, typer.Argument(help="lora: BASE ADAPTER. average: two or more.")] = None,
     after: Annotated[Path | None, typer.Option(help="task_arithmetic: the continued model.")] = None,
     base: Annotated[Path | None, typer.Option(help="task_arithmetic: the model that both were made from.")] = None,
-    chat: Annotated[Path | None, typer.Option(help="task_arithmetic: the base's chat model.")] = None,
-    scale: Annotated[float, typer.Option(help="task_arithmetic: how much of (chat - base) is added.")] = 1.0,
-    dtype: Annotated[Dtype, typer.Option(help="What the weights are written in.")] = "stored",
-    max_shard_size: Annotated[str, typer.Option(help="Largest file: 5GB, 500MB.")] = "5GB",
+    chat: Annotated[Path | None, typer.Option(help="task_arithmetic: the chat model of the base.")] = None,
+    scale: Annotated[float, typer.Option(help="task_arithmetic: factor of (chat - base).")] = 1.0,
+    dtype: Annotated[Dtype, typer.Option(help="Data type of the weights.")] = "stored",
+    max_shard_size: Annotated[str, typer.Option(help="Largest file, such as 5GB or 500MB.")] = "5GB",
     tolerance: Annotated[float | None, typer.Option(min=0, help="lora: allowed difference, as a share.")] = None,
 ) -> None:
     """Merge an adapter into its base, add a chat vector, or average checkpoints.
 
-    Models that cannot be added are refused before anything is written.
+    Incompatible models are refused before anything is written.
 
     Example: cpt merge --method lora base-model runs/my-run/final --output merged
     """
@@ -50,9 +49,9 @@ def command(
     folders = models or []
     arithmetic = (after, base, chat)
     if method != "task_arithmetic" and (any(arithmetic) or scale != 1.0):
-        raise RecipeError(f"--after, --base, --chat and --scale belong to --method task_arithmetic, not to {method}.")
+        raise RecipeError(f"--after, --base, --chat and --scale need --method task_arithmetic, got {method}.")
     if method != "lora" and tolerance is not None:
-        raise RecipeError("--tolerance belongs to --method lora: the others have nothing to be compared with.")
+        raise RecipeError("--tolerance needs --method lora: other merges have no reference logits.")
     chosen = None if dtype == "stored" else DTYPES[dtype]
     if method == "lora":
         lines = merge_adapter(folders, output, chosen, max_shard_size, tolerance)
@@ -60,7 +59,7 @@ def command(
         lines = written(output, partial(average, folders, dtype=chosen, max_shard_size=max_shard_size))
     else:
         if after is None or base is None or chat is None or folders:
-            raise RecipeError("--method task_arithmetic takes --after CPT --base BASE --chat CHAT and no folders.")
+            raise RecipeError("--method task_arithmetic takes --after CPT --base BASE --chat CHAT , and no folders.")
         add = partial(write_chat_vector, scale=scale, dtype=chosen, max_shard_size=max_shard_size)
         lines = written(output, partial(add, after, base, chat))
     for line in lines:
@@ -86,7 +85,7 @@ def average(folders: list[Path], output: Path, *, dtype: torch.dtype | None, max
 
 
 def written(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
-    """Write, make it loadable by others, and load it in another process."""
+    """Write the model, make it loadable by other programs, and load it in another process."""
     with new_folder(output) as unfinished:
         yield from write(unfinished)
         dtype = stored_dtype(unfinished)
@@ -95,7 +94,7 @@ def written(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
         config.pop("torch_dtype", None)
         path.write_text(json.dumps(config | {"dtype": name_of(dtype)}, indent=2, sort_keys=True) + "\n")
         finish(unfinished)
-        notes = ["NOT LOADED BACK: the folder has no tokenizer. Copy one into it, then: cpt serve"]
+        notes = ["NOT LOADED BACK: a tokenizer is missing. Copy one into the folder, then: cpt serve"]
         if any((unfinished / name).is_file() for name in TOKENIZER_FILES):
             tokenizer, loaded = AutoTokenizer.from_pretrained(unfinished), AutoConfig.from_pretrained(unfinished)
             vocabulary = check_vocabulary(loaded.vocab_size, tokenizer)
@@ -103,7 +102,7 @@ def written(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
             if not logits.isfinite().all():
                 raise CheckpointError("the merged model's logits are not finite. Use --dtype float32.")
             largest = f"largest logit {logits.abs().max():.3g}"
-            notes = [f"Loaded back by plain transformers, in a process without cpt: {largest}.", vocabulary]
+            notes = [f"Reloaded with plain transformers, in a process without cpt: {largest}.", vocabulary]
             notes += model_warnings(unfinished, tokenizer)
         shards = len(weight_files(unfinished))
     yield from notes

@@ -1,4 +1,4 @@
-"""`cpt mixture RECIPE`: what the run will read of each source, before it starts."""
+"""`cpt mixture RECIPE`: forecast what a run will read of each source."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ WORTHWHILE_EPOCHS = 4  # up to this many repeats are about as good as new text (
 @dataclass(frozen=True)
 class SourceForecast(SourceReport):
     asked: float  # share of the run's tokens
-    seen: float  # share of the run's tokens that it will have
+    seen: float  # share of the run's tokens expected in the run
     epochs: float
 
 
@@ -40,7 +40,7 @@ class PhaseForecast:
     end_token: int
     seen: dict[str, float]
     until_learning_rate: float | None = None
-    """The share of the learning rate's peak that ends the phase, if the recipe gives one."""
+    """The share of the peak learning rate that ends the phase, if set."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class Forecast:
     rows: int
     sources: list[SourceForecast]
     phases: list[PhaseForecast]
-    is_reached: bool  # the shares are as near as whole rows allow, every source is read, and the run may start
+    is_reached: bool  # shares are as close as whole rows allow, every source is read, and the run may start
     remarks: list[str]
 
 
 def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
-    """Compute from the prepared data what this recipe's run will read; no row is opened. RecipeError if a phase ends
-    at a learning rate that the schedule does not come to."""
+    """Compute what this recipe's run will read from the prepared data, without opening rows. RecipeError if a phase
+    ends at a learning rate that the schedule does not reach."""
     section = phases_in_tokens(recipe)
     rows = rows_of_run(recipe.data, recipe.budget, data.num_rows)
     asked = shares_over(asked_shares(section, [report.tokens for report in data.sources]), rows).tolist()
@@ -66,7 +66,7 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
         for report, share in zip(data.sources, asked, strict=True)
     ]
     length = recipe.data.sequence_length
-    phases, first = [], 0  # those that the run comes to; `section` has all of them in tokens
+    phases, first = [], 0  # phases that the run reaches; `section` has all of them in tokens
     for written, phase in zip(recipe.data.phases, section.phases, strict=True):
         is_last = phase is section.phases[-1]
         end = rows if phase.until is None or is_last else min(rows, round(phase.until / length))
@@ -87,39 +87,39 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
 
 
 def find_obstacles(recipe: Recipe, section: Data, sources: list[SourceForecast], rows: int) -> Iterator[str]:
-    """Why the mixture is not reached: a source or phase gets no row, or a source may not be repeated so often."""
-    if unread := [f"{one.name} ({one.asked:.2%} asked)" for one in sources if one.asked > 0 and one.seen == 0]:
-        yield f"The run has {rows:,} rows, too few for a row of {', '.join(unread)}. Use shorter rows or a longer run."
+    """Yield why the mixture is not reached: a source or phase gets no row, or exceeds its allowed epochs."""
+    if unread := [f"{one.name} ({one.asked:.2%} requested)" for one in sources if one.asked > 0 and one.seen == 0]:
+        yield f"The run has {rows:,} rows, too few to include {', '.join(unread)}. Use shorter rows or a longer run."
     length = section.sequence_length
     ends = [0, *(round(phase.until / length) for phase in section.phases if phase.until is not None)]
-    for number, (first, end) in enumerate(pairwise(ends)):  # a phase ends with the row that is nearest
+    for number, (first, end) in enumerate(pairwise(ends)):  # a phase ends at the nearest row
         if first == end:
-            yield f"`data.phases[{number}]` is shorter than a row of {length:,} tokens: nothing is read in it."
+            yield f"`data.phases[{number}]` is shorter than a row of {length:,} tokens, so it reads no data."
     if short := [why for one in sources if (why := exceeds_max_epochs(recipe.data, one.name, one.epochs, one.tokens))]:
         yield f"This run is refused: {'; '.join(short)}."
 
 
 def find_deviations(sources: list[SourceForecast], rows: int) -> Iterator[str]:
-    """Remarks about a mixture that is reached."""
+    """Yield remarks about a mixture that is reached."""
     if off := [one for one in sources if abs(one.seen - one.asked) > CLOSE]:
         shares = ", ".join(f"{one.name} {one.seen:.2%} instead of {one.asked:.2%}" for one in off)
-        yield f"Shares come out as near as {rows:,} whole rows allow, each one {1 / rows:.2%} of the run: {shares}."
+        yield f"Shares are as close as {rows:,} whole rows allow, each {1 / rows:.2%} of the run: {shares}."
     if often := [f"{one.name} ({one.epochs:.1f} times)" for one in sources if one.epochs > WORTHWHILE_EPOCHS]:
         beyond = f"{WORTHWHILE_EPOCHS} times, beyond which repeats are worth much less than new text"
         yield f"Read more than {beyond} (arXiv 2305.16264): {', '.join(often)}."
     if names := ", ".join(one.name for one in sources if one.is_estimate):
-        yield f"Estimated from the first windows: {names}. `cpt prepare` reads all of it; the numbers are exact then."
+        yield f"Estimated from the first windows: {names}. `cpt prepare` reads all of it and makes the numbers exact."
 
 
 BARS = " ▁▂▃▄▅▆▇█"
-SHORTEST, LONGEST = 4, 20  # of the histogram: powers of two; shorter and longer documents count at the ends
+SHORTEST, LONGEST = 4, 20  # powers of two in the histogram; its ends include shorter and longer documents
 
 
 def print_forecast(forecast: Forecast, console: Console) -> None:
     headings = ("tokens", "documents", "held out", "asked", "seen", "epochs", "padding")
     columns = [Column(heading, justify="right", no_wrap=True) for heading in headings]
     licensed = any(source.licence for source in forecast.sources)
-    title = f"What {escape(forecast.name)} will read"
+    title = f"Forecast of {escape(forecast.name)}"
     sources = Table("source", *columns, *(["licence"] if licensed else []), title=title)
     documents = Table("source", title=f"Documents by length, from 2^{SHORTEST} to 2^{LONGEST} tokens")
     documents.add_column("length", no_wrap=True)
@@ -149,7 +149,7 @@ def print_forecast(forecast: Forecast, console: Console) -> None:
 
 
 def histogram(source: SourceForecast) -> str:
-    """A bar for each power of two, as high as its share of the documents."""
+    """One bar per power of two, with the height of its share of the documents."""
     heights = [0] * (LONGEST - SHORTEST + 1)
     for length, count in source.lengths.items():
         heights[min(max(length.bit_length() - 1, SHORTEST), LONGEST) - SHORTEST] += count
@@ -161,14 +161,14 @@ def command(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count what a run will see of each source.
+    """Count what a run will read of each source.
 
-    Exit code 2 where a source gets no row, or more is asked of it than the recipe allows.
+    Exit code 2 if a source gets no row, or would need more epochs than the recipe allows.
 
     Example: cpt mixture recipe.yaml
     """
     loaded = load_recipe(recipe, overrides or ())
-    data = build_data(  # without the budget: the forecast reports sources that run out
+    data = build_data(  # without the budget: the forecast reports sources that are too small
         phases_in_tokens(loaded),
         load_tokenizer(loaded.tokenizer, loaded.model),
         seed=loaded.seed,

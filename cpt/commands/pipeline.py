@@ -1,5 +1,4 @@
-"""`cpt pipeline FILE`: several recipes in a row, each a run of its own. Finished runs are skipped, interrupted ones
-resume."""
+"""`cpt pipeline FILE`: run several recipes in sequence. Finished runs are skipped, interrupted runs resume."""
 
 import json
 import os
@@ -26,7 +25,7 @@ from cpt.recipe.tree import Mistakes, Node, plain, read_or_raise
 from cpt.runs.folder import RECIPE
 from cpt.runs.record import Run
 
-KILLED = 128  # what shells add to the number of a signal
+KILLED = 128  # shells add this to the number of a signal
 KEYS = ("name", "description", "steps")
 
 
@@ -36,7 +35,7 @@ class Step:
     file: Path
     overrides: tuple[str, ...]
     recipe: Recipe
-    root: Node  # the recipe's tree, to show mistakes with their lines
+    root: Node  # the recipe's tree, for line numbers in messages
 
     @property
     def run(self) -> Run:
@@ -49,7 +48,7 @@ class Pipeline:
     steps: tuple[Step, ...]
 
     def made_by_others(self, step: Step) -> list[Step]:
-        """The steps whose runs this one continues from: with their model, tokenizer, teacher or reward models."""
+        """The steps whose model, tokenizer, teacher or reward model this step uses."""
         recipe = step.recipe
         teacher = recipe.training.get("teacher_model_name_or_path")
         rewards = [reward.options.get("path") for reward in recipe.rewards]
@@ -61,13 +60,13 @@ class Pipeline:
 
 def command(
     file: Annotated[Path, typer.Argument(help="A YAML file with `name` and `steps`, a list of recipes.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, on top of every recipe.")] = None,
-    supervise: Annotated[bool, typer.Option("--supervise", help="Restart a run that ends too early.")] = False,
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, for every recipe.")] = None,
+    supervise: Annotated[bool, typer.Option("--supervise", help="Restart a run that hangs or dies.")] = False,
     processes: Processes = 1,
     launcher: Launcher = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the recipes and show the status.")] = False,
 ) -> None:
-    """Run recipes one after the other; type the same command again to resume.
+    """Run recipes one after the other; repeat the command to resume.
 
     Finished runs are skipped.
 
@@ -76,7 +75,7 @@ def command(
     show_log()
     if "RANK" in os.environ:
         hint = '--launcher "accelerate launch --config_file FILE"'
-        raise LaunchError(f"a pipeline starts the processes of its runs: type `cpt pipeline FILE`, with {hint}.")
+        raise LaunchError(f"a pipeline starts processes itself. Run `cpt pipeline FILE` directly, with {hint}.")
     refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
     pipeline = load_pipeline(file, overrides or ())
     print_status(pipeline)
@@ -99,7 +98,7 @@ def command(
 
 
 def check_step(pipeline: Pipeline, step: Step) -> bool:
-    """Whether the step has mistakes. If an earlier step still has to make its model, only its recipe is checked."""
+    """Whether the step has mistakes. If an earlier step has not made its model yet, only the recipe is checked."""
     if step.run.is_finished:
         return False
     waiting = [other for other in pipeline.made_by_others(step) if not other.run.is_finished]
@@ -112,8 +111,8 @@ def check_step(pipeline: Pipeline, step: Step) -> bool:
 
 
 def run_step(step: Step, words: Sequence[str]) -> tuple[int, int]:
-    """Run a step's command; return the run's exit code, which launchers replace by their own, and the signal that was
-    forwarded or 0."""
+    """Run a step's command; return the exit code (the recorded one, since launchers replace it), and the forwarded
+    signal or 0."""
     before = step.run.status().get("updated")
     code, forwarded = Child(words).wait_for_end()
     status = step.run.status()
@@ -127,7 +126,7 @@ def end(pipeline: Pipeline, step: Step, file: Path, code: int, forwarded: int) -
     with its exit code."""
     print_status(pipeline)
     status = step.run.status()
-    again = f"The same command resumes there: cpt pipeline {file}"
+    again = f"The same command resumes it: cpt pipeline {file}"
     if code == Interrupted.exit_code or forwarded and code == KILLED + forwarded:
         why = f"{signal.Signals(forwarded).name}: " if forwarded else ""
         at = f"stopped at step {status.get('step', 0)} of its run"
@@ -186,7 +185,7 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
 
 
 def as_overrides(keys: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Turn `{model: {path: x}}` or `{model.path: x}` into `model.path="x"`, as on the command line."""
+    """Convert `{model: {path: x}}` or `{model.path: x}` to the command line's `model.path="x"`."""
     for key, value in keys.items():
         if isinstance(value, dict) and value:
             yield from as_overrides(value, f"{above}{key}.")
@@ -195,17 +194,17 @@ def as_overrides(keys: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def conflicts(pipeline: Pipeline) -> Iterator[str]:
-    """Steps that would be one run, that need the model of a later step, or whose run has another recipe."""
+    """Yield steps that share a run, need the model of a later step, or whose run has another recipe."""
     for step in pipeline.steps:
         folder = step.run.folder
         for other in pipeline.steps[: step.number - 1]:
             if other.run.folder == folder:
-                yield f"steps {other.number} and {step.number} are one run, {folder}. Give one of them a `name`."
+                yield f"steps {other.number} and {step.number} are the same run, {folder}. Give one another `name`."
         for other in pipeline.made_by_others(step):
             if other.number >= step.number:
                 yield f"step {step.number} continues from {other.run.folder}. Put step {other.number} before it."
         saved = folder / RECIPE
         if saved.exists() and (differences := differing_keys(load_recipe(saved), step.recipe)):
             listing = "\n".join(f"  {line}" for line in differences)
-            remedy = "Give the step a `name` of its own, or remove the folder."
+            remedy = "Give the step another `name`, or remove the folder."
             yield f"step {step.number}: {folder} is a run of another recipe (there -> here):\n{listing}\n{remedy}"

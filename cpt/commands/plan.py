@@ -1,4 +1,4 @@
-"""`cpt plan RECIPE --gpu NAME`: does it fit, how long does it take, what does it cost, and what would make it fit."""
+"""`cpt plan RECIPE --gpu NAME`: estimate a run's memory, time and cost, and propose changes that make it fit."""
 
 import logging
 import os
@@ -39,26 +39,26 @@ ON_A_GPU = ("bf16", "fp16", "tf32", "deepspeed", "fsdp")
 def command(
     recipe: RecipePath,
     overrides: Overrides = None,
-    lora: Annotated[bool, typer.Option("--lora", help="As `cpt train --lora` would run it.")] = False,
+    lora: Annotated[bool, typer.Option("--lora", help="Plan the recipe as `cpt train --lora` runs it.")] = False,
     gpu: Gpu = None,
-    gpus: Annotated[int | None, typer.Option(help="How many of them, on all machines together.", min=1)] = None,
-    nodes: Annotated[int, typer.Option(help="How many machines.", min=1)] = 1,
+    gpus: Annotated[int | None, typer.Option(help="Number of GPUs on all machines together.", min=1)] = None,
+    nodes: Annotated[int, typer.Option(help="Number of machines.", min=1)] = 1,
     network_gbit: Annotated[float | None, typer.Option(help="Gbit/s of each machine's network.", min=0.1)] = None,
-    memory_gib: Annotated[float | None, typer.Option(help="GiB of an unknown GPU.", min=0.1)] = None,
+    memory_gib: Annotated[float | None, typer.Option(help="GiB of memory of an unknown GPU.", min=0.1)] = None,
     peak_tflops: Annotated[float | None, typer.Option(help="Its dense peak in bf16, TFLOP/s.", min=0.1)] = None,
-    host_memory: Annotated[float | None, typer.Option(help="GiB of the machine's own memory.", min=0.1)] = None,
-    max_memory: Annotated[float, typer.Option(help="Share of a GPU that the run may have.", min=0.05, max=1)] = 1.0,
-    mfu: Annotated[float | None, typer.Option(help="Share of the GPU's peak; else assumed.", min=0.01, max=1)] = None,
-    measured: Annotated[Path | None, typer.Option(help="Take the tokens a second of this run instead.")] = None,
-    price_per_gpu_hour: Annotated[float | None, typer.Option(help="In any currency: adds the cost.", min=0)] = None,
+    host_memory: Annotated[float | None, typer.Option(help="GiB of host memory per machine.", min=0.1)] = None,
+    max_memory: Annotated[float, typer.Option(help="Share of GPU memory to use.", min=0.05, max=1)] = 1.0,
+    mfu: Annotated[float | None, typer.Option(help="Share of the GPU's peak.", min=0.01, max=1)] = None,
+    measured: Annotated[Path | None, typer.Option(help="A run to take the tokens per second from.")] = None,
+    price_per_gpu_hour: Annotated[float | None, typer.Option(help="Adds the cost, in any currency.", min=0)] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Compare with a dry run of a whole step.")] = False,
     write: Annotated[Path | None, typer.Option(help="Write the recipe that fits to this file.")] = None,
     force: Force = False,
 ) -> None:
-    """Plan memory, time and money of a run, and the cheapest change that makes it fit.
+    """Estimate memory, time and cost of a run, and the cheapest change that makes it fit.
 
-    Nothing is downloaded but the model's config. Exit code 3 if the run does not fit, 0 if --write then wrote
-    a recipe that does.
+    Only the model's config is downloaded. Exit code 3 if the run does not fit, 0 if --write then wrote a recipe
+    that does.
 
     Example: cpt plan recipe.yaml --gpu "RTX 4090" --gpus 1 --write fits.yaml
     """
@@ -82,22 +82,22 @@ def command(
     speed = measured_speed(measured) if measured is not None else planned_speed(facts, setup, target, mfu)
     tell(f"\n{format_speed(speed, planned, target, price_per_gpu_hour)}")
     if setup.sampled and measured is None:
-        tell("  Sampling and judging completions are not planned; --measured RUN includes them.")
+        tell("  Sampling and scoring completions are not included; use --measured RUN to include them.")
     needs = disk_needs(planned.recipe, facts, setup)
     checkpoints = f"{needs.checkpoints_at_once} checkpoints of {needs.checkpoint / GIB:.1f} GiB at once"
     tell(f"Disk: {needs.total / GIB:,.0f} GiB: {checkpoints}, and the model of {needs.export / GIB:.1f}.\n")
     where = f"{target.name} x {setup.gpus}"
     if fits(planned.memory, target, max_memory):
         which = "a machine with" if nodes == 1 else f"{nodes} machines, each with"
-        host = f" in {which} {planned.memory.host.size / USABLE_OF_HOST / GIB:.0f} GiB of its own memory"
+        host = f" in {which} {planned.memory.host.size / USABLE_OF_HOST / GIB:.0f} GiB of host memory"
         tell(f"Verdict: it fits {where}{'' if target.host_is_known else host}.")
         if write is not None:
-            raise RecipeError(f"--write: the recipe fits as it is, so {write} was not written.")
+            raise RecipeError(f"--write: the recipe fits without changes, so {write} was not written.")
         return
     tell(f"Verdict: it does not fit {where}.")
     proposal = cheapest_that_fits(setup, target, planned.count, mfu=mfu, share=max_memory)
     if proposal is None:
-        tell("No change keeps this model and these rows and fits. Use a smaller model, shorter rows, or more GPUs.")
+        tell("No change of other keys makes it fit. Use a smaller model, shorter rows, or more GPUs.")
         raise typer.Exit(DOES_NOT_FIT)
     which = "cheapest" if all(proposal.slower <= other.slower for other in proposal.others) else "nearest"
     for one in (proposal, *proposal.others):
@@ -106,7 +106,7 @@ def command(
     if write is None:
         raise typer.Exit(DOES_NOT_FIT)
     write_fitted(recipe, write, overrides or (), proposal.changes, lora=lora, force=force)
-    tell(f"{write} is written. Next: cpt check {write}")
+    tell(f"Wrote {write}. Next: cpt check {write}")
 
 
 def format_setup(facts: ModelSizes, setup: Setup, target: Target) -> str:
@@ -121,7 +121,7 @@ def format_setup(facts: ModelSizes, setup: Setup, target: Target) -> str:
         sharding = "FSDP2" if setup.zero.is_fsdp else f"ZeRO-{setup.zero.stage}"
         sharding += f" with {on_host} on the host" if on_host else ""
     pairs = f" ({setup.micro_batch} pairs)" if setup.needs.sequences > 1 else ""
-    at_once = f"{setup.sequences} x {setup.length:,} tokens at once{pairs}, {setup.tokens_per_step:,} in a step"
+    at_once = f"{setup.sequences} x {setup.length:,} tokens per micro-batch{pairs}, {setup.tokens_per_step:,} per step"
     what = f"{facts.parameters / 1e9:.3g}B parameters ({facts.name}), {trained}"
     return f"{what}; {sharding}; {at_once}; {where}."
 
@@ -138,16 +138,16 @@ def format_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float) ->
             who = f"the host ({target.host_source})"
             yield format_room(who, target.host_memory_gib, USABLE_OF_HOST, plan.host.size)
         else:
-            yield f"  Takes a host with {plan.host.size / USABLE_OF_HOST / GIB:.0f} GiB; set yours with --host-memory."
+            yield f"  Needs a host with {plan.host.size / USABLE_OF_HOST / GIB:.0f} GiB; set yours with --host-memory."
     if not plan.is_counted:
-        yield "  The activations are estimated: this architecture's code cannot be run without values."
+        yield "  The activations are estimated: this architecture's code cannot run without values."
     needs = setup.needs
     if needs.reference and setup.lora is None:
-        yield "  With an adapter (`model.lora`) no reference model is needed; ZeRO-3 divides it over GPUs."
+        yield "  An adapter (`model.lora`) needs no reference model; ZeRO-3 shards it over GPUs."
     if plan.peak.name == SAMPLING:
         fewer = "`training.steps_per_generation`, or shorter ones: `max_completion_length`"
         fewer = "`max_new_tokens`" if needs.stage == "gkd" else fewer
-        yield f"  Sampling takes the most: {setup.sampled} completions at once. To have fewer: {fewer}."
+        yield f"  Sampling needs the most memory: {setup.sampled} completions at once. Lower {fewer}."
     if needs.uncounted:
         yield f"  Not counted: {'; '.join(needs.uncounted)}."
 
@@ -166,7 +166,7 @@ def format_room(who: str, memory: float, usable: float, size: float) -> str:
 
 
 def format_speed(speed: Speed, planned: "PlannedRun", target: Target, price: float | None) -> str:
-    text = f"Speed: {speed.tokens_per_second:,.0f} tokens a second ({speed.source})"
+    text = f"Speed: {speed.tokens_per_second:,.0f} tokens/s ({speed.source})"
     tokens = planned.recipe.budget.tokens
     if tokens is None:
         return f"{text}. The budget is in epochs: `cpt mixture` counts the tokens."
@@ -182,18 +182,18 @@ def format_changes(proposal: Proposal, target: Target) -> Iterator[str]:
         yield f"  {key}: {in_yaml(value)}"
     host = "" if target.on_cpu else f", {proposal.plan.host.size / GIB:.0f} GiB on the host"
     size, time = f"{proposal.plan.peak.size / GIB:.1f} GiB on each GPU{host}", f"{proposal.slower:.2f} times the time"
-    yield f"  Then {size}, about {time} of the recipe if it fitted."
+    yield f"  Then {size}, about {time} that the unchanged recipe would take."
     if "model.dtype" in proposal.changes:
-        yield "  Each update rounds the weights to bfloat16, with no copy in fp32; see docs/reference/training.md."
+        yield "  Each update rounds the weights to bfloat16, without an fp32 copy; see docs/reference/training.md."
     if proposal.setup.releases:
         tokens = f"{proposal.setup.tokens_per_step:,}"
-        yield f"  A step is one micro-batch of {tokens} tokens, and gradients are not clipped by their norm."
+        yield f"  A step is one micro-batch of {tokens} tokens, and gradients are not clipped."
 
 
 @dataclass(frozen=True)
 class PlannedRun:
     recipe: Recipe
-    """With values in place of `auto`."""
+    """Replace each `auto` by a value."""
     config: PreTrainedConfig
     setup: Setup
     facts: ModelSizes
@@ -205,15 +205,15 @@ class PlannedRun:
 
 
 def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int, share: float) -> PlannedRun:
-    """Count the model, and add up its memory; `gpus` on all machines together, `share` of a GPU's memory that the run
-    may have. CptError if the recipe cannot run there, or the model's config cannot be read."""
+    """Count the model's parameters and add up its memory; `gpus` on all machines together, `share` of a GPU's memory
+    that the run may use. CptError if the recipe cannot run there, or the model's config cannot be read."""
     tokens, length = recipe.budget.global_batch_tokens, recipe.data.sequence_length
-    # each process, or group of processes that share rows, needs a row of each step
+    # each process, or group of processes that share rows, needs a row per step
     readers = groups_of_rows(recipe.training, gpus)
     if tokens is not None and tokens // length < readers:
         raise RecipeError(
             f"`budget.global_batch_tokens` is {tokens:,}: {tokens // length} rows of {length:,} tokens, fewer than the"
-            f" {readers} that {gpus} GPUs take at once. Use fewer GPUs, shorter rows, or {readers * length:,} tokens."
+            f" {readers} that {gpus} GPUs read at once. Use fewer GPUs, shorter rows, or {readers * length:,} tokens."
         )
     check_release(recipe, deepspeed=bool(recipe.training.get("deepspeed")), processes=gpus)
     if complaints := check_fsdp(recipe, here=False):
@@ -230,12 +230,12 @@ def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int, share: fl
 
 
 def config_without_weights(model: Model) -> PreTrainedConfig:
-    """The architecture, from the recipe if the Hub cannot be reached."""
+    """Return the model's config, from the recipe if the Hub cannot be reached."""
     try:
         return load_config(model)
     except ResourceError as problem:
         if model.config is None:
-            shape = "Or write the shape as `model.config`: recipes/models has some."
+            shape = "Or write `model.config`, as in recipes/models."
             raise ResourceError(f"{problem} {shape}") from problem
         unchecked = "The plan is for `model.config`, not compared with it."
         log.warning(f"model.path: {model.path} cannot be read here. {unchecked}")
@@ -243,10 +243,10 @@ def config_without_weights(model: Model) -> PreTrainedConfig:
 
 
 def compared(planned: PlannedRun) -> str:
-    """Compare the plan with a dry run of one process, without buffers of engines, kernels and libraries."""
+    """Compare the plan with a dry run of one process, excluding buffers of engines, kernels and libraries."""
     config, setup, activations = planned.config, planned.setup, planned.activations
     if setup.needs.stage in KINDS:
-        raise RecipeError(f"--exact: stage `{setup.needs.stage}` has a loss that a dry run cannot make. Leave it out.")
+        raise RecipeError(f"--exact: stage `{setup.needs.stage}` has a loss that a dry run cannot run. Leave it out.")
     if setup.compiles:  # a dry run does not compile
         setup = replace(setup, compiles=False)
         activations = count_activations(config, setup)
@@ -259,9 +259,9 @@ def compared(planned: PlannedRun) -> str:
 def write_fitted(
     recipe: Path, output: Path, overrides: Sequence[str], changes: Mapping[str, Any], *, lora: bool, force: bool
 ) -> None:
-    """Write a recipe with a few keys changed: on the recipe as its `base`, or whole where that gives another one."""
+    """Write a recipe with some keys changed: with the recipe as its `base` or, if that differs, in full."""
     if output.exists() and not force:
-        raise RecipeError(f"{output} exists. Choose another name with --write, or write over it with --force.")
+        raise RecipeError(f"{output} exists. Choose another name with --write, or overwrite it with --force.")
     words = [*overrides, *(f"{key}={in_yaml(value)}" for key, value in changes.items())]
     whole = load_recipe(recipe, words, lora=lora)
     tree: dict[str, Any] = {"base": os.path.relpath(recipe.resolve(), output.resolve().parent)}

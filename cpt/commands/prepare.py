@@ -1,4 +1,4 @@
-"""`cpt prepare RECIPE`: tokenise and pack a recipe's documents ahead of its run, on one machine or on many."""
+"""`cpt prepare RECIPE`: tokenize and pack a recipe's documents ahead of its run, on one machine or on many."""
 
 import logging
 import os
@@ -41,10 +41,10 @@ def command(
     recipe: RecipePath,
     overrides: Overrides = None,
     cache: StoreFolder = None,
-    shard: Annotated[str | None, typer.Option(help="Only part I of N, such as 3/16, of a shared store.")] = None,
+    shard: Annotated[str | None, typer.Option(help="Make only part I of N, such as 3/16, of a shared store.")] = None,
     cluster: Annotated[Literal["ray"] | None, typer.Option("--with", help="Make shards on a Ray cluster.")] = None,
 ) -> None:
-    """Fill the store. What is there is not made again, so a command that was killed can be repeated.
+    """Tokenize into the store. Existing shards are skipped, so an interrupted command can be repeated.
 
     Example: cpt prepare recipe.yaml --shard 3/16
     """
@@ -62,20 +62,20 @@ def command(
         count, missing = prepare_shard(loaded, int(part[1]), int(part[2]), cache)
         typer.echo(f"{count:,} shards made for part {shard} ({time.monotonic() - start:.1f} s).")
         if missing:
-            typer.echo(f"{missing:,} shards of other parts are missing. When all are made: cpt prepare {recipe}")
+            typer.echo(f"{missing:,} shards of other parts are missing. Afterwards: cpt prepare {recipe}")
             return
     prepared = prepare_recipe(loaded, cache)
     seconds = time.monotonic() - start
     if bounded := ", ".join(source.name for source in prepared.sources if source.is_estimate):
-        typer.echo(f"Ready: the beginning of {bounded}; `data.disk_bytes` bounds the store ({seconds:.1f} s).")
+        typer.echo(f"Ready: the beginning of {bounded}; `data.disk_bytes` limits the store ({seconds:.1f} s).")
     else:
         documents = sum(source.documents for source in prepared.sources)
         typer.echo(f"{prepared.num_tokens:,} tokens of {documents:,} documents are ready ({seconds:.1f} s).")
 
 
 def prepare_recipe(recipe: Recipe, cache_dir: Path | None = None) -> PreparedData:
-    """Make everything that the recipe's run reads; with `data.disk_bytes`, only what the run begins with. Upload it to
-    $CPT_STORE if that is set."""
+    """Make everything that the recipe's run reads; with `data.disk_bytes`, only its beginning. Upload it to $CPT_STORE
+    if that is set."""
     prepared = build_data(
         phases_in_tokens(recipe),
         load_tokenizer(recipe.tokenizer, recipe.model),
@@ -92,7 +92,7 @@ def prepare_recipe(recipe: Recipe, cache_dir: Path | None = None) -> PreparedDat
 
 
 def upload(prepared: PreparedData, store: Bucket) -> int:
-    """Upload the shards that are on this disk and not in the bucket, and return their number."""
+    """Upload the shards that are on this disk but not in the bucket; return their number."""
     new: list[Path] = []
     for source in (*prepared.judges, *(rows.tokenized for rows in prepared.windowed)):
         there = store.shards(source.folder)
@@ -111,8 +111,8 @@ def upload_shard(folder: Path, store: Bucket) -> None:
 
 
 def prepare_shard(recipe: Recipe, part: int, of: int, cache_dir: Path | None = None) -> tuple[int, int]:
-    """Make part `part` of `of` parts, counted from 1; return how many shards this call made, and how many are still
-    missing in the store. Parts may be made at the same time, on any machines."""
+    """Make part `part` of `of` parts, counted from 1; return the number of shards made by this call, and of those
+    still missing in the store. Parts may be made at the same time, on any machines."""
     shards, store = all_shards(recipe, cache_dir or default_cache_dir()), bucket()
     mine = unmade(shards[part - 1 :: of])
     workers = min(num_workers(), len(mine)) if len(mine) > 1 else 0
@@ -123,8 +123,8 @@ def prepare_shard(recipe: Recipe, part: int, of: int, cache_dir: Path | None = N
 
 
 def prepare_on_ray(recipe: Recipe, cache_dir: Path | None = None) -> int:
-    """Make the missing shards as tasks of the Ray cluster that RAY_ADDRESS names, by default of this machine; return
-    their number. All machines must share the store's folder, or CPT_STORE."""
+    """Make the missing shards as tasks of the Ray cluster at RAY_ADDRESS, by default on this machine; return their
+    number. All machines must share the store's folder, or CPT_STORE."""
     try:
         import ray
     except ImportError as problem:
@@ -153,7 +153,7 @@ def prepare_on_ray(recipe: Recipe, cache_dir: Path | None = None) -> int:
 
 
 def make_remotely(work: ShardWork, shard: Shard, name: str, folder: str) -> None:
-    """One Ray task. Relative paths keep the meaning that they have where the command was typed."""
+    """One Ray task. Relative paths refer to the folder in which the command was started."""
     os.chdir(folder)
     work(shard, name)
     if (store := bucket()) is not None:
@@ -163,7 +163,7 @@ def make_remotely(work: ShardWork, shard: Shard, name: str, folder: str) -> None
 def all_shards(recipe: Recipe, cache_dir: Path) -> list[Wanted]:
     """Every shard of the sources and held-out sets that the run opens, in an order that all processes share."""
     if recipe.data.disk_bytes is not None:
-        raise RecipeError("`data.disk_bytes` bounds the store, which the run fills. Remove it to prepare shards.")
+        raise RecipeError("`data.disk_bytes` limits the store, so the run fills it. Remove it to prepare shards.")
     data, evaluation, _ = as_asked(phases_in_tokens(recipe), recipe.evaluation, form_of_stage(recipe.stage))
     clean = with_decontamination(data, evaluation, cache_dir)
     encoder = DocumentEncoder(load_tokenizer(recipe.tokenizer, recipe.model))

@@ -1,4 +1,4 @@
-"""`cpt rehearse RECIPE`: check, train a few steps, evaluate, save, export and resume, and report what fails."""
+"""`cpt rehearse RECIPE`: check, train a few steps, evaluate, save, export and resume, and report failures."""
 
 import json
 import math
@@ -43,19 +43,19 @@ from cpt.training.resuming import BIT_EXACT
 
 PROGRAM = Path(__file__).with_name("rehearse_program.py")
 NAME = "run"
-KILLED = re.compile(r"Signal 9 \(SIGKILL\)|return code = -9|SIGKILL: 9")  # of torchrun, deepspeed and accelerate
+KILLED = re.compile(r"Signal 9 \(SIGKILL\)|return code = -9|SIGKILL: 9")  # of torchrun, deepspeed, accelerate
 ROUNDING, ROUNDING_IN_16_BITS = 1e-3, 2e-2  # relative differences of losses
 NOT_REHEARSED = ("push_to_hub", "logging_first_step", "logging_strategy")
-DECISIVE = ("recipe", "longest rows", "first steps")  # nothing can be tried after one of these failed
+DECISIVE = ("recipe", "longest rows", "first steps")  # later steps are not tried if one of these failed
 
 
 class SkippedPart(Exception):  # noqa: N818
-    """A step cannot be tried, for the reason given."""
+    """A step cannot be tried; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class RehearsedPart:
-    """One row: what was measured, or the class of the error and its text."""
+    """One row: the measurement, or the class and text of the error."""
 
     step: str
     verdict: Literal["ok", "FAILED", "not run"]
@@ -72,9 +72,9 @@ class Rehearsal:
     scratch: Path
     """An empty folder on the run's disk."""
     losses: dict[int, float] = field(default_factory=dict)
-    """Of the first steps, by step."""
+    """Losses of the first steps, by step."""
     failure: CptError | None = None
-    """What ended the first steps early."""
+    """The error that ended the first steps early."""
     measured: str = ""
 
     def __post_init__(self) -> None:
@@ -93,11 +93,11 @@ class Rehearsal:
             "safety": recipe.safety.model_copy(update={"on_oom": "abort"}),
             "training": {**training, "logging_steps": 1},
         }
-        # with the run's own model, data, batch, budget and schedule, saved and evaluated by the rehearsal
+        # model, data, batch, budget and schedule of the run; the rehearsal saves and evaluates
         self.rehearsed = recipe.model_copy(update=changes)
 
     def rehearse(self, *, shows: bool) -> list[RehearsedPart]:
-        """Try each step, and print its finding if `shows`."""
+        """Try each step, and print its result if `shows`."""
         steps: dict[str, Callable[[], str]] = {
             "recipe": self.check_recipe,
             "longest rows": self.train_longest_rows,
@@ -143,13 +143,13 @@ class Rehearsal:
         self.losses = losses_of(self.run)
         if not self.losses:
             raise self.failure or TrainingError("the run has no steps.")
-        told = ", ".join(f"{loss:.4f}" for loss in self.losses.values())
+        losses = ", ".join(f"{loss:.4f}" for loss in self.losses.values())
         if not all(math.isfinite(loss) for loss in self.losses.values()):
-            raise TrainingError(f"loss {told}. Set `optimizer.learning_rate` lower, or look at the data.")
-        return f"loss {told}; {self.measured}"
+            raise TrainingError(f"loss {losses}. Lower `optimizer.learning_rate`, or check the data.")
+        return f"loss {losses}; {self.measured}"
 
     def check_saved(self) -> str:
-        """Read back every file of the checkpoint; an error of the evaluation before it shows here too."""
+        """Read every file of the checkpoint back; errors of the preceding evaluation are raised here too."""
         checkpoint = next(iter(published_checkpoints(self.run)), None)
         if checkpoint is None:
             events = [event for event in read_objects(self.run / "events.jsonl") if event["kind"] == "save_failed"]
@@ -162,12 +162,12 @@ class Rehearsal:
         return f"{format_bytes(size_of(checkpoint))}; all files are intact"
 
     def check_exported(self) -> str:
-        """Load the exported model with plain transformers, in a process without this package."""
+        """Load the exported model with plain transformers, in a process without cpt."""
         export = self.run / EXPORT
         if not (export / "config.json").exists():
-            raise self.failure or SkippedPart("there is no exported model")
+            raise self.failure or SkippedPart("no model was exported")
         if self.recipe.model.trust_remote_code:
-            return f"{format_bytes(size_of(export))}; not loaded here, since it needs its own code"
+            return f"{format_bytes(size_of(export))}; not loaded here, because it needs custom code"
         if self.recipe.model.import_ is not None:
             import_user_module(self.recipe.model.import_)
         try:
@@ -182,14 +182,14 @@ class Rehearsal:
         return f"{format_bytes(size_of(export))}; plain transformers loads it, its logits are finite"
 
     def resume(self) -> str:
-        """Continue from the checkpoint in new processes: bit for bit, or up to rounding if no more is promised."""
+        """Continue from the checkpoint in new processes; losses must be bit-equal, or equal up to rounding."""
         saved = published_checkpoints(self.run)
         if not saved:
             raise SkippedPart("nothing was saved")
         checkpoint, *later = saved
-        for folder in later:  # a run may be so short that it saved at its end
+        for folder in later:  # a short run may have saved at its end
             shutil.rmtree(folder)
-        shutil.rmtree(self.run / EXPORT, ignore_errors=True)  # else the run counts as finished
+        shutil.rmtree(self.run / EXPORT, ignore_errors=True)  # otherwise the run counts as finished
         problem = self.start("resumed")
         if not checkpoint.exists():  # the run refused it and continued from an older state
             reasons = [file.read_text().strip() for file in self.run.glob("bad-*/reason.txt")]
@@ -201,31 +201,31 @@ class Rehearsal:
         difference = max((abs(resumed[step] / self.losses[step] - 1) for step in steps), default=0.0)
         what = f"steps {', '.join(map(str, steps))} in new processes"
         if all(resumed[step].hex() == self.losses[step].hex() for step in steps):
-            return f"{what}: the same losses, bit for bit"
+            return f"{what}: bit-equal losses"
         in_16_bits = self.recipe.training.get("bf16") or self.recipe.training.get("fp16")
         allowed = ROUNDING_IN_16_BITS if in_16_bits else ROUNDING
         if manifest.exactness == BIT_EXACT or not difference <= allowed:  # NaN is not
-            remedy = "Something that decides the next step is not in the checkpoint: give it a state_dict"
+            remedy = "State that affects the next step is not in the checkpoint: give that object a state_dict"
             raise CheckpointError(f"{what}: losses differ by {difference:.1e}. {remedy}.")
-        return f"{what}: losses differ by {difference:.1e}, as expected of this run ({manifest.exactness})"
+        return f"{what}: losses differ by {difference:.1e}, as expected for this run ({manifest.exactness})"
 
     def check_disk(self) -> str:
-        """Compare the measured sizes, over the whole run, with the free space."""
+        """Compare the disk space needed by the whole run, from measured sizes, with the free space."""
         checkpoint = next(iter(published_checkpoints(self.run)), None)
         if checkpoint is None:
-            raise SkippedPart("nothing was saved that could be measured")
+            raise SkippedPart("no checkpoint or export to measure")
         needs = DiskNeeds(size_of(checkpoint), size_of(self.run / EXPORT), checkpoints_at_once(self.recipe))
         check_disk(self.recipe, needs, freed=size_of(self.scratch))
         parts = f"{needs.checkpoints_at_once} x {format_bytes(needs.checkpoint)} of checkpoints"
         return f"{parts} + {format_bytes(needs.export)} of {EXPORT} = {format_bytes(needs.total)}, which fits"
 
     def start(self, part: str) -> CptError | None:
-        """Run a part to its end, and put into words what its processes measured (the most of any of them)."""
+        """Run a part to its end, and describe its processes' measurements (the maximum over processes)."""
         file, log, reports = self.scratch / "recipe.yaml", self.scratch / f"{part}.log", self.scratch / part
         file.write_text(dump_recipe(self.rehearsed))
         reports.mkdir()
         words = command_of_attempt([part, str(file), str(reports)], self.processes, self.launcher, PROGRAM)
-        # Without PYTHONSAFEPATH, Python would look for modules in the program's folder first.
+        # Without PYTHONSAFEPATH, Python would import modules from the program's folder first.
         environment = {"PYTHONSAFEPATH": "1", "PYTHONPATH": environment_alone()["PYTHONPATH"]}
         with log.open("wb") as output:
             child = Child(words, environment=environment, output=output)
@@ -237,8 +237,8 @@ class Rehearsal:
         most = {key: max(one[key] for one in found) for key in (found[0] if found else ())}
         if most:
             gpu = f"GPU {format_bytes(most['gpu'])} of {format_bytes(most['gpu_total'])}, " if "gpu" in most else ""
-            host = f"host {format_bytes(most['host'])} a process, of {host_memory_gib():,.1f} GiB"
-            self.measured = f"{most['seconds']:.2f} s for a step; {gpu}{host}"
+            host = f"host {format_bytes(most['host'])} per process, of {host_memory_gib():,.1f} GiB"
+            self.measured = f"{most['seconds']:.2f} s per step; {gpu}{host}"
         if code == 0:
             return None
         status, text = Run(self.run).status(), log.read_text(errors="replace")
@@ -266,11 +266,11 @@ def losses_of(run: Path) -> dict[int, float]:
 
 @contextmanager
 def scratch_folder(recipe: Recipe) -> Iterator[Path]:
-    """An empty folder beside the run's, for one rehearsal at a time."""
+    """An empty folder next to the run's, locked for one rehearsal at a time."""
     folder = recipe.output_dir / f".{recipe.name}.rehearsal"
     probe("output_dir", folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / LOCK, f"this recipe is being rehearsed already, in {folder}. Wait for its end."):
+    with locked(folder / LOCK, f"another rehearsal of this recipe is running in {folder}. Wait for it."):
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -283,21 +283,20 @@ def command(
     recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
-    processes: Annotated[int, typer.Option(min=1, help="Processes on this machine, as many as the run's.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Processes on this machine, as for the run.")] = 1,
     launcher: Annotated[
-        str | None, typer.Option(help='The launcher that starts them, such as "accelerate launch".')
+        str | None, typer.Option(help='Launcher for the processes, such as "accelerate launch".')
     ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Rehearse a run: longest rows, first steps, evaluation, save, export, resume, disk. Exit code 2 on a failure.
+    """Rehearse a run: longest rows, first steps, evaluation, save, export, resume, disk. Exit code 2 on failure.
 
-    It works in its own folder beside the run's, on the same disk. The folder is removed at the end, unless something
-    failed.
+    It uses a folder next to the run's, on the same disk, and removes it at the end unless a step failed.
 
     Example: cpt rehearse recipe.yaml --processes 2
     """
     if "RANK" in os.environ:
-        raise LaunchError("a rehearsal starts its processes itself: cpt rehearse RECIPE --processes N, or --launcher.")
+        raise LaunchError("`cpt rehearse` starts processes itself. Use --processes N, or --launcher.")
     refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
     if launcher is None:
@@ -312,18 +311,18 @@ def command(
             is_kept = bool(failed) and failed != ["recipe"]
         except KeyboardInterrupt as problem:
             is_kept = False
-            typer.echo("Interrupted. The processes have ended, and the rehearsal's folder is removed.", err=True)
+            typer.echo("Interrupted. The processes have ended, and the rehearsal's folder was removed.", err=True)
             raise typer.Exit(130) from problem
         finally:
             if not is_kept:
                 shutil.rmtree(scratch, ignore_errors=True)
-                with suppress(OSError):  # other runs are there
+                with suppress(OSError):  # not empty: it has other runs
                     scratch.parent.rmdir()
     if json_output:
         rows = [asdict(finding) for finding in findings]
         folder = str(scratch) if is_kept else None
         typer.echo(json.dumps({"passed": not failed, "folder": folder, "findings": rows}, indent=1))
-    where = f" The rehearsal's folder is {scratch}, until the next rehearsal." if is_kept else ""
+    where = f" The rehearsal's folder is {scratch}; the next rehearsal replaces it." if is_kept else ""
     if failed:
         raise RehearsalError(f"the run would fail: {', '.join(failed)}.{where}")
     if not json_output:

@@ -1,4 +1,4 @@
-"""One start of a rehearsed run: `rehearse_program.py PART RECIPE REPORTS`, started by the run's launcher."""
+"""Run one part of a rehearsal: `rehearse_program.py PART RECIPE REPORTS`, started by the run's launcher."""
 
 import json
 import resource
@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-from cpt.command_line import run_command, show_log  # first: it keeps libraries quiet that the others import
+from cpt.command_line import run_command, show_log  # first: it silences libraries that the others import
 
 # isort: split
 import numpy as np
@@ -29,18 +29,18 @@ from cpt.recipe.load import load_recipe
 from cpt.training.trainer import CPTTrainer
 
 SAVED_STEP, LAST_STEP = 2, 4
-LONGEST_ROWS_STEPS = 2  # the first creates the optimizer's states, the second has them from its beginning
-EVALUATED_DOCUMENTS = 64  # of each held-out set: the longest, which take the most memory
+LONGEST_ROWS_STEPS = 2  # the first creates the optimizer's states, the second starts with them
+EVALUATED_DOCUMENTS = 64  # the longest of each held-out set, which need the most memory
 PROMPTS_READ = 4096
 ANSWERS = ("chosen_ids", "rejected_ids", "completion_ids")
 
 
 class EnoughSteps(Interrupted):
-    """This start needs no further steps."""
+    """The part has trained enough steps."""
 
 
 class EndAtLog(TrainerCallback):
-    """Ends this start at the first log of a loss from a step on; it comes after the callbacks that write the log."""
+    """Stop at the first logged loss at or after a step; must come after the callbacks that write the log."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -51,7 +51,7 @@ class EndAtLog(TrainerCallback):
 
 
 class Rehearsed(TrainerCallback):
-    """Measure the steps, evaluate and save after one of them, and stop early."""
+    """Measure steps, evaluate and save after one of them, and stop early."""
 
     def __init__(self, reports: Path, *, evaluates: bool) -> None:
         self.report, self.evaluates, self.began = reports / f"rank-{rank()}.json", evaluates, 0.0
@@ -76,10 +76,10 @@ class Rehearsed(TrainerCallback):
 
 
 class LongestRows(Dataset[dict[str, Any]]):
-    """Rows as long as the recipe allows, of the run's own tokens.
+    """Rows as long as the recipe allows, made of the run's tokens.
 
-    Packed rows hold two documents, since the mask between them takes memory. Answers follow a prompt of one token, so
-    that nearly all of the row is scored. What the model writes itself becomes as long as it may be.
+    Packed rows hold two documents, since the mask between them takes memory. Prompts have one token, so that nearly
+    the whole row is scored. Generated completions have the maximal length.
     """
 
     def __init__(self, trainer: CPTTrainer) -> None:
@@ -107,7 +107,7 @@ class LongestRows(Dataset[dict[str, Any]]):
         labels, positions = ids.clone(), torch.arange(self.length)
         labels[0] = IGNORED
         example = {"input_ids": ids, "labels": labels, "position_ids": positions}
-        if "attention_mask" in row:  # a row of a token budget is a batch of its own: one document of all its tokens
+        if "attention_mask" in row:  # with a token budget a row is a whole batch: one document of all its tokens
             example["attention_mask"] = torch.ones_like(ids)
             return {name: values[None] for name, values in example.items()}
         if self.model_writes:
@@ -150,7 +150,7 @@ def command(
 
 
 def train_in_own_process(recipe: Path, ready: Callable[[CPTTrainer], None]) -> None:
-    """Train, to the end or until `EnoughSteps`; this process does nothing else."""
+    """Train to the end or until `EnoughSteps`, then exit."""
     show_log()
     disable_progress_bar()
     with suppress(EnoughSteps):

@@ -1,4 +1,4 @@
-"""`cpt reproduce RUN`: run it again from its record, and report whether the results are bit-equal."""
+"""`cpt reproduce RUN`: repeat a run from its record, and report whether the results are bit-equal."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from cpt.command_line import refuse_ignored, run_command  # first: it keeps libraries quiet that the others import
+from cpt.command_line import refuse_ignored, run_command  # first: it silences libraries that the others import
 
 # isort: split
 import typer
@@ -49,46 +49,46 @@ from cpt.tokenizer.load import load_tokenizer
 from cpt.training.arguments import hash_of_tokenizer
 from cpt.training.trainer import CPTTrainer
 
-DIFFERS = 3  # the exit code; 2 is a mistake of the user's
+DIFFERS = 3  # the exit code; 2 means a user error
 SUFFIX, TAG = "-reproduced", "reproduces "
-OF_A_MACHINE = "CUDA_VISIBLE_DEVICES"  # its numbers mean nothing on another machine
-OF_A_START = ("variable ", "host memory", "host_memory_gib", "platform")  # set as they were, or irrelevant to results
-DECIDED = ("loss", "grad_norm")  # figures that follow from recipe, data and code; all of evaluations do too
+OF_A_MACHINE = "CUDA_VISIBLE_DEVICES"  # device numbers of one machine
+OF_A_START = ("variable ", "host memory", "host_memory_gib", "platform")  # restored, or irrelevant to results
+DECIDED = ("loss", "grad_norm")  # metrics determined by recipe, data and code; those of evaluations are too
 OF_TIME = ("_runtime", "_per_second")
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    logs: int  # compared logs with a loss
+    logs: int  # number of compared logs with a loss
     evaluations: int
     last_step: int
-    difference: dict[str, Any] | None  # step, figure, and its values then and now, where the two differ first
-    weights_differ: list[str] | None  # files of the final model that differ; None if one of the two has no model
+    difference: dict[str, Any] | None  # first difference: step, metric, and its values then and now
+    weights_differ: list[str] | None  # files of the final model that differ; None if a run has no final model
 
     @property
     def is_bit_equal(self) -> bool:
-        """There was something to compare, and all of it is the same."""
+        """Whether there was something to compare, and all of it is equal."""
         return self.logs > 0 and self.difference is None and not self.weights_differ
 
 
 def command(
-    run: Annotated[str, typer.Argument(help="The folder of a run, or its name below runs/.")],
-    steps: Annotated[int | None, typer.Option(help="How many of its steps; all by default.", min=1)] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="How many processes; as it had by default.")] = None,
+    run: Annotated[str, typer.Argument(help="A run's folder, or its name below runs/.")],
+    steps: Annotated[int | None, typer.Option(help="Number of steps; all by default.", min=1)] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Number of processes; by default as recorded.")] = None,
     launcher: Annotated[
-        str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')
+        str | None, typer.Option(help='Launcher for the processes, such as "accelerate launch".')
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Run a run again from its record. The exit code is 3 if losses differ; then differences of code, versions and
-    hardware are printed.
+    """Repeat a run from its record. Exit code 3 if losses differ; differences in code, versions and hardware are then
+    printed.
 
-    Data, tokenizer and weights must be unchanged: otherwise nothing runs, and each changed file is named.
+    Data, tokenizer and weights must be unchanged; otherwise the changed files are listed and nothing runs.
 
     Example: cpt reproduce runs/my-run --steps 100
     """
     if "RANK" in os.environ:
-        raise LaunchError("`cpt reproduce` starts its processes itself. Start it without a launcher, with --launcher.")
+        raise LaunchError("`cpt reproduce` starts processes itself. Run it directly, with --launcher.")
     refuse_ignored({"--processes": processes is not None and launcher is not None}, BY_THE_LAUNCHER)
     folder = find_run(run)
     record = read_complete(folder)
@@ -103,10 +103,10 @@ def command(
         refuse_more_than_the_machine_holds(number, on_gpus=on_gpus)
         if on_gpus and processes is None and get(environment, "hardware", "gpus") and len(find_gpus()) < number:
             raise LaunchError(
-                f"{folder} ran on {number} GPUs, and this machine has {len(find_gpus())}. Give --processes N (then its"
+                f"{folder} ran on {number} GPUs, but this machine has {len(find_gpus())}. Set --processes N (then"
                 " losses are equal up to rounding only), or --launcher for several machines."
             )
-    # A logged loss is the mean since the log before, so the repetition ends at a log.
+    # A logged loss is the mean since the previous log, so the repetition ends at a log.
     logged = record.metrics.curve("loss", "step")[0]
     last = None if steps is None else next((int(one) for one in logged if one >= steps), None)
     with contextlib.chdir(place):
@@ -114,9 +114,9 @@ def command(
         differences = list(changes(environment, {**describe_environment(), "processes": number}))
     if not as_json:
         if last not in (None, steps):
-            tell(f"Runs {last} steps, to the next log: a logged loss is the mean since the last log.")
+            tell(f"Running {last} steps, to the next log: a logged loss is the mean since the previous log.")
         for difference in differences:
-            tell(f"Changed since: {difference}.")
+            tell(f"Changed since then: {difference}.")
     words = ["--steps", str(last)] if last else []
     again = run_again(record, repetition_of(record, recipe), words, number, launcher, quiet=as_json)
     result = compare_results(record, again)
@@ -136,19 +136,19 @@ def command(
 
 
 def read_complete(folder: Path) -> RunRecord:
-    """The record of a run; CheckpointError if a part that the repetition needs is missing or damaged."""
+    """Read a run's record; CheckpointError if a part needed to repeat the run is missing or damaged."""
     record = read_run(folder)
     parts = {RECIPE: record.recipe, "environment.json": record.environment, INPUTS: record.inputs}
     missing = [name for name, content in parts.items() if not content]
     if "loss" not in record.metrics.names:
         missing.append(f"{METRICS} with a loss")
     if missing:
-        raise CheckpointError(f"{folder} cannot be repeated: no readable {', '.join(missing)}.")
+        raise CheckpointError(f"{folder} cannot be repeated. Missing or unreadable: {', '.join(missing)}.")
     return record
 
 
 def place_of(environment: Content) -> Path:
-    """The folder that the run was started in, for its relative paths; the current one if that is gone."""
+    """The run's working directory, for relative paths; the current one if it no longer exists."""
     started_in = Path(environment.get("folder", "."))
     return started_in if started_in.is_dir() else Path.cwd()
 
@@ -165,7 +165,7 @@ def refuse_changed_inputs(folder: Path, recipe: Recipe, inputs: Content) -> None
     try:
         found = hash_of_tokenizer(load_tokenizer(recipe.tokenizer, recipe.model))
         if get(inputs, "tokenizer", "xxh3") not in (None, found):
-            changed.append(f"tokenizer: {get(inputs, 'tokenizer', 'path')} gives other ids")
+            changed.append(f"tokenizer: {get(inputs, 'tokenizer', 'path')} encodes to different ids")
     except CptError as problem:
         changed.append(f"tokenizer: {problem}")
     for part in ("weights", "teacher"):
@@ -184,7 +184,7 @@ def refuse_changed_inputs(folder: Path, recipe: Recipe, inputs: Content) -> None
 
 
 def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str]) -> list[str]:
-    if not recorded:  # it was never read to its end: the fingerprint of the rows is compared after the run
+    if not recorded:  # never read completely: the rows' fingerprints are compared after the run
         return []
     try:
         versions = {name: version for name, _, version in states_of(source, key)}
@@ -192,7 +192,7 @@ def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str])
         return [f"{key}: {problem}"]
     if not versions:  # a function, or a dataset without files
         return []
-    # Recorded file -> the same file now: by its path, or by its name if the files have moved.
+    # Recorded file -> the same file now, matched by path, or by name if the files have moved.
     pairs = {name: name for name in recorded if name in versions}
     others = {Path(name).name: name for name in versions if name not in pairs}
     pairs |= {name: others[Path(name).name] for name in recorded if name not in pairs and Path(name).name in others}
@@ -203,10 +203,10 @@ def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str])
 
 
 def repetition_of(record: RunRecord, recipe: Recipe) -> Recipe:
-    """The recipe to run: the run's own with the values chosen for `auto`; without trackers, callbacks and archive."""
+    """The recipe to run: the run's, with the values chosen for `auto`, without trackers, callbacks and archive."""
     chosen = get_dict(record.inputs, "training")
     training = {key: chosen.get(key, value) if value == "auto" else value for key, value in recipe.training.items()}
-    if chosen.get("deepspeed"):  # its content: the file may have changed, or accelerate's own config have named it
+    if chosen.get("deepspeed"):  # the recorded content: the file may have changed, or come from accelerate's config
         training["deepspeed"] = chosen["deepspeed"]
     model, dtype = recipe.model, get(record.inputs, "weights", "dtype")
     is_sharded = training.get("deepspeed") or training.get("fsdp")
@@ -231,7 +231,7 @@ def repetition_of(record: RunRecord, recipe: Recipe) -> Recipe:
 def run_again(
     record: RunRecord, recipe: Recipe, words: Sequence[str], processes: int, launcher: str | None, *, quiet: bool
 ) -> Path:
-    """Run it with these options of `run_recipe`, and return its folder; TrainingError if it fails."""
+    """Run the recipe with these options of `run_recipe`, and return its folder; TrainingError if it fails."""
     folder = empty_folder(recipe)
     file = folder.with_name(f".{folder.name}.yaml")
     file.write_text(dump_recipe(recipe), encoding="utf-8")
@@ -252,30 +252,30 @@ def run_again(
 
 
 def empty_folder(recipe: Recipe) -> Path:
-    """The repetition's folder, without an earlier repetition; ResourceError if it holds something else."""
+    """Remove an earlier repetition, and return its folder; ResourceError if the folder is not a repetition."""
     folder = recipe.output_dir / recipe.name
     if folder.exists():
         if recipe.tags[-1] not in (read_recipe(folder / RECIPE).get("tags") or []):
-            raise ResourceError(f"{folder} exists and is no repetition of this run. Move it away.")
+            raise ResourceError(f"{folder} exists and is not a repetition of this run. Move or rename it.")
         shutil.rmtree(folder)
     return folder
 
 
 def environment_of(record: RunRecord) -> tuple[dict[str, str], list[str]]:
-    """Variables to set as they were, and those to unset."""
+    """Environment variables to restore, and those to unset."""
     then = get_dict(record.environment, "variables")
     now = deciding_variables() if "variables" in record.environment else {}
     variables = {name: value for name, value in then.items() if name != OF_A_MACHINE}
     cores = get(record.environment, "hardware", "cores")
     if cores is not None and cores != count_cpu_cores() and record.environment.get("processes", 1) == 1:
-        variables.setdefault("OMP_NUM_THREADS", str(cores))  # torch takes it from the cores; it decides orders of sums
+        variables.setdefault("OMP_NUM_THREADS", str(cores))  # torch's default is the cores; affects sums
     dropped = [name for name in now if name not in variables and name != OF_A_MACHINE]
-    # Python would look for modules first in the program's folder, whose files could hide others.
+    # Otherwise Python imports from the program's folder first, whose files could shadow other modules.
     return {**variables, "PYTHONSAFEPATH": "1", "PYTHONPATH": environment_alone()["PYTHONPATH"]}, dropped
 
 
 def compare_results(record: RunRecord, again: Path) -> Reproduction:
-    """Compare logs, evaluations and final weights as far as both runs have them."""
+    """Compare the logs, evaluations and final weights that both runs have."""
     before, after = (logs_of(folder) for folder in (record.folder, again))
     common = [key for key in before if key in after]
     differences = (first_difference(key[0], before[key], after[key]) for key in common)
@@ -293,7 +293,7 @@ def compare_results(record: RunRecord, again: Path) -> Reproduction:
 
 
 def logs_of(folder: Path) -> dict[tuple[int, str], Content]:
-    """(step, `loss` or the first figure of an evaluation) -> line of the metrics."""
+    """(step, `loss` or the first metric of an evaluation) -> line of the metrics file."""
     logs = {}
     for line in read_objects(folder / METRICS):
         kind = "loss" if "loss" in line else next((name for name in line if name.startswith("eval_")), None)
@@ -303,7 +303,7 @@ def logs_of(folder: Path) -> dict[tuple[int, str], Content]:
 
 
 def first_difference(step: int, then: Content, now: Content) -> dict[str, Any] | None:
-    """The first figure of two lines that is not the same bit for bit; JSON keeps all digits, NaN equals NaN."""
+    """The first metric of two lines that is not bit-equal; JSON keeps all digits, NaN equals NaN."""
     for name in {**then, **now}:
         old, new = then.get(name), now.get(name)
         is_decided = name in DECIDED or (name.startswith("eval_") and not name.endswith(OF_TIME))
@@ -313,7 +313,7 @@ def first_difference(step: int, then: Content, now: Content) -> dict[str, Any] |
 
 
 def changes(then: Content, now: Content) -> Iterator[str]:
-    """What differs between the environments of two starts; unknown values are not compared."""
+    """Yield differences between the environments of two starts; unknown values are not compared."""
     before, after = surroundings(then), surroundings(now)
     for topic, values in before.items():
         for name, value in values.items():
@@ -323,13 +323,13 @@ def changes(then: Content, now: Content) -> Iterator[str]:
 
 
 def late_changes(record: RunRecord, again: Path) -> Iterator[str]:
-    """Rows that differ although the files are the same, and what later starts of the run changed."""
+    """Yield rows that differ although the files are equal, and changes at later starts of the run."""
     then, now = (get(inputs, "data", "fingerprint") for inputs in (record.inputs, read_object(again / INPUTS)))
     if then != now:
-        yield f"data: rows made of the same files (fingerprint) {then} -> {now}"
+        yield f"data: rows made from the same files (fingerprint) {then} -> {now}"
     for start in record.starts:
         for change in changes(record.environment, {**record.environment, **start}):
-            yield f"{change}, from the run's own start at {start.get('started')} on"
+            yield f"{change}, since the run's start at {start.get('started')}"
 
 
 def report(result: Reproduction, differences: Sequence[str]) -> list[str]:
@@ -341,15 +341,15 @@ def report(result: Reproduction, differences: Sequence[str]) -> list[str]:
     if found := result.difference:
         lines = [f"NOT equal: {found['figure']} at step {found['step']} was {found['then']}, now {found['now']}."]
     elif result.weights_differ:
-        lines = [f"NOT equal: the losses are, but not the final weights: {', '.join(result.weights_differ)}."]
+        lines = [f"NOT equal: losses are equal, but final weights differ: {', '.join(result.weights_differ)}."]
     else:
-        lines = ["NOT compared: the repetition logged no loss at a step where the run did."]
+        lines = ["NOT compared: the two runs logged no loss at the same step."]
     if differences:
-        return [*lines, "What changed since:", *(f"  {difference}" for difference in differences)]
+        return [*lines, "Changed since then:", *(f"  {difference}" for difference in differences)]
     reasons = (
-        "Code, data, versions and hardware are the same. Possible reasons: GPU kernels that add in no fixed order"
-        " (`training: {full_determinism: true}` fixes it, at a cost), another number of processes or a smaller"
-        " micro-batch during the run (see starts.jsonl and events.jsonl), or random numbers in code of your own."
+        "Code, data, versions and hardware are the same. Possible reasons: nondeterministic GPU kernels"
+        " (`training: {full_determinism: true}` avoids them, but is slower), another number of processes or a smaller"
+        " micro-batch during the run (see starts.jsonl and events.jsonl), or random numbers in custom code."
     )
     return [*lines, reasons]
 

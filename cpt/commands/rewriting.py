@@ -1,9 +1,9 @@
-"""Let a local model rewrite the documents of a source, and record where each text comes from.
+"""Rewrite the documents of a source with a local model, and record where each text comes from.
 
-Texts are taken in groups of 256. A group becomes one file of the output, written atomically, so a killed run loses
-at most a group; the next run finds finished groups by the hash of their texts. An answer depends on the text, the
-model, the prompt, the sampling and the seed only, except for the rounding of kernels: in float32 batches of any size
-gave the same texts; in bfloat16 another batch size may decide between two tokens that are almost equally likely.
+Texts are processed in groups of 256. A group becomes one output file, written atomically, so a killed run loses at
+most one group; the next run recognizes finished groups by the hash of their texts. An answer depends only on the
+text, the model, the prompt, the sampling and the seed, except for rounding in kernels: in float32 all batch sizes
+gave the same texts; in bfloat16 the batch size may decide between two tokens that are almost equally likely.
 """
 
 import hashlib
@@ -32,13 +32,13 @@ from cpt.recipe.schema import DocumentSource, Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
 
 GROUP = 256
-WRAP_TOKENS = 300  # arxiv.org/abs/2401.16380, section 3.1: of longer texts models omit parts
+WRAP_TOKENS = 300  # arxiv.org/abs/2401.16380, section 3.1: models omit parts of longer texts
 KEY = "source"  # for messages: `source.path`
 OWN_FOLDER = ".rewrite"  # sources skip hidden folders
 
-# Four styles as in WRAP (arxiv.org/abs/2401.16380), which found that web text mixed with such rewritten text is
-# learned faster. The words are ours. Each prompt ends with where the answer begins, so that base models, which know no
-# chat, continue it.
+# Four styles as in WRAP (arxiv.org/abs/2401.16380): web text mixed with such rewritten text was learned faster. The
+# wording is ours. Each prompt ends with the beginning of the answer, so that base models without a chat format
+# continue it.
 STYLES = {  # name -> instruction, beginning of the answer
     "clear_prose": (
         "Rewrite the text below in clear, well organised prose, as a good encyclopedia would put it. Keep every fact,"
@@ -69,7 +69,7 @@ PROMPTS = {name: f"{order}\n\nText:\n{TEXT}\n\n{start}\n" for name, (order, star
 @dataclass(frozen=True)
 class Prompt:
     name: str
-    template: str  # with `{text}` where the text belongs
+    template: str  # contains `{text}`, the place of the text
 
     @property
     def sha256(self) -> str:
@@ -78,34 +78,34 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Task:
-    """Which documents to rewrite, and how."""
+    """The documents to rewrite, and the options."""
 
     source: DocumentSource
     model: Model
     prompt: Prompt
     sampling: Sampling = Sampling()
     max_input_tokens: int = WRAP_TOKENS
-    """Longer documents are cut at the ends of paragraphs, and each piece is a text of its own."""
+    """Longer documents are split at the ends of paragraphs, and each piece is a separate text."""
     seed: int = 42
-    cut_off: Literal["drop", "keep"] = "drop"  # what to do with an answer that had not ended at `max_new_tokens`
+    cut_off: Literal["drop", "keep"] = "drop"  # for answers that do not end within `max_new_tokens`
     min_characters: int = 40  # shorter answers are dropped
     batch_size: int = 8
 
 
 @dataclass
 class Rewritten:
-    """What `rewrite` did; groups of earlier runs are counted too."""
+    """Counts of `rewrite`, including groups of earlier runs."""
 
     documents: int = 0
-    pieces: int = 0  # texts that the model was given: documents, cut if they were long
-    texts: int = 0  # that were made
+    pieces: int = 0  # texts given to the model: documents, split if long
+    texts: int = 0  # rewritten texts
     dropped: Counter[str] = field(default_factory=Counter)
     groups_done_before: int = 0
 
 
 @dataclass(frozen=True)
 class TextPiece:
-    """A part of a document, or all of it."""
+    """A document, or a part of it."""
 
     text: str
     text_hash: str
@@ -115,11 +115,11 @@ class TextPiece:
 
 
 def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda done: None) -> Rewritten:
-    """Prompt the model with each document, and write its answers to `output` as jsonl that a recipe's source reads.
+    """Prompt the model with each document, and write its answers to `output` as jsonl for a recipe's source.
 
     Raises:
-        RecipeError: the model's window is too small, or `output` holds texts of another task.
-        LaunchError: another process writes there.
+        RecipeError: the model's context window is too small, or `output` has texts of another task.
+        LaunchError: another process writes to `output`.
     """
     path, revision = str(task.model.path), task.model.revision
     hashes = hash_weights(path, revision).items()
@@ -134,7 +134,7 @@ def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda
         "cpt_version": version(DISTRIBUTION),
     }
     rules = {
-        # A source may grow: its texts are compared group by group.
+        # A source may grow, so its texts are compared per group.
         "source": task.source.model_dump(mode="json", exclude={"name", "max_documents"}),
         "max_input_tokens": task.max_input_tokens,
         "cut_off": task.cut_off,
@@ -160,7 +160,7 @@ def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda
             done.dropped.update(counts["dropped"])
             tell(done)
             number += 1
-        while any(file.exists() for file in files_of_group(output, number)):  # of a source that was longer then
+        while any(file.exists() for file in files_of_group(output, number)):  # the source was longer before
             for file in files_of_group(output, number):
                 file.unlink(missing_ok=True)
             number += 1
@@ -168,11 +168,11 @@ def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda
 
 
 def load_answerer(task: Task, tokenizer: PreTrainedTokenizerBase, question: RewriteQuestion) -> Answerer:
-    """Load the model, on the GPU in bfloat16 where there is one, else in float32; RecipeError if question and answer
-    do not fit into its window."""
+    """Load the model, on the GPU in bfloat16 if there is one, else in float32; RecipeError if question and answer do
+    not fit into its window."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = build_model(task.model, tokenizer, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
-    assert isinstance(model, PreTrainedModel), "no adapters were asked for"
+    assert isinstance(model, PreTrainedModel), "no adapters were requested"
     config = model.config.get_text_config()
     window = vars(config).get("max_position_embeddings") or vars(config).get("n_positions")
     new = task.sampling.max_new_tokens
@@ -182,8 +182,8 @@ def load_answerer(task: Task, tokenizer: PreTrainedTokenizerBase, question: Rewr
             f"{task.model.path}: question, text and answer need up to {needed:,} tokens, and the model's window has"
             f" {window:,}. Lower --max-input-tokens ({task.max_input_tokens:,}) or --max-new-tokens ({new:,})."
         )
-    model.config.use_cache = True  # off for training
-    model.to(device)  # type: ignore[arg-type]  # as transformers types it
+    model.config.use_cache = True  # off in training
+    model.to(device)  # type: ignore[arg-type]  # transformers' annotation of `to`
     return Answerer(model, tokenizer, task.sampling, task.batch_size)
 
 
@@ -202,7 +202,7 @@ def rewrite_group(
     provenance: Mapping[str, object],
 ) -> tuple[list[dict[str, object]], Counter[str]]:
     """The output's rows, and reason -> how many answers were dropped."""
-    # The seed of a text: 64 bits of the hash of the text, the prompt and the run's seed.
+    # A text's seed: 64 bits of the hash of text, prompt and `seed`.
     fixed = f"{task.seed} {task.prompt.sha256}"
     seeds = [int.from_bytes(hashlib.sha256(f"{fixed} {piece.text_hash}".encode()).digest()[:8]) for piece in pieces]
     answers = answerer.answer([question.ids(piece.text) for piece in pieces], seeds)
@@ -242,28 +242,28 @@ def sha256(text: str) -> str:
 
 
 def refuse_another_task(folder: Path, task: Mapping[str, object]) -> None:
-    """RecipeError if the folder holds texts of another task; else record this one."""
+    """Record this task; RecipeError if the folder has texts of another task."""
     file = folder / OWN_FOLDER / "task.json"
     now = orjson.loads(orjson.dumps(task))
     before = orjson.loads(file.read_bytes()) if file.exists() else now
     if differing := sorted(key for key in now.keys() | before.keys() if now.get(key) != before.get(key)):
         names = ", ".join(differing)
-        raise RecipeError(f"{folder} holds texts of another task ({names} differ). Give another --output.")
+        raise RecipeError(f"{folder} has texts of another task ({names} differ). Choose another --output.")
     if not file.exists():
         write_atomic(file, orjson.dumps(now, option=orjson.OPT_INDENT_2))
 
 
 def files_of_group(folder: Path, number: int) -> tuple[Path, Path]:
-    """The texts of a group, and its counts, which mark it as done."""
+    """The files of a group: its texts, and its counts, which mark the group as finished."""
     return folder / f"rewritten-{number:05}.jsonl", folder / OWN_FOLDER / f"{number:05}.json"
 
 
 def read_counts(texts: Path, counts: Path, asked: str) -> dict[str, Any] | None:
-    """The counts of a group, if an earlier run made it of the same texts."""
+    """The counts of a group if an earlier run made it from the same texts."""
     if not counts.exists():
         return None
     found: dict[str, Any] = orjson.loads(counts.read_bytes())
-    # An empty group has no file: sources take one for a mistake.
+    # An empty group has no file, because sources refuse empty files.
     return found if found["asked_sha256"] == asked and texts.exists() == (found["texts"] > 0) else None
 
 
@@ -276,12 +276,12 @@ def write_group(texts: Path, counts: Path, rows: Sequence[Mapping[str, object]],
 
 
 def find_prompt(name: str) -> Prompt:
-    """A prompt by its name, or from a file with `{text}` in it; RecipeError if there is none."""
+    """Return a prompt by name, or from a file that contains `{text}`; RecipeError if not found."""
     if name in PROMPTS:
         return Prompt(name, PROMPTS[name])
     path = Path(name).expanduser()
     if not path.is_file():
-        known = f"{did_you_mean(name, list(PROMPTS))} There is: {', '.join(PROMPTS)}; or a file with {TEXT} in it."
+        known = f"{did_you_mean(name, list(PROMPTS))} Prompts: {', '.join(PROMPTS)}; or a file that contains {TEXT}."
         raise RecipeError(f"--prompt {name}: no such prompt or file.{known}")
     try:
         template = path.read_text(encoding="utf-8")
@@ -289,5 +289,5 @@ def find_prompt(name: str) -> Prompt:
         reason = f"the file is not UTF-8 (byte {problem.start:,}). Save it as UTF-8."
         raise RecipeError(f"--prompt {name}: {reason}") from problem
     if TEXT not in template:
-        raise RecipeError(f"--prompt {name}: {TEXT} is missing. Write it where the text belongs.")
+        raise RecipeError(f"--prompt {name}: {TEXT} is missing. Insert it at the place of the text.")
     return Prompt(path.name, template)

@@ -1,4 +1,4 @@
-"""Ask a local model about many texts at a time; each gets the answer that it would get alone."""
+"""Prompt a local model with batches of texts; each text gets the same answer as alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,21 +21,21 @@ from cpt.data.store.tokenization import adds_bos
 from cpt.errors import RecipeError, ResourceError
 
 TEXT = "{text}"
-PLACE = "\ufdd0the text goes here\ufdd0"  # no text has this character (a noncharacter of Unicode)
+PLACE = "\ufdd0the text goes here\ufdd0"  # a Unicode noncharacter, which texts do not contain
 SEPARATORS = ("\n\n", "\n", ". ", " ")
 
 
 @dataclass(frozen=True)
 class Sampling:
     max_new_tokens: int = 512
-    temperature: float = 0.7  # 0: always the most likely token
-    top_p: float = 0.95  # only the most likely tokens that have this much of the probability together
+    temperature: float = 0.7  # 0: greedy decoding
+    top_p: float = 0.95  # sample from the most likely tokens with this total probability
 
 
 @dataclass(frozen=True)
 class Answer:
     text: str
-    is_cut_off: bool  # it had not ended when it had `max_new_tokens`
+    is_cut_off: bool  # reached `max_new_tokens` before its end
 
 
 class Answerer:
@@ -43,12 +43,12 @@ class Answerer:
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, batch_size: int
     ) -> None:
         self.model, self.tokenizer, self.sampling, self.batch_size = model.eval(), tokenizer, sampling, batch_size
-        # An answer ends with the tokenizer's end, or with those that the model came with (a chat's end of turn).
+        # An answer ends with the tokenizer's EOS, or with those of the model's generation config (end of turn).
         own = None if model.generation_config is None else model.generation_config.eos_token_id
         listed = own if isinstance(own, list) else [] if own is None else [own]
         self.ends = list(dict.fromkeys([int(cast(int, tokenizer.eos_token_id)), *map(int, listed)]))
         self.pad = int(cast(int, tokenizer.pad_token_id))
-        # Replaces the model's own, from which `generate` would take every option that a second config does not set.
+        # Replaces the model's config: `generate` would take every option from it that a second config does not set.
         model.generation_config = GenerationConfig(
             do_sample=False,
             max_new_tokens=sampling.max_new_tokens,
@@ -58,13 +58,13 @@ class Answerer:
         )
 
     def answer(self, questions: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Answer]:
-        """The answers, in the order of the questions; batches have questions of similar length."""
+        """Return the answers in the order of the questions; batches have questions of similar length."""
         order = sorted(range(len(questions)), key=lambda number: len(questions[number]))
         answers: dict[int, Answer] = {}
         for start in range(0, len(order), self.batch_size):
             batch = order[start : start + self.batch_size]
             length = len(questions[batch[-1]])
-            # Padded on the left; `generate` finds padding and positions in the mask.
+            # Padded on the left; `generate` derives positions from the mask.
             rows = [torch.tensor(questions[number], device=self.model.device) for number in batch]
             ids = pad_sequence(rows, batch_first=True, padding_value=self.pad, padding_side="left")
             mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
@@ -77,7 +77,7 @@ class Answerer:
                 written = self.model.generate(input_ids=ids, attention_mask=mask, logits_processor=processors)
             except torch.OutOfMemoryError as problem:
                 what = f"out of GPU memory with {len(batch)} texts"
-                raise ResourceError(f"{what}. Use a smaller --batch-size.") from problem
+                raise ResourceError(f"{what}. Lower --batch-size.") from problem
             for number, row in zip(batch, cast(Tensor, written)[:, length:].tolist(), strict=True):
                 end = next((place for place, token in enumerate(row) if token in self.ends), None)
                 text = str(self.tokenizer.decode(row[:end], skip_special_tokens=True))
@@ -86,8 +86,8 @@ class Answerer:
 
 
 class SeededDraws(LogitsProcessor):
-    """Leaves only the token that the random numbers of each row's own seed choose: transformers has one stream of them
-    for the whole batch, so a text's answer would change with its neighbours."""
+    """Leave only the token chosen by the random numbers of each row's seed: transformers has one random stream for the
+    whole batch, so a text's answer would depend on the other texts."""
 
     def __init__(self, seeds: Sequence[int], prompt_length: int, max_new_tokens: int) -> None:
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]  # on the CPU: the same on any device
@@ -103,7 +103,7 @@ class SeededDraws(LogitsProcessor):
 
 
 class RewriteQuestion:
-    """A template, made ready for a tokenizer. `<|im_end|>` in a document is text like any other, so a document cannot
+    """A template prepared for a tokenizer. `<|im_end|>` in a document is encoded as plain text, so a document cannot
     end its turn of the chat."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
@@ -112,7 +112,7 @@ class RewriteQuestion:
         self.is_chat = tokenizer.chat_template is not None
         self.head, self.tail = list[int](), list[int]()
         if self.is_chat:
-            # With thinking turned off, an option of Qwen3.
+            # Thinking is disabled, an option of Qwen3.
             message = [{"role": "user", "content": PLACE}]
             chat = tokenizer.apply_chat_template(
                 message, tokenize=False, add_generation_prompt=True, enable_thinking=False
@@ -120,7 +120,7 @@ class RewriteQuestion:
             before, place, after = str(chat).partition(PLACE)
             if not place:
                 name = tokenizer.name_or_path
-                raise RecipeError(f"the chat template of `{name}` does not write what the user says. Change --model.")
+                raise RecipeError(f"the chat template of `{name}` omits the user's message. Choose another --model.")
             self.head, self.tail = (encode(tokenizer, part, as_text=False) for part in (before, after))
         elif adds_bos(tokenizer) and tokenizer.bos_token_id is not None:
             self.head = [int(tokenizer.bos_token_id)]
@@ -131,7 +131,7 @@ class RewriteQuestion:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, as_text: bool = True) -> list[int]:
-    """The ids of a text. With `as_text`, special tokens in it become text."""
+    """Encode a text. With `as_text`, special tokens in it are encoded as plain text."""
     return list(tokenizer(text, add_special_tokens=False, split_special_tokens=as_text)["input_ids"])
 
 

@@ -1,4 +1,4 @@
-"""`cpt runs` lists runs with their newest figures; `cpt verify` compares checkpoints with what was written."""
+"""`cpt runs` lists runs with their newest metrics; `cpt verify` checks checkpoints for damage."""
 
 import json
 from dataclasses import asdict
@@ -19,14 +19,14 @@ TEXTS = ("run", "stage", "state", "tags")
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="Where the runs are: `output_dir` of their recipes.")] = Path("runs"),
-    where: Annotated[list[str] | None, typer.Option(help="Only state=finished, tag=x, loss<2.5. Repeat it.")] = None,
-    sort: Annotated[str | None, typer.Option(help="Column, -loss for descending; else newest first.")] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder of the runs: `output_dir` of their recipes.")] = Path("runs"),
+    where: Annotated[list[str] | None, typer.Option(help="Filter: state=finished, tag=x, loss<2.5.")] = None,
+    sort: Annotated[str | None, typer.Option(help="Column, -loss for descending; default: newest first.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the runs below a folder: state, steps, tokens, loss, held-out bits per byte, speed, age, tags.
 
-    Bits per byte are those of the newest evaluation on held-out text.
+    Bits per byte come from the newest evaluation on held-out text.
 
     Example: cpt runs --where state=finished --where "loss<2.5" --sort loss
     """
@@ -66,7 +66,7 @@ def run_cells(values: Values) -> dict[str, str]:
 
 
 def held_out(values: Values) -> str:
-    """The figure of each held-out set, with its name if there are several."""
+    """The bits per byte of each held-out set, with its name if there are several."""
     sets = {set_name(key): decimal(value) for key, value in values.items() if is_bits_per_byte(key)}
     return escape("  ".join(f"{name} {value}" if len(sets) > 1 else value for name, value in sets.items()))
 
@@ -79,11 +79,11 @@ def verify_command(
     path: Annotated[Path, typer.Argument(help="A run's folder, or one checkpoint.")],
     as_json: AsJson = False,
 ) -> None:
-    """Verify sizes and hashes of checkpoints; exit code 2 where something is not as it was written.
+    """Verify sizes and hashes of checkpoints; exit code 2 if files are damaged.
 
     Example: cpt verify runs/my-run
     """
-    from cpt.checkpoints.manifest import verify_path  # with torch, which `cpt runs` does not need
+    from cpt.checkpoints.manifest import verify_path  # imports torch, which `cpt runs` does not need
 
     verified = verify_path(path)
     damaged = [one for one in verified if one.found]
@@ -102,11 +102,11 @@ def verify_command(
     else:
         for one in verified:
             if not one.found:
-                typer.echo(f"{one.folder}: sound (step {one.step}, {one.num_bytes / GIB:.2f} GiB read)")
+                typer.echo(f"{one.folder}: intact (step {one.step}, {one.num_bytes / GIB:.2f} GiB read)")
     if damaged:
         listing = "\n".join(f"  {damage}" for one in damaged for damage in [f"{one.folder}:", *map(str, one.found)])
         raise CheckpointError(
-            f"{len(damaged)} of {len(verified)} are not what was written:\n{listing}\n"
+            f"{len(damaged)} of {len(verified)} are damaged:\n{listing}\n"
             "`cpt train` skips damaged checkpoints and resumes from an older one.\n"
             "Write a damaged model again: cpt export RUN/checkpoint-N --output FOLDER."
         )

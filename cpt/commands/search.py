@@ -1,5 +1,4 @@
-"""`cpt search RECIPE --space SPACE.yaml`: better values of a recipe's keys; or --learning-rates LOW HIGH, a range
-test."""
+"""`cpt search RECIPE`: search values of a recipe's keys (--space), or run a range test (--learning-rates)."""
 
 import os
 from pathlib import Path
@@ -29,36 +28,36 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 def command(
     recipe: RecipePath,
     overrides: Overrides = None,
-    space: Annotated[Path | None, typer.Option(help="YAML file: keys and what they may be, and `search:`.")] = None,
+    space: Annotated[Path | None, typer.Option(help="YAML file: keys with their ranges, and `search:`.")] = None,
     learning_rates: Annotated[
-        tuple[float, float] | None, typer.Option(help="Lowest and highest: one run whose learning rate grows.")
+        tuple[float, float] | None, typer.Option(help="LOW HIGH: one run with a growing learning rate.")
     ] = None,
     steps: Annotated[int, typer.Option(min=20, help="With --learning-rates: length of that run.")] = STEPS,
     parallel: Annotated[int, typer.Option(min=1, help="Trials at a time; each gets its share of the GPUs.")] = 1,
     processes: Processes = 1,
     launcher: Launcher = None,
-    storage: Annotated[str | None, typer.Option(help="URL for Optuna's storage; for several machines.")] = None,
+    storage: Annotated[str | None, typer.Option(help="URL of Optuna's storage, for several machines.")] = None,
     new: Annotated[bool, typer.Option("--new", help="Start another search of the same name (appends -2).")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the space and its recipes.")] = False,
 ) -> None:
     """Search for better values of a recipe's keys; each trial is a run.
 
-    Give the same command again to continue a search.
+    Repeat the command to continue a search.
 
     Example: cpt search recipe.yaml --space space.yaml --parallel 2
     """
     show_log()
     if "RANK" in os.environ:
-        raise LaunchError("a search starts the processes of its trials itself: use `cpt search` with --processes N.")
+        raise LaunchError("a search starts processes itself. Run `cpt search` directly, with --processes N.")
     refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
     options = options_of_train(processes, launcher)
     if learning_rates is not None and space is None:
         ignored = {"--parallel": parallel > 1, "--storage": storage is not None, "--dry-run": dry_run}
-        refuse_ignored(ignored, "with --learning-rates, which is one run")
+        refuse_ignored(ignored, "with --learning-rates, because it is one run")
         range_test(recipe, overrides or (), *learning_rates, steps=steps, options=options, new=new)
         return
     if space is None or learning_rates is not None:
-        raise RecipeError("give either --space SPACE.yaml, or --learning-rates LOW HIGH.")
+        raise RecipeError("use either --space SPACE.yaml, or --learning-rates LOW HIGH.")
     refuse_ignored({"--steps": steps != STEPS}, "without --learning-rates")
     loaded, wanted = load_recipe(recipe, overrides or ()), load_space(space)
     refuse_unlogged_metric(wanted, loaded)
@@ -69,16 +68,16 @@ def command(
     folder = loaded.output_dir / (wanted.settings.name or f"{loaded.name}-search")
     folder = free_name(folder) if new else folder
     if (folder / SEARCHED).exists() and (changes := differing_keys(load_recipe(folder / SEARCHED), loaded)):
-        text = f"{folder} is a search with another recipe. What differs (there -> here):"
+        text = f"{folder} is a search with another recipe. Differences (there -> here):"
         raise RecipeError("\n".join([text, *changes, "Undo the change, or start a new search: --new."]))
     environments = environments_of(parallel, processes)
     lock = folder / (f".lock-{os.uname().nodename}" if storage else ".lock")
-    with locked(lock, f"another process searches in {folder}. Wait for it, end it, or start a new search: --new."):
+    with locked(lock, f"another process searches in {folder}. Wait for it, stop it, or use --new."):
         url = storage or f"sqlite:///{(folder / 'study.db').absolute()}"
         study = open_study(url, folder.name, wanted)
         write_atomic(folder / SEARCHED, dump_recipe(loaded))
         search = Search(folder, loaded, wanted, study, options, environments)
-        again = "Give the same command again to continue."
+        again = "Repeat the command to continue."
         try:
             with storage_errors(url):
                 search()
@@ -92,7 +91,7 @@ def command(
 
 
 def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:
-    """RecipeError if no run of the recipe logs the metric. What stages of examples log is up to TRL."""
+    """RecipeError if no run of the recipe logs the metric. Stages of examples log TRL's metrics."""
     metric, evaluation = space.settings.metric, recipe.evaluation
     sets = [*(recipe.data.sources if evaluation.held_out_share else ()), *evaluation.perplexity]
     known = [f"eval_{reported_name(one)}_{figure}" for one in sets for figure in OF_SETS] + list(OF_TRAINING)
@@ -104,12 +103,12 @@ def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:
 
 
 def environments_of(parallel: int, processes: int) -> list[dict[str, str]]:
-    """Environment variables of parallel trials: each gets an equal share of the GPUs, at least one a process."""
+    """Environment variables of parallel trials: each gets an equal share of the GPUs, at least one per process."""
     every = ",".join(str(number) for number in range(len(find_gpus())))
     gpus = [name.strip() for name in os.environ.get(VISIBLE, every).split(",") if name.strip()]
     if parallel == 1 or not gpus:
         return [{}] * parallel
     if len(gpus) < parallel * processes:
-        raise ResourceError(f"--parallel {parallel} needs {parallel * processes} GPUs, and there are {len(gpus)}.")
+        raise ResourceError(f"--parallel {parallel} needs {parallel * processes} GPUs; this machine has {len(gpus)}.")
     share = len(gpus) // parallel
     return [{VISIBLE: ",".join(gpus[slot * share : (slot + 1) * share])} for slot in range(parallel)]

@@ -1,4 +1,4 @@
-"""`cpt store list|verify|prune`: the tokens that are stored between runs."""
+"""`cpt store list|verify|prune`: manage the tokens that are stored between runs."""
 
 import fcntl
 import os
@@ -34,7 +34,7 @@ class Entry:
 
 
 def entries(cache_dir: Path) -> list[Entry]:
-    """What is stored, the last used first."""
+    """Return the stored entries, the last used first."""
     found = []
     for kind in KINDS:
         for folder in (path for path in (cache_dir / kind).glob("*") if path.is_dir()):
@@ -94,7 +94,7 @@ def verify_command(cache: StoreFolder = None) -> None:
         if entry.kind != "tokens":
             continue
         if entry.state == "damaged":
-            damaged.append(f"{entry.folder}: its description is damaged. Delete the folder; it is made again.")
+            damaged.append(f"{entry.folder}: its description is damaged. Delete the folder; a run makes it again.")
         elif entry.description is None:
             skipped += 1
         elif (problem := find_damage(entry.folder, entry.description)) is not None:
@@ -103,7 +103,7 @@ def verify_command(cache: StoreFolder = None) -> None:
             intact += 1
     if damaged:
         raise DataError("\n".join(damaged))
-    typer.echo(f"Intact: {intact}. Skipped as unfinished or of another version: {skipped}.")
+    typer.echo(f"Intact: {intact}. Skipped (unfinished or of another version): {skipped}.")
 
 
 def find_damage(folder: Path, description: SourceDescription) -> str | None:
@@ -114,17 +114,17 @@ def find_damage(folder: Path, description: SourceDescription) -> str | None:
         except DataError as problem:
             return str(problem)
         if files.description.digest != digest or not files.is_sound():
-            return f"{files.folder}: the stored tokens are damaged. Delete the folder; it is made again."
+            return f"{files.folder}: the stored tokens are damaged. Delete the folder; the next run makes it again."
     return None
 
 
 def prune_command(
     cache: StoreFolder = None,
     unused_days: Annotated[float | None, typer.Option(min=0, help="Remove entries unused for this many days.")] = None,
-    keep_gib: Annotated[float | None, typer.Option(min=0, help="Keep at most this much, the last used.")] = None,
+    keep_gib: Annotated[float | None, typer.Option(min=0, help="Keep at most this much, last used first.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
 ) -> None:
-    """Remove old entries and leftovers of killed runs and of other versions of cpt. Entries in use stay.
+    """Remove old entries and leftovers of killed runs and of other versions of cpt. Entries in use are kept.
 
     Example: cpt store prune --unused-days 30 --dry-run
     """
@@ -136,7 +136,7 @@ def prune_command(
             kept += entry.num_bytes
             continue
         is_removed = dry_run or remove(entry.folder)
-        action = ("would remove" if dry_run else "removed") if is_removed else "in use, stays:"
+        action = ("would remove" if dry_run else "removed") if is_removed else "in use, kept:"
         size, unused = format_bytes(entry.num_bytes), format_duration(entry.unused_seconds)
         typer.echo(f"{action} {entry.kind}/{entry.folder.name} ({size}, last used {unused} ago)")
         freed += entry.num_bytes if is_removed else 0
@@ -157,6 +157,6 @@ def remove(folder: Path) -> bool:
         removed = folder.with_name(f"{folder.stem}.removed")
         shutil.rmtree(removed, ignore_errors=True)
         if folder != removed:
-            folder.rename(removed)  # half of it is never taken for the whole
+            folder.rename(removed)  # so that a partly removed entry is never read
         shutil.rmtree(removed, ignore_errors=True)
         return True

@@ -1,4 +1,4 @@
-"""`cpt tokenizer train` and `extend`: a new tokenizer, or a model with new tokens for a domain."""
+"""`cpt tokenizer train` and `extend`: train a tokenizer, or add tokens for a domain to a model."""
 
 import json
 import logging
@@ -26,22 +26,22 @@ from cpt.tokenizer.extend_vocabulary import Extension, extend_vocabulary
 from cpt.tokenizer.load import from_folder_or_hub
 from cpt.tokenizer.train_bpe import train_bpe
 
-SAMPLE_DOCUMENTS = 1000  # whose lengths before and after are compared
-SAMPLE_CHARACTERS = 20_000  # of each
-DISTILLED_TOKENS = 256  # of each, that new rows are trained on
-ROWS_MULTIPLE = 64  # a grown embedding has a multiple of so many rows, which GPUs multiply faster
+SAMPLE_DOCUMENTS = 1000  # to compare lengths before and after
+SAMPLE_CHARACTERS = 20_000  # of each document
+DISTILLED_TOKENS = 256  # of each document, to train new rows on
+ROWS_MULTIPLE = 64  # a grown embedding has a multiple of this many rows, which is faster on GPUs
 
 Texts = Annotated[
     list[str] | None,
-    typer.Option("--text", help="A path as of a recipe's source; `name=path` gives it a name. Repeatable."),
+    typer.Option("--text", help="A path as in a recipe's source; `name=path` names it. Repeatable."),
 ]
-TextColumn = Annotated[str, typer.Option(help="Column or JSON key that holds the text.")]
-MaxBytes = Annotated[int, typer.Option(min=1, help="Read no more than so many megabytes of each text.")]
+TextColumn = Annotated[str, typer.Option(help="Column or JSON key with the text.")]
+MaxBytes = Annotated[int, typer.Option(min=1, help="Most megabytes to read of each text.")]
 
 
 @dataclass
 class TextReader:
-    """A text of `--text`, and how much of it was read."""
+    """A text of `--text`, and the amount read."""
 
     source: DocumentSource
     max_bytes: int
@@ -50,7 +50,7 @@ class TextReader:
     is_cut: bool = False  # the text is longer than `max_bytes`
 
     def __iter__(self) -> Iterator[str]:
-        """Documents up to `max_bytes`; DataError where there are none."""
+        """Yield documents up to `max_bytes`; DataError if empty."""
         try:
             for document in open_source(self.source, "--text"):
                 if self.bytes >= self.max_bytes:
@@ -67,15 +67,15 @@ class TextReader:
 
 
 def train_command(
-    output: Annotated[Path, typer.Option(help="Folder for the tokenizer; it must not exist, or be empty.")],
+    output: Annotated[Path, typer.Option(help="Folder for the tokenizer; must be new or empty.")],
     vocabulary: Annotated[int, typer.Option(help="Number of tokens: 4,000 suit a small model, 32,000 a large one.")],
     text: Texts = None,
     text_column: TextColumn = "text",
     max_mb: MaxBytes = 1000,
 ) -> None:
-    """Train a byte-level BPE tokenizer: any text comes back from its tokens byte for byte.
+    """Train a byte-level BPE tokenizer: decoding restores any text byte for byte.
 
-    A model that is trained already keeps its own tokenizer, or has it extended: cpt tokenizer extend.
+    A trained model keeps its tokenizer, or extends it: cpt tokenizer extend.
 
     Example: cpt tokenizer train --text code=corpus/ --vocabulary 32000 --output tokenizer
     """
@@ -84,26 +84,26 @@ def train_command(
     trained = train_bpe((document for one in texts.values() for document in one), vocabulary, output)
     console = open_console()
     console.print(f"{len(trained):,} tokens, learned from {describe(texts)}", markup=False)
-    console.print(f"The tokenizer is in {output}. A recipe takes it: tokenizer: {{path: {output}}}", markup=False)
+    console.print(f"The tokenizer is in {output}. Use it in a recipe: tokenizer: {{path: {output}}}", markup=False)
 
 
 def extend_command(
     model: Annotated[str, typer.Argument(help="Folder or Hub id of the model.")],
-    output: Annotated[Path, typer.Option(help="Folder for the extended model; it must not exist, or be empty.")],
+    output: Annotated[Path, typer.Option(help="Folder for the extended model; must be new or empty.")],
     add: Annotated[int, typer.Option(help="Tokens to add: 500 to 5,000 suit a domain.")],
     text: Texts = None,
     text_column: TextColumn = "text",
     max_mb: MaxBytes = 200,
     rows: Annotated[
         Literal["mean", "token_distillation"],
-        typer.Option(help="How new rows begin; token_distillation trains those of the input (untied heads only)."),
+        typer.Option(help="Initial new rows; token_distillation trains the input rows (untied heads only)."),
     ] = "mean",
     revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a model on the Hub.")] = None,
 ) -> None:
-    """Add tokens for a domain by continuing the tokenizer's own byte-pair encoding on the domain's text.
+    """Add tokens for a domain by continuing the tokenizer's byte-pair encoding on the domain's text.
 
-    Old tokens keep their ids, no text gets longer, and each new token is reached. Its rows start as the mean of its
-    pieces' rows.
+    Old tokens keep their ids, no text gets longer, and each new token can be produced. Its rows start as the mean of
+    its pieces' rows.
 
     Example: cpt tokenizer extend Qwen/Qwen3-0.6B-Base --text corpus/train.jsonl --add 2000 --output extended
     """
@@ -144,7 +144,7 @@ def extend_command(
 
 
 def open_texts(texts: Sequence[str] | None, text_column: str, max_mb: int) -> dict[str, TextReader]:
-    """The texts that `--text` names, by name; RecipeError if none is given, or two have one name."""
+    """Return the texts of `--text` by name; RecipeError if `--text` is missing, or two have the same name."""
     readers: dict[str, TextReader] = {}
     for text in texts or ():
         name, _, path = text.partition("=")
@@ -152,15 +152,15 @@ def open_texts(texts: Sequence[str] | None, text_column: str, max_mb: int) -> di
             name, path = "", text
         source = DocumentSource(path=path, name=name or None, text_column=text_column)
         if reported_name(source) in readers:
-            raise RecipeError(f"--text: two texts are called `{reported_name(source)}`. Name them: --text NAME={path}")
+            raise RecipeError(f"--text: two texts named `{reported_name(source)}`. Rename one: --text NAME={path}")
         readers[reported_name(source)] = TextReader(source, max_mb * 10**6)
     if not readers:
-        raise RecipeError("no text: give at least one, --text name=path (a file, folder, glob, URL or Hub dataset).")
+        raise RecipeError("no text. Add --text name=path (a file, folder, glob, URL or Hub dataset).")
     return readers
 
 
 def describe(texts: Mapping[str, TextReader]) -> str:
-    """`domain: 1,234 documents, 2.3 MB (its beginning)`."""
+    """Such as `domain: 1,234 documents, 2.3 MB (its beginning)`."""
     return "; ".join(
         f"{name}: {one.documents:,} documents, {one.bytes / 1e6:.1f} MB{' (its beginning)' if one.is_cut else ''}"
         for name, one in texts.items()
@@ -173,7 +173,7 @@ def refuse_filled(output: Path) -> None:
 
 
 def sampled(texts: Iterable[TextReader], sample: list[str]) -> Iterator[str]:
-    """The documents of all texts; the beginnings of the first ones are added to `sample`."""
+    """Yield the documents of all texts; add the beginnings of the first ones to `sample`."""
     for document in chain.from_iterable(texts):
         if len(sample) < SAMPLE_DOCUMENTS:
             sample.append(document[:SAMPLE_CHARACTERS])
@@ -186,7 +186,7 @@ def distill(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
 ) -> Distilled:
-    """Train the new input rows on the beginnings of texts, on the accelerator where there is one."""
+    """Train the new input rows on the beginnings of texts, on the accelerator if there is one."""
     import torch
 
     typer.echo("Training the new rows ...", err=True)
@@ -209,8 +209,8 @@ def write_extended(
     sample: Sequence[str],
     record: Mapping[str, Any],
 ) -> dict[str, float]:
-    """Write the folder whole or not at all, and return bytes per token of the sample before and after; RecipeError if
-    the tokenizer that is read back differs from the one that was made, or makes a text longer."""
+    """Write the folder atomically, and return bytes per token of the sample before and after; RecipeError if the
+    reloaded tokenizer differs from the new one, or makes a text longer."""
     with new_folder(output) as unfinished:
         extension.tokenizer.save_pretrained(unfinished)
         written = from_folder_or_hub(str(unfinished), None, trust_remote_code=False)
@@ -219,7 +219,7 @@ def write_extended(
         is_longer = any(len(ids) > len(short) for ids, short in zip(read, old, strict=True))
         if read != new or read[-1] != old[-1] or is_longer:
             kind = type(tokenizer).__name__
-            raise RecipeError(f"{kind} does not load an extended tokenizer.json as it was saved. Use another model.")
+            raise RecipeError(f"{kind} does not reload an extended tokenizer.json unchanged. Use another model.")
         num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in sample)
         lengths = {"before": num_bytes / sum(map(len, old)), "after": num_bytes / sum(map(len, read))}
         model.save_pretrained(unfinished)
@@ -239,12 +239,12 @@ def print_extension(
     head = "Embedding, which is the head too" if rows.is_tied else "Embedding and head"
     lines = [
         f"{len(extension.tokens):,} tokens added to {added_to}",
-        f"  {steps:,} of them are only steps to longer ones." if steps else "",
+        f"  {steps:,} of them only occur inside longer ones." if steps else "",
         f"Bytes per token of its first documents: {before:.3f} -> {after:.3f} ({100 * (after / before - 1):+.1f} %).",
-        f"{rows.spare:,} new tokens took spare rows that the model had and no token used." if rows.spare else "",
+        f"{rows.spare:,} new tokens use spare rows of the model." if rows.spare else "",
         f"{head}: {rows.before:,} -> {rows.after:,} rows; each new row is the mean of its pieces' rows.",
-        f"The model is in {output}; what was added is in {output / EXTENSION}.",
-        f"On text that it was not learned from: cpt tokenizer report {base} --against {output} --text FILES",
+        f"The model is in {output}; the added tokens are in {output / EXTENSION}.",
+        f"Evaluate it on other text: cpt tokenizer report {base} --against {output} --text FILES",
         f"Next, train only the new rows for a short phase (model.path={output} model.train_only=new_rows), then all"
         " parameters.",
     ]

@@ -1,4 +1,4 @@
-"""`cpt tokenizer report`: how well a tokenizer fits texts, alone or compared with another one."""
+"""`cpt tokenizer report`: report how well a tokenizer fits texts, alone or compared with another."""
 
 import json
 import re
@@ -31,33 +31,33 @@ COMMANDS = {  # name -> module:function
 }
 
 BATCH_CHARACTERS = 4_000_000
-PROOF_DOCUMENTS = 20  # of each text, that gigatoken must encode as Hugging Face's tokenizer does
-SAMPLE_CHARACTERS = 20_000_000  # of each text, from which the costly words are taken
+PROOF_DOCUMENTS = 20  # of each text; gigatoken must encode them like Hugging Face's tokenizer
+SAMPLE_CHARACTERS = 20_000_000  # of each text, to find costly words
 COSTLY_WORDS = 10
-LONGEST_WORD = 60  # characters; a longer one is a link or a table
+LONGEST_WORD = 60  # characters; longer ones are links or tables
 LONGEST_LIST = 300  # characters
 NEVER_IN_UTF8 = re.compile(rb"[\xc0\xc1\xf5-\xff]")
-BYTE_OF_CHARACTER = {character: byte for byte, character in bytes_to_unicode().items()}  # as GPT-2 writes bytes
-NO_UTF8 = "has bytes that no UTF-8 text has"
-OTHER_TOKENS = "its own string becomes other tokens"
-NOT_FOUND = "not found in any text that was tried"
+BYTE_OF_CHARACTER = {character: byte for byte, character in bytes_to_unicode().items()}  # GPT-2's byte alphabet
+NO_UTF8 = "has bytes that are invalid in UTF-8"
+OTHER_TOKENS = "its string is encoded to other tokens"
+NOT_FOUND = "not found in the tried texts"
 
 
 @dataclass
 class Subject:
-    """A tokenizer under report, and what was counted so far."""
+    """A reported tokenizer, and the counts so far."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
     plain: DocumentEncoder
-    encoder: DocumentEncoder  # the fastest one that gave the ids of `plain` for the text that is read
+    encoder: DocumentEncoder  # the fastest encoder that gave the same ids as `plain` for the current text
     seen: NDArray[np.int64]  # how often each id occurs in the texts
-    texts: list[dict[str, Any]] = field(default_factory=list)  # the figures of each
+    texts: list[dict[str, Any]] = field(default_factory=list)  # the statistics of each text
 
 
 @dataclass(frozen=True)
 class UnreachableToken:
-    """A token that no text was found to give, and why."""
+    """A token that was not found in the encoding of any text, and why."""
 
     id: int
     token: str
@@ -68,7 +68,7 @@ class UnreachableToken:
 class VocabularyFigures:
     size: int
     regular: int  # tokens that are neither special nor added
-    never_seen: list[int]  # ids of regular tokens that are nowhere in the texts
+    never_seen: list[int]  # ids of regular tokens that do not occur in the texts
     unreachable: list[UnreachableToken]
     special: list[tuple[int, str]]  # special and added tokens
 
@@ -81,7 +81,7 @@ def report_command(
     max_mb: MaxBytes = 1000,
     as_data: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Print how many bytes a token holds in each text, and which tokens are never used or cannot be used.
+    """Print the bytes per token of each text, and the tokens that are never used or cannot be used.
 
     Example: cpt tokenizer report Qwen/Qwen3-0.6B-Base --text code=corpus/code.jsonl --text prose=corpus/*.txt
     --against extended
@@ -123,7 +123,7 @@ def report_command(
 
 
 def measure_text(subjects: Sequence[Subject], name: str, text: TextReader, words: Counter[str]) -> None:
-    """Encode a text with every tokenizer, and add the words of its beginning to `words`."""
+    """Encode a text with every tokenizer, and add words from its beginning to `words`."""
     num_words = num_characters = 0
     num_tokens = [0 for _ in subjects]
     for number, batch in enumerate(batches(text)):
@@ -167,10 +167,10 @@ def batches(documents: Iterable[str]) -> Iterator[list[str]]:
 
 
 def costly_words(encoder: DocumentEncoder, words: Mapping[str, int]) -> list[tuple[str, int, int]]:
-    """Word, count and tokens of the words that would save most tokens if each were one token."""
+    """Word, count and tokens of the words that would save the most tokens if each were one token."""
     ordered = sorted(word for word in words if len(word) <= LONGEST_WORD)
     lengths = encoder.encode([f"a {word}" for word in ordered] + ["a"])[1]
-    costs = dict(zip(ordered, (lengths[:-1] - lengths[-1]).tolist(), strict=True))  # as it is after another word
+    costs = dict(zip(ordered, (lengths[:-1] - lengths[-1]).tolist(), strict=True))  # as encoded after another word
     spent = {word: words[word] * (costs[word] - 1) for word in ordered}
     worst = sorted(ordered, key=lambda word: (-spent[word], word))[:COSTLY_WORDS]
     return [(word, words[word], costs[word]) for word in worst if spent[word] > 0]
@@ -190,14 +190,14 @@ def vocabulary_figures(tokenizer: PreTrainedTokenizerBase, seen: NDArray[np.int6
 
 
 def unreachable_tokens(backend: FastTokenizer, seen: Mapping[int, int]) -> Iterator[UnreachableToken]:
-    """Tokens of the vocabulary, without special and added ones, that no text gives.
+    """Yield vocabulary tokens that no text is encoded to, without special and added tokens.
 
-    NO_UTF8 and OTHER_TOKENS are proofs: a token of a byte-pair encoding that occurs in a text is also what the merges
-    make of its own string, since none of them crossed its borders. NOT_FOUND is no proof: its text was tried alone and
+    NO_UTF8 and OTHER_TOKENS are proofs: a token of a byte-pair encoding that occurs in a text is also the encoding of
+    its own string, since no merge crossed its borders. NOT_FOUND is not a proof: its string was only tried alone and
     in a few contexts.
 
     Args:
-        seen: id -> how often it occurs in texts that were encoded; a token that occurs is reached.
+        seen: id -> count in the encoded texts; a token that occurs is reachable.
     """
     content = json.loads(backend.to_str())
     is_bpe, is_byte_level = content["model"]["type"] == "BPE", '"ByteLevel"' in json.dumps(content["pre_tokenizer"])
@@ -215,7 +215,7 @@ def unreachable_tokens(backend: FastTokenizer, seen: Mapping[int, int]) -> Itera
 
 
 def print_texts(console: Console, subjects: Sequence[Subject]) -> None:
-    """Print a row for each text, with columns for each tokenizer."""
+    """Print a row per text, with columns per tokenizer."""
     columns = right("documents", "MB", "bytes per token", "tokens per word")
     names = [escape(subject.name) for subject in subjects]
     for other in names[1:]:
@@ -235,7 +235,7 @@ def print_vocabulary(console: Console, subject: Subject, vocabulary: VocabularyF
     never, regular, engine = len(vocabulary.never_seen), vocabulary.regular, subject.encoder.engine
     console.print(f"{subject.name}: {vocabulary.size:,} tokens, encoded by {engine}", style="bold", markup=False)
     console.print(f"  never seen in these texts: {never:,} of {regular:,} ({100 * never / max(1, regular):.1f} %)")
-    console.print(f"  no text gives: {len(vocabulary.unreachable):,}")
+    console.print(f"  unreachable: {len(vocabulary.unreachable):,}")
     for reason, count in Counter(one.why for one in vocabulary.unreachable).most_common():
         examples = ", ".join(f"{one.token!r} ({one.id})" for one in vocabulary.unreachable if one.why == reason)
         console.print(f"    {count:,}: {reason}: {shortened(examples)}", markup=False)

@@ -1,4 +1,4 @@
-"""`cpt train RECIPE`, and what `accelerate launch`, `torchrun` and `deepspeed` run."""
+"""`cpt train RECIPE`; also the program that `accelerate launch`, `torchrun` and `deepspeed` start."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,12 +30,12 @@ def command(
     recipe: RecipePath,
     overrides: Overrides = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
-    new: Annotated[bool, typer.Option("--new", help="Start beside a run of the same name (appends -2).")] = False,
+    new: Annotated[bool, typer.Option("--new", help="Start another run of the same name (appends -2).")] = False,
     supervise: Annotated[bool, typer.Option("--supervise", help="Restart a run that hangs or dies.")] = False,
     processes: Processes = 1,
     launcher: Launcher = None,
-    restarts: Annotated[int, typer.Option(min=0, help="With --supervise: the most in an hour.")] = MOST_RESTARTS,
-    resume: Annotated[str, typer.Option(help="latest, none (start over), or a checkpoint's folder.")] = "latest",
+    restarts: Annotated[int, typer.Option(min=0, help="With --supervise: most restarts per hour.")] = MOST_RESTARTS,
+    resume: Annotated[str, typer.Option(help="latest, none (start over), or a checkpoint folder.")] = "latest",
     allow_restart: Annotated[bool, typer.Option("--allow-restart", help="Start over if checkpoints are bad.")] = False,
     trust_checkpoint: Annotated[bool, typer.Option("--trust-checkpoint", help="Trust the saved pickles.")] = False,
     local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True, help="Set by DeepSpeed.")] = None,
@@ -43,14 +43,14 @@ def command(
     """Run a recipe.
 
     `key.path=value` changes any key of the recipe. An interrupted run of that name resumes from its newest checkpoint;
-    of a finished one the model's folder is printed.
+    for a finished run, the model's folder is printed.
 
     `accelerate launch`, `torchrun` and `deepspeed` start the same program: cpt/train.py.
 
     Example: cpt train recipe.yaml budget.tokens=10_000_000 name=first-try
     """
     show_log()
-    disable_progress_bar()  # of transformers, for each file it reads or writes; the run has its own
+    disable_progress_bar()  # transformers' bars per file read or written; the run has its own
     refuse_ignored({"--restarts": restarts != MOST_RESTARTS and not supervise}, "without --supervise")
     refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
@@ -80,8 +80,8 @@ def command(
 
 
 def check_and_train(recipe: Recipe, root: Node | None = None, *, new: bool = False, **options: Any) -> Path:
-    """Check the recipe, choose a value for each `auto`, record both recipes and the plan, and train (`options` of
-    `cpt.train.train`). A CptError lists all mistakes, with the lines that `root` has (of `load_with_places`)."""
+    """Check the recipe, replace each `auto` by a value, record both recipes and the plan, and train (`options` are
+    those of `cpt.train.train`). A CptError lists all mistakes, with the lines from `root` (of `load_with_places`)."""
 
     def prepare(recipe: Recipe, run: Run, launch: LaunchedAs) -> Recipe:
         resolved = with_chosen_values(recipe, deepspeed=launch.deepspeed_config)

@@ -1,4 +1,4 @@
-"""From an axolotl config to a recipe."""
+"""Translate an axolotl config to a recipe."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from cpt.errors import RecipeError
 from cpt.importers.translation import Translation, is_on_the_hub, target_modules, translate_trainer_keys
 
 NEEDS = "base_model"
-RENAMED = {  # to the names in Hugging Face's classes
+RENAMED = {  # to names in Hugging Face's classes
     "sequence_len": "sequence_length",
     "micro_batch_size": "per_device_train_batch_size",
     "num_epochs": "num_train_epochs",
@@ -88,9 +88,9 @@ def translate_stage(config: Translation) -> str:
     stage = "cpt" if families <= {*TEXT} or learns_inputs and families <= {*CHATS} else "sft"
     stage = STAGES.get(rl) or ("reward" if config.take_switch("reward_model") else stage)
     if rl and rl not in STAGES:
-        config.drop("rl", rl, "there is no such stage; see docs/reference/training.md")
+        config.drop("rl", rl, "unsupported stage; see docs/reference/training.md")
     if learns_inputs and stage != "cpt":
-        config.drop("train_on_inputs", True, f"stage {stage} learns the answers only")
+        config.drop("train_on_inputs", True, f"stage {stage} only trains on answers")
     config.put("stage", stage)
     if config.take_switch("random_init_weights") or config.take_switch("reinit_weights"):
         config.put("stage", "pretrain" if stage == "cpt" else stage)
@@ -106,12 +106,12 @@ def translate_stage(config: Translation) -> str:
 
 
 def family(kind: Any) -> str:
-    """`chat_template` of `chat_template.default`; a type that the user wrote out has none."""
+    """Return `chat_template` for `chat_template.default`; None for a custom type."""
     return "own" if isinstance(kind, dict) else re.split(r"[.:]", str(kind or ""))[0]
 
 
 def datasets(config: Translation, key: str) -> list[dict[str, Any]]:
-    """The entries of a list of datasets, which stay in the config."""
+    """Return the entries of a list of datasets, without removing them from the config."""
     found: Any = config.values.get(key) or []
     if isinstance(found, str):
         found = {"path": found}
@@ -126,7 +126,7 @@ def translate_data(config: Translation, stage: str) -> None:
     texts = [source for entry in datasets(config, "pretraining_dataset") for source in sources_of(entry, "cpt")]
     others = [source for entry in datasets(config, "datasets") for source in sources_of(entry, stage)]
     if not texts and not others:
-        raise RecipeError(f"{config.path}: no `datasets` and no `pretraining_dataset`: there is nothing to train on")
+        raise RecipeError(f"{config.path}: `datasets` and `pretraining_dataset` are missing. Set the data to train on")
     config.put_sources("data.sources", texts + others, streams=config.take_switch("streaming") or bool(texts))
     packs = config.take_switch("sample_packing") and stage in ("cpt", "sft")
     config.put("data.packing", "best_fit" if packs else "concatenate" if texts else "none", "sample_packing")
@@ -137,7 +137,7 @@ def translate_data(config: Translation, stage: str) -> None:
 
 
 def sources_of(dataset: dict[str, Any], stage: str) -> list[dict[str, Any]]:
-    """The sources that a dataset is; the keys that stay in it are not translated."""
+    """Return a dataset's sources; keys that remain in it are not translated."""
     path, kind = str(dataset.pop("path")), dataset.pop("type", None)
     dataset.pop("ds_type", None)
     files = dataset.pop("data_files", None) or []
@@ -162,11 +162,11 @@ def sources_of(dataset: dict[str, Any], stage: str) -> list[dict[str, Any]]:
 
 
 def chat_of(dataset: dict[str, Any], kind: Any, stage: str) -> dict[str, str] | str | None:
-    """Which columns an example is made of; None for a type that is not known."""
+    """Return the columns of an example; None for an unknown type."""
     if stage in ("sft", "cpt"):
         if family(kind) in CHATS:
             for key in ("message_property_mappings", "message_field_role", "message_field_content"):
-                dataset.pop(key, None)  # {role, content} and {from, value} are both read
+                dataset.pop(key, None)  # both {role, content} and {from, value} are supported
             return str(dataset.pop("field_messages", None) or CHATS[family(kind)])
         return {"prompt": INSTRUCTION, "completion": "output"} if kind == "alpaca" else None
     question = {"intel": "question", "argilla": "instruction"}.get(str(kind).partition(".")[2], "prompt")

@@ -1,4 +1,4 @@
-"""From a LLaMA-Factory config to a recipe."""
+"""Translate a LLaMA-Factory config to a recipe."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from cpt.plugins import did_you_mean
 from cpt.recipe.tree import shown_path
 
 NEEDS = "model_name_or_path"
-RENAMED = {  # to the names in Hugging Face's classes
+RENAMED = {  # to names in Hugging Face's classes
     "cutoff_len": "sequence_length",
     "pref_beta": "beta",
     "dpo_label_smoothing": "label_smoothing",
@@ -68,7 +68,7 @@ def translate(config: Translation) -> None:
 
 
 def translate_stage(config: Translation) -> str:
-    """By `stage` and `pref_loss`; returns the stage that the datasets are examples for."""
+    """Translate `stage` and `pref_loss`; return the stage of the datasets' examples."""
     asked = str(config.take("stage")).lower()
     if asked not in STAGES:
         raise config.error("stage", f"expected {', '.join(STAGES)}, got {asked}")
@@ -80,7 +80,7 @@ def translate_stage(config: Translation) -> str:
         config.put("stage", "pretrain" if stage == "cpt" else stage)
         config.put("model.from_scratch", True)
     elif stage == "sft" and config.take_switch("train_on_prompt"):
-        config.put("stage", "cpt", "train_on_prompt: every token is learned")
+        config.put("stage", "cpt", "train_on_prompt: all tokens are trained on")
     if stage in ("cpo", "dpo"):
         config.put("training.loss_type", loss if stage == "cpo" else [loss], "pref_loss")
     if stage == "ppo":
@@ -108,7 +108,7 @@ def translate_data(config: Translation, stage: str) -> None:
 
     trained, held_out = sources("dataset"), sources("eval_dataset")
     if not trained:
-        raise RecipeError(f"{config.path}: no `dataset`: there is nothing to train on")
+        raise RecipeError(f"{config.path}: `dataset` is missing. Set the data to train on")
     config.take("mix_strategy")
     weights = names_in(config.take("interleave_probs", []))
     if weights and len(weights) != len(trained):
@@ -125,13 +125,13 @@ def translate_data(config: Translation, stage: str) -> None:
 
 
 def names_in(value: Any) -> list[str]:
-    """Names with commas between them, or a list."""
+    """Split names at commas; accept a list, too."""
     words = value if isinstance(value, list) else str(value).split(",")
     return [str(word).strip() for word in words if str(word).strip()]
 
 
 def read_info(config: Translation, folder: str) -> tuple[dict[str, Any], Path]:
-    """dataset_info.json and its folder, looked for from here and from the config's folder upwards."""
+    """Find dataset_info.json and its folder, from the current folder and the config's folder upwards."""
     for base in (Path(), *list(config.path.absolute().parents)[:4]):
         file = base / folder / INFO
         if file.is_file():
@@ -162,7 +162,7 @@ def source_of(config: Translation, name: str, entry: dict[str, Any], place: Path
 
 
 def chat_of(entry: dict[str, Any], columns: dict[str, str], stage: str) -> dict[str, str]:
-    """Which columns an example is made of: those of Alpaca, or messages."""
+    """Return the columns of an example: those of Alpaca, or messages."""
     answers = stage not in (*PREFERENCES, "ppo")
     if entry.get("formatting", "alpaca") == "alpaca":
         columns = columns or {"query": "input"}

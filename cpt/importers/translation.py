@@ -1,4 +1,4 @@
-"""Translate another tool's config: its remaining keys, the recipe so far, and the keys of Hugging Face's Trainer."""
+"""Translate another tool's config: untranslated keys, the recipe so far, and the Trainer's keys."""
 
 import math
 import re
@@ -20,18 +20,18 @@ from cpt.training.engine_profiles import read_profile
 
 WIDTH = 118
 NOT_PASSED = MOVED.keys() | NO_EFFECT.keys() | NO_EFFECT_ON_EXAMPLES.keys() | {"push_to_hub", "hub_model_id"}
-OWN_TEMPLATE = "the tokenizer's own template is used; for another, save a tokenizer with it and set tokenizer.path"
-HINTS = {  # key that many configs have and that is not translated -> what to write instead
+OWN_TEMPLATE = "the tokenizer's template is used; for another one, save a tokenizer with it and set tokenizer.path"
+HINTS = {  # common key that is not translated -> replacement
     "trust_remote_code": "set model.revision to a commit that you have read, and model.trust_remote_code: true",
     "chat_template": OWN_TEMPLATE,
     "template": OWN_TEMPLATE,
     "special_tokens.pad_token": "not needed: padding is masked",
-    "load_in_8bit": "the base is in 4 bit (model.lora.quantize), or whole",
+    "load_in_8bit": "use a 4-bit base (model.lora.quantize), or an unquantized one",
     "rope_scaling": "see model.rope",
     "sequence_parallel_degree": "see docs/explanation/planning.md",
     "context_parallel_size": "see docs/explanation/planning.md",
 }
-DEFAULTS = {  # of the Trainer, where cpt has others
+DEFAULTS = {  # defaults of the Trainer that differ in cpt
     "gradient_accumulation_steps": 1,
     "optim": "adamw_torch",
     "weight_decay": 0.0,
@@ -55,24 +55,24 @@ ATTENTION = {"eager": "eager", "disabled": "eager", "sdpa": "sdpa", "flex_attent
 ZERO_1, ZERO_2_OFFLOAD, ZERO_3, ZERO_3_OFFLOAD = (
     f"deepspeed_configs/ds_config_{name}.json" for name in ("zero1", "prototype", "production", "8b_24gb")
 )
-# ZeRO stage -> profile without and with offload. ZeRO-2 without offload has none of its own.
+# ZeRO stage -> profile without and with offload. ZeRO-2 without offload uses ZeRO-1's.
 PROFILES = {"1": (ZERO_1, ZERO_1), "2": (ZERO_1, ZERO_2_OFFLOAD), "3": (ZERO_3, ZERO_3_OFFLOAD)}
 STAGE_IN_NAME = re.compile(r"z(?:ero)?([123])")
 
 
 @dataclass
 class Translation:
-    """`take` removes a key from the config, `put` writes it into the recipe; what remains was not translated."""
+    """`take` removes a key from the config, `put` writes it into the recipe; the remaining keys are not translated."""
 
     path: Path
     tool: str
     values: dict[str, Any]
     lines: Mapping[str, int]  # top-level key -> its line in the config
-    gpus: int = 1  # of the run there, for what it counts in steps
+    gpus: int = 1  # GPUs of the original run, to convert steps
     recipe: dict[str, Any] = field(default_factory=lambda: {"training": {}})
-    comments: dict[str, str] = field(default_factory=dict)  # location in the recipe -> its key there, or a reason
+    comments: dict[str, str] = field(default_factory=dict)  # location in the recipe -> the original key, or a reason
     dropped: dict[str, tuple[Any, str]] = field(default_factory=dict)  # key not translated -> its value and the reason
-    names: dict[str, str] = field(default_factory=dict)  # key -> how the config spells it, or `axolotl's default`
+    names: dict[str, str] = field(default_factory=dict)  # key -> its spelling in the config, or `axolotl's default`
 
     def rename(self, names: Mapping[str, str]) -> None:
         for old, new in names.items():
@@ -87,7 +87,7 @@ class Translation:
                 self.names[key] = f"{self.tool}'s default"
 
     def take(self, key: str, default: Any = None) -> Any:
-        """The value of a key; the default where it is missing or null."""
+        """Remove a key and return its value; the default if it is missing or null."""
         found = self.values.pop(key, None)
         return default if found is None else found
 
@@ -95,7 +95,7 @@ class Translation:
         return is_on(self.take(key))
 
     def take_number(self, key: str) -> float:
-        """A number, also one written as a text: `"1e-5"`; 0 where it is missing."""
+        """Take a number, also written as text: `"1e-5"`; 0 if it is missing."""
         found = self.take(key, 0)
         try:
             number = math.nan if isinstance(found, bool) else float(found)
@@ -116,7 +116,7 @@ class Translation:
         return RecipeError(f"{self.path}:{self.lines.get(name, 1)}: {name}: {problem}")
 
     def put(self, location: str, value: Any, comment: str = "") -> None:
-        """Write `put("optimizer.learning_rate", 1e-5, "lr")`; the comment is the key it comes from, or a reason."""
+        """Write `put("optimizer.learning_rate", 1e-5, "lr")`; the comment is the original key, or a reason."""
         *sections, key = location.split(".")
         here = self.recipe
         for section in sections:
@@ -127,7 +127,7 @@ class Translation:
             self.comments[location] = comment
 
     def move(self, table: Mapping[str, str]) -> None:
-        """Write the values of keys that mean the same under another name: key -> location in the recipe."""
+        """Write the values of keys with the same meaning under another name: key -> location in the recipe."""
         for key, location in table.items():
             value = self.take(key)
             if value not in (None, "", False):
@@ -137,7 +137,7 @@ class Translation:
         self.dropped[self.names.get(key, key)] = (value, reason)
 
     def put_sources(self, location: str, sources: list[dict[str, Any]], *, streams: bool = False) -> None:
-        """Write them with unique names. The tools concatenate several, so they are mixed by size."""
+        """Write sources with unique names. The tools concatenate datasets, so mix them by size."""
         names: list[str] = []
         for source in sources:
             if streams and is_on_the_hub(source["path"]):
@@ -153,7 +153,7 @@ class Translation:
             self.put("data.temperature", 1, f"by size: {self.tool} concatenates its datasets")
 
     def put_held_out_share(self, key: str) -> None:
-        """A share of the documents that is kept from training; a number of documents has no counterpart."""
+        """Translate a held-out share of documents; a number of documents cannot be translated."""
         share = self.take_number(key)
         if 0 < share <= 0.5:
             self.put("evaluation.held_out_share", share, key)
@@ -161,7 +161,7 @@ class Translation:
             self.drop(key, share, "evaluation.held_out_share is a share, at most 0.5")
 
     def put_attention(self, key: str, asked: Any) -> None:
-        """`model.attention`: `auto` takes FlashAttention where the GPU has it."""
+        """`model.attention`: `auto` uses FlashAttention if the GPU supports it."""
         if asked:
             self.put("model.attention", ATTENTION.get(str(asked), "auto"), f"{key}: {asked}")
 
@@ -176,7 +176,7 @@ class Translation:
         ]
 
     def text(self) -> str:
-        """The recipe as YAML, each value with the key that it came from, and below it what was not translated."""
+        """Return the recipe as YAML, each value with its original key, followed by the untranslated keys."""
         lines = [f"# Translated by `cpt import` from {self.path}, a config of {self.tool}."]
         section = ""
         for line in write_yaml({key: self.recipe[key] for key in keys_of(Recipe) if key in self.recipe}).splitlines():
@@ -194,12 +194,12 @@ class Translation:
 
 
 def is_on(value: Any) -> bool:
-    """Both tools also take texts such as "true"."""
+    """Both tools also accept texts such as "true"."""
     return value.lower() in ("true", "yes", "on", "1", "auto") if isinstance(value, str) else bool(value)
 
 
 def target_modules(value: Any) -> Any:
-    """Names of layers for peft: LLaMA-Factory writes them with commas, and `all` for all linear layers."""
+    """Convert layer names for peft: LLaMA-Factory separates them by commas, with `all` for all linear layers."""
     if value in ("all", "all-linear", "all_linear"):
         return "all-linear"
     is_names = isinstance(value, str) and re.fullmatch(r"[\w.,\s]+", value)
@@ -211,9 +211,9 @@ def is_on_the_hub(path: str) -> bool:
 
 
 def translate_trainer_keys(config: Translation) -> None:
-    """Fill in every section but the model and the data, whose keys each tool has its own names for."""
+    """Fill in all sections except model and data, whose keys differ between the tools."""
     config.add_defaults(DEFAULTS)
-    # The folder of a run is `output_dir` in the tools, and `output_dir/name` here.
+    # A run's folder is `output_dir` in the tools, and `output_dir/name` here.
     place = Path(str(config.take("output_dir", config.path.stem)))
     config.put("name", re.sub(r"[^A-Za-z0-9._-]+", "-", place.name).strip("-._") or "imported")
     if len(place.parts) > 1:
@@ -246,10 +246,10 @@ def translate_trainer_keys(config: Translation) -> None:
     asked, disabled = config.take("gradient_checkpointing"), config.take_switch("disable_gradient_checkpointing")
     config.put("training.gradient_checkpointing", bool(asked) and asked != "false" and not disabled)
     liger = [key for key in [*config.values] if "liger" in key and config.take_switch(key)]
-    if liger and config.recipe["stage"] in ("cpt", "pretrain", "sft"):  # other losses read no whole logits anyway
+    if liger and config.recipe["stage"] in ("cpt", "pretrain", "sft"):  # other losses never need all logits
         config.put("training.use_liger_kernel", True, ", ".join(liger))
     translate_engine(config)
-    # `training:` takes the remaining keys that the stage's config class has.
+    # `training:` receives the remaining keys of the stage's config class.
     known = keys_of_config(STAGE_CONFIGS[config.recipe["stage"]])
     for key, value in [*config.values.items()]:
         is_fit = key in known and value is not None and any(fits(value, kind) for kind in known[key].kinds)
@@ -258,7 +258,7 @@ def translate_trainer_keys(config: Translation) -> None:
 
 
 def translate_budget_and_optimizer(config: Translation) -> float:
-    """Budget, optimizer and schedule; a warm-up in steps becomes tokens, a share stays one. Returns the epochs."""
+    """Translate budget, optimizer and schedule; a warm-up in steps becomes tokens, shares stay. Return epochs."""
     step_tokens = config.gpus
     for key in ("sequence_length", "per_device_train_batch_size", "gradient_accumulation_steps"):
         number = config.take_number(key)
@@ -277,7 +277,7 @@ def translate_budget_and_optimizer(config: Translation) -> float:
     name = OPTIMIZERS.get(asked, "adamw")
     config.put("optimizer.name", name, f"{config.names.get('optim', 'optim')}: {asked}")
     rate = config.take_number("learning_rate")
-    config.put("optimizer.learning_rate", rate or 5e-5, "learning_rate" if rate else "FILL IN: the config has none")
+    config.put("optimizer.learning_rate", rate or 5e-5, "learning_rate" if rate else "FILL IN: not in the config")
     config.put("optimizer.weight_decay", config.take_number("weight_decay"), "weight_decay")
     if name in TAKES_BETAS:
         betas = [config.take_number(key) for key in ("adam_beta1", "adam_beta2")]
@@ -288,7 +288,7 @@ def translate_budget_and_optimizer(config: Translation) -> float:
         config.drop("lr_scheduler_type", asked, "cosine instead; docs/reference/training.md lists the schedules")
     name = SCHEDULES.get(asked, "cosine")
     config.put("schedule.name", name, f"lr_scheduler_type: {asked}")
-    if name != "constant":  # the floor is 0 by default there, 0.1 in cpt
+    if name != "constant":  # their default floor is 0, cpt's is 0.1
         floors = (config.take_number("cosine_min_lr_ratio"), options.pop("min_lr_rate", 0))
         config.put("schedule.floor", float(max(floors)))
     for key, value in options.items():
@@ -304,7 +304,7 @@ def translate_budget_and_optimizer(config: Translation) -> float:
 
 
 def translate_interval(config: Translation, section: str, verb: str, epochs: float) -> None:
-    """`every_steps`: a number of steps, or a share of the run for a number of times per epoch."""
+    """Translate to `every_steps`: a number of steps, or a share of the run for a number of times per epoch."""
     strategy = str(config.take(f"{verb}_strategy", "steps")).lower()
     steps, times = config.take_number(f"{verb}_steps"), config.take_number(f"{verb}s_per_epoch")
     if strategy == "epoch":
@@ -318,7 +318,7 @@ def translate_interval(config: Translation, section: str, verb: str, epochs: flo
 
 
 def translate_engine(config: Translation) -> None:
-    """DeepSpeed by a file that is here, else by the stage in the name of the tool's own file; FSDP as FSDP2."""
+    """Translate DeepSpeed by an existing file, or by the stage in the name of the tool's file; FSDP becomes FSDP2."""
     given = config.take("deepspeed")
     stage = STAGE_IN_NAME.search(str(given).lower())
     if isinstance(given, dict) or given and Path(str(given)).is_file():
@@ -329,7 +329,7 @@ def translate_engine(config: Translation) -> None:
     elif given and stage:
         config.put("training.deepspeed", PROFILES[stage[1]]["offload" in str(given)], f"deepspeed: {given}")
     elif given:
-        config.drop("deepspeed", given, "no such file; deepspeed_configs/README.md lists the profiles of cpt")
+        config.drop("deepspeed", given, "file not found; deepspeed_configs/README.md lists the profiles of cpt")
     if config.take("fsdp") or config.values.get("fsdp_config"):  # whose options remain among the untranslated keys
         config.put("training.fsdp", True, "FSDP2")
         config.put("training.fsdp_config", {"version": 2})

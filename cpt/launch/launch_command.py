@@ -1,4 +1,4 @@
-"""`cpt launch`: write the files that start a recipe on one or many nodes, and print the one command to type."""
+"""`cpt launch`: write the files that start a recipe on one or many nodes, and print the command that starts it."""
 
 import os
 import re
@@ -25,9 +25,9 @@ NAME = re.compile(r"@([A-Z_]+)@")
 PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
 HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.:-]*[A-Za-z0-9_])?")
 
-# Ranks follow the order of the hosts, so that a node has the same part of the work in every start.
+# Ranks follow the order of the hosts, so that a node has the same part of the work at every start.
 TOGETHER = "--nnodes $NODES --node-rank $NODE_RANK --nproc-per-node $GPUS_PER_NODE --master-addr $MASTER_ADDR"
-LAUNCHERS = {  # name -> the command on one node, and on each of several
+LAUNCHERS = {  # name -> the command for one node, and for each of several nodes
     "accelerate": (
         "accelerate launch --config_file $FOLDER/accelerate.yaml --main_process_port $MASTER_PORT",
         "accelerate launch --config_file $FOLDER/accelerate.yaml --num_machines $NODES --machine_rank $NODE_RANK"
@@ -41,42 +41,36 @@ LAUNCHERS = {  # name -> the command on one node, and on each of several
 }
 ALONE = """NODE_RANK=0
 MASTER_PORT=${MASTER_PORT:-@PORT@} # two runs on one machine need different ones"""
-ONE_OF_SEVERAL = """NODE_RANK=${1:?which node of the hostfile is this? 0 for the first one}
+ONE_OF_SEVERAL = """NODE_RANK=${1:?index of this node in the hostfile, 0 for the first}
 mapfile -t -n "$NODES" HOSTS < <(awk 'NF && $1 !~ /^#/ { print $1 }' "$FOLDER/hostfile")
 MASTER_ADDR=${HOSTS[0]} MASTER_PORT=${MASTER_PORT:-@PORT@} # two runs with the same first host need different ports"""
 IN_SLURM = """NODE_RANK=${SLURM_NODEID:?srun starts this script, from @FOLDER@/job.sbatch}
 mapfile -t HOSTS < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-MASTER_ADDR=${HOSTS[0]} MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) # another one for each job"""
+MASTER_ADDR=${HOSTS[0]} MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) # a different port for each job"""
 
 
 def command(
     recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
-    nodes: Annotated[int, typer.Option(min=1, help="How many machines.")] = 1,
-    gpus_per_node: Annotated[
-        int, typer.Option(min=1, help="Processes on each of them, one per GPU; without GPUs, processes.")
-    ] = 1,
-    launcher: Annotated[str, typer.Option(help=f"What starts the processes: {', '.join(LAUNCHERS)}.")] = "torchrun",
-    hosts: Annotated[str | None, typer.Option(help="The nodes in the order of their ranks: node-a,node-b.")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="Processes per machine, one per GPU.")] = 1,
+    launcher: Annotated[str, typer.Option(help=f"Launcher: {', '.join(LAUNCHERS)}.")] = "torchrun",
+    hosts: Annotated[str | None, typer.Option(help="Nodes in the order of their ranks: node-a,node-b.")] = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder for the files; by default launch/NAME-LAUNCHER-NODESxGPUS.")
     ] = None,
-    port: Annotated[
-        int, typer.Option(min=1024, max=65535, help="Where the processes meet, on the first node.")
-    ] = PORT,
-    venv: Annotated[
-        Path | None, typer.Option(help="The virtual environment on the nodes; by default this one.")
-    ] = None,
+    port: Annotated[int, typer.Option(min=1024, max=65535, help="Rendezvous port on the first node.")] = PORT,
+    venv: Annotated[Path | None, typer.Option(help="Virtual environment on the nodes; default: this one.")] = None,
     sbatch: Annotated[
         list[str] | None,
-        typer.Option(help="SLURM: an option of sbatch, such as --sbatch=--time=24:00:00. May be given again."),
+        typer.Option(help="SLURM: an option of sbatch, such as --sbatch=--time=24:00:00. Repeatable."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
     """Write the files that start a recipe, on one or many nodes.
 
-    The files are commented and yours to edit; nothing is started.
+    Edit the commented files as needed; no process is started.
 
     Example: cpt launch recipe.yaml --nodes 2 --gpus-per-node 8 --launcher slurm --sbatch=--partition=gpu
     """
@@ -115,19 +109,19 @@ def command(
     elif not alone:
         names.append("start.sh")
     elif hosts:
-        raise LaunchError("--hosts is for several nodes: add --nodes N.")
+        raise LaunchError("--hosts needs several nodes: add --nodes N.")
     files = {name: filled((TEMPLATES / name).read_text(encoding="utf-8"), values) for name in names}
     if "start.sh" in files:
         files["hostfile"] = text_of_hostfile(hosts, nodes)
     write_files(folder, files, force=force)
     start = f"sbatch {folder}/job.sbatch" if in_slurm else f"bash {folder}/{'node' if alone else 'start'}.sh"
     tell(f"{nodes * gpus_per_node} process(es) on {nodes} node(s), with {launcher}. Written to {folder}:")
-    tell(f"{', '.join(files)}. Read and edit them. Then, in this folder:\n\n    {start}")
+    tell(f"{', '.join(files)}. Check and edit them. Then run, in this folder:\n\n    {start}")
 
 
 def check_options(sbatch: Sequence[str], in_slurm: bool, hosts: str | None) -> None:
     if sbatch and not in_slurm:
-        raise LaunchError(f"{sbatch[0]} is an option of SLURM: add --launcher slurm, or leave it out.")
+        raise LaunchError(f"{sbatch[0]} needs SLURM: add --launcher slurm, or remove it.")
     for option in sbatch:
         if not option.startswith("-") or "\n" in option:
             raise LaunchError(f"--sbatch {option}: expected an option of sbatch, such as --sbatch=--qos=high")
@@ -146,14 +140,14 @@ def check_processes(recipe: Recipe, nodes: int, gpus_per_node: int) -> None:
         fitting = [n for n in range(1, 2 * nodes + 1) if tokens * nodes % (n * at_once) == 0]
         other = f", or use one of these numbers of nodes: {', '.join(map(str, fitting))}" if fitting else ""
         raise LaunchError(
-            f"`budget.global_batch_tokens` is {tokens:,}, which does not divide into {nodes} node(s) x {gpus_per_node}"
+            f"`budget.global_batch_tokens` is {tokens:,}, not a multiple of {nodes} node(s) x {gpus_per_node}"
             f" processes x {MICRO_BATCH} {micro_batch} x sequence_length {recipe.data.sequence_length:,}: {at_once:,}"
-            f" tokens. Make it a multiple of that{other}."
+            f" tokens. Change it{other}."
         )
 
 
 def folder_below(work: Path, folder: Path) -> Path:
-    """The folder for the files, relative to the work folder, with a name that needs no quotes in scripts."""
+    """Return the folder for the files, relative to the work folder; its name must not need quotes in scripts."""
     whole = Path(os.path.normpath(work / folder))
     if not whole.is_relative_to(work) or whole == work:
         raise LaunchError(f"--output {folder}: expected a folder below this one ({work}), such as launch/NAME")
@@ -165,16 +159,16 @@ def folder_below(work: Path, folder: Path) -> Path:
 def text_of_hostfile(hosts: str | None, nodes: int) -> str:
     names = [name.strip() for name in hosts.split(",")] if hosts else []
     if wrong := [name for name in names if not HOST.fullmatch(name) or names.count(name) > 1]:
-        raise LaunchError(f"--hosts {hosts}: expected different names of hosts, got `{wrong[0]}`.")
+        raise LaunchError(f"--hosts {hosts}: expected distinct host names, got `{wrong[0]}`.")
     if len(names) != nodes:
         raise LaunchError(
-            f"--nodes {nodes}, but --hosts names {len(names)}. Write --hosts node-a,node-b, or use --launcher slurm."
+            f"--nodes {nodes}, but --hosts has {len(names)}. Write --hosts node-a,node-b, or use --launcher slurm."
         )
     return "".join(f"{name}\n" for name in names)
 
 
 def filled(text: str, values: dict[str, object]) -> str:
-    """The text with each @NAME@ replaced; braces and dollars belong to bash."""
+    """Replace each @NAME@ in the text; braces and dollars belong to bash."""
     return NAME.sub(lambda found: str(values[found[1].lower()]), text)
 
 
@@ -187,4 +181,4 @@ def write_files(folder: Path, files: dict[str, str], *, force: bool) -> None:
         for name, content in files.items():
             (folder / name).write_text(content, encoding="utf-8")
     except OSError as problem:
-        raise LaunchError(f"--output {folder}: {problem.strerror}. Choose a folder that you can write.") from problem
+        raise LaunchError(f"--output {folder}: {problem.strerror}. Choose a writable folder.") from problem

@@ -25,16 +25,16 @@ from cpt.recipe.tree import dotted, leaves
 from cpt.recipe.values import in_yaml, shortened
 from cpt.runs.record import PACKAGES, hash_of_code, installed_version
 
-Facts = dict[str, str]  # what is compared -> its value on this node
+Facts = dict[str, str]  # compared item -> its value on this node
 Value = TypeVar("Value")
-ONLY_SLOWER = ("GPUs", "GPU driver", "NCCL_", "GLOO_")  # a difference in these is a warning
-MOST_REPORTED = 5  # differences of one node
-SMALL, FEW = 1 << 16, 64  # bytes and number of files that are read: configs and tokenizers
-SECONDS_TO_APPEAR = 5.0  # file servers show a new file late
+ONLY_SLOWER = ("GPUs", "GPU driver", "NCCL_", "GLOO_")  # differences in these are only warnings
+MOST_REPORTED = 5  # differences per node
+SMALL, FEW = 1 << 16, 64  # bytes and number of files that are hashed: configs and tokenizers
+SECONDS_TO_APPEAR = 5.0  # network file systems show a new file late
 
 
 def compare_nodes(recipe: Recipe) -> None:
-    """Compare the nodes of a run; every process calls this, and raises the same LaunchError where they differ."""
+    """Compare the nodes of a run; every process calls this, and raises the same LaunchError if they differ."""
     if num_nodes() == 1:
         return
     is_first = local_rank() == 0
@@ -48,9 +48,9 @@ def compare_nodes(recipe: Recipe) -> None:
             problem = f"`output_dir` {output} cannot be written: {refused.strerror}"
     reports = of_each_node((socket.gethostname(), facts_of_node(recipe), token.name) if is_first else None)
     names = [host for host, _, _ in reports]
-    # Containers may share a hostname: then the node's number is added.
+    # Containers may share a hostname; add the node's number then.
     hosts = [f"{host} (node {node})" if names.count(host) > 1 else host for node, host in enumerate(names)]
-    shared = output / reports[0][2]  # what the first node wrote
+    shared = output / reports[0][2]  # written by the first node
     problems = of_each_node((problem or look_for(shared, hosts[0]),) if is_first else None)
     if rank() == 0:
         token.unlink(missing_ok=True)
@@ -64,20 +64,20 @@ def compare_nodes(recipe: Recipe) -> None:
         if len(found) > MOST_REPORTED:
             errors.append(f"{host}: {len(found) - MOST_REPORTED} more differences")
     if errors:
-        remedy = "Start all nodes with the same environment, code, recipe and files, best from one shared folder."
+        remedy = "Start all nodes with the same environment, code, recipe and files, ideally from one shared folder."
         raise LaunchError("\n  ".join(["the nodes of this run differ:", *errors]) + f"\n{remedy}")
     tell(f"{len(hosts)} nodes agree on versions, code, recipe and files: {', '.join(hosts)}.")
 
 
 def of_each_node(value: Value | None) -> list[Value]:
-    """The values of the processes that speak for their nodes, in the order of ranks; the others pass None."""
+    """Gather one value per node, in rank order; only one process per node passes a value, the others None."""
     values: list[Value | None] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return [value for value in values if value is not None]
 
 
 def differences(host: str, nodes: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
-    """What differs on a host from most hosts; of two equally frequent values the first node's counts as right."""
+    """Yield differences between a host and the majority; the first node's value breaks ties."""
     for label in dict.fromkeys(label for facts in nodes.values() for label in facts):
         values = {name: facts.get(label, "missing") for name, facts in nodes.items()}
         usual = Counter(values.values()).most_common(1)[0][0]
@@ -89,11 +89,11 @@ def differences(host: str, nodes: Mapping[str, Facts]) -> Iterator[tuple[str, st
 
 
 def look_for(token: Path, writer: str) -> str | None:
-    """What is wrong with this node's view of the output folder."""
+    """Return the problem of this node's output folder, or None."""
     until = time.monotonic() + SECONDS_TO_APPEAR
     while not token.exists():
         if time.monotonic() > until:
-            return f"`output_dir` {token.parent} is not the folder of that name on {writer}. Set it to a shared folder"
+            return f"`output_dir` {token.parent} is not the same folder as on {writer}. Set it to a shared folder"
         time.sleep(0.1)
     return None if os.access(token.parent, os.W_OK) else f"`output_dir` {token.parent} cannot be written"
 
@@ -117,7 +117,7 @@ def facts_of_node(recipe: Recipe) -> Facts:
 
 
 def files_of_recipe(recipe: Recipe) -> Facts:
-    """The files that the recipe reads from this node's disks: how many, their bytes, and a hash of names and sizes."""
+    """Describe the recipe's local files: their number, bytes, and a hash of names and sizes."""
     found: Facts = {}
     for key, source in keyed_sources(*sections_of(recipe)):
         if kind_of(source.path) == "local":
@@ -136,7 +136,7 @@ def files_of_recipe(recipe: Recipe) -> Facts:
 
 
 def described(files: list[Path]) -> str:
-    """Names below their common folder, and sizes; a few small files by their content too."""
+    """Hash names relative to the common folder, and sizes; for a few small files, their content too."""
     folder = os.path.commonpath([str(file.parent) for file in files] or ["."])
     sizes, digest = 0, xxh3_64()
     for file in sorted(files):

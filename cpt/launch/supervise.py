@@ -1,4 +1,4 @@
-"""Start a run, watch it, and restart it where it died or hangs, within a budget."""
+"""Start a run, watch it, and restart it if it dies or hangs, within a budget."""
 
 import os
 import re
@@ -33,33 +33,33 @@ from cpt.training.liveness import SIGNAL_FOR_STACKS, STACKS
 from cpt.training.restart import MOST_WITHOUT_PROGRESS
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
-MOST_RESTARTS = 10  # of a supervised run, in an hour
-BY_THE_LAUNCHER = 'with --launcher, which sets it itself: --launcher "torchrun --nproc-per-node 2"'
-PROCESSES_OF_A_CORE = 4  # on a CPU; more of them only wait for each other
+MOST_RESTARTS = 10  # per hour, of a supervised run
+BY_THE_LAUNCHER = 'with --launcher, which sets it: --launcher "torchrun --nproc-per-node 2"'
+PROCESSES_OF_A_CORE = 4  # on a CPU; more processes only wait for each other
 SECONDS_BETWEEN_LOOKS = 0.5  # at the heartbeats
 SECONDS_FOR_STACKS = 2.0
-SECONDS_FOR_OTHER_SUPERVISORS = 60.0  # each looks at the run's folder before it starts its processes
+SECONDS_FOR_OTHER_SUPERVISORS = 60.0  # each reads the run's folder before it starts its processes
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a restart
 SAME_STEP_LIMIT = 3  # failures at the same step
 SECONDS_OF_BUDGET = 3600.0
 LEAST_PATIENCE = 30.0  # seconds without progress in a step
 STEPS_OF_PATIENCE = 5  # median steps
 SECONDS_TO_BE_GONE = 10.0  # five pulses
-# Before the first and after the last step any CPU work counts as progress, in an evaluation each batch, in a save
-# nothing.
+# Before the first and after the last step, any CPU work counts as progress; in an evaluation, each batch; in a save,
+# none.
 PATIENCE = {"starting": 3600.0, "first steps": 600.0, "between": 1800.0, "ending": 3600.0}
 
 
 @dataclass(frozen=True)
 class Ended:
-    code: int  # of the process that was started; launchers change it
-    state: str  # of status.json; `running` where the run died before it could write another
+    code: int  # exit code of the started process; launchers change it
+    state: str  # of status.json; `running` if the run died before updating it
     error: str | None
     own_code: int | None  # the exit code that the run itself wrote to status.json
     message: str
-    step: int  # the last one of any process
+    step: int  # the last step of any process
     hung: bool
-    at: float  # seconds of a monotonic clock
+    at: float  # time on a monotonic clock
 
 
 @dataclass(frozen=True)
@@ -78,20 +78,20 @@ def supervise_run(
     launcher: str | None = None,
     restarts: int | None = MOST_RESTARTS,
 ) -> None:
-    """Start a run by cpt/train.py with the arguments, and wait for its end; with `--supervise`, restart it where that
-    helps, at most `restarts` times in an hour. None, without `--supervise`: restart only where the run itself asks for
-    it, and end with the run's own exit code."""
+    """Start a run by cpt/train.py with the arguments, and wait for its end; with `--supervise`, restart it if useful,
+    at most `restarts` times in an hour. None, without `--supervise`: restart only if the run requests it, and exit
+    with the run's exit code."""
     if "RANK" in os.environ:
         options = "--supervise, --processes and --launcher"
-        raise LaunchError(f"{options} start the run's processes: start `cpt train` without a launcher.")
+        raise LaunchError(f"{options} start the run's processes: run `cpt train` without a launcher.")
     if launcher is None:
         refuse_more_than_the_machine_holds(processes, on_gpus=not recipe.training.get("use_cpu"))
     several = launcher is not None and names_several_hosts(launcher)
     if several and new:
-        raise LaunchError("--new would begin one run for each host's supervisor. Give the run another name: name=...")
+        raise LaunchError("--new would start a separate run on each host. Set another name: name=...")
     run = start_run(recipe, new=new, patience=SECONDS_FOR_OTHER_SUPERVISORS if several else 0.0, trains=False)
     if run.lock is not None:
-        run.lock.close()  # the attempts take it
+        run.lock.close()  # the attempts lock it
     if run.folder.name != recipe.name:
         arguments = [*arguments, f"name={run.folder.name}"]
     words = command_of_attempt(arguments, processes, launcher)
@@ -113,7 +113,7 @@ class Supervisor:
     endings: list[Ended] = field(default_factory=list)
 
     def supervise(self) -> Decision:
-        folder, between = self.run.folder, ReceivedSignals()  # while a child runs, it has the signals
+        folder, between = self.run.folder, ReceivedSignals()  # signals while no child runs
         try:
             with between.noted():
                 while True:
@@ -123,7 +123,7 @@ class Supervisor:
                     if decision.what == "again" and not number and not between.first:
                         text = f"{decision.why}. Restart {len(self.endings)}."
                         record_event(folder, "restart", text, step=ending.step)
-                        # Longer after each failure; at once if the run itself asked for the restart.
+                        # Longer after each failure; immediate if the run requested the restart.
                         failures = sum(ended.error != RestartNeeded.__name__ for ended in self.endings)
                         seconds = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))
                         between.wait(0.0 if ending.error == RestartNeeded.__name__ else seconds)
@@ -140,11 +140,11 @@ class Supervisor:
             write_waiting_events(folder)
 
     def attempt(self) -> tuple[Ended, int]:
-        """Start the run once; returns how it ended, and the signal that was forwarded to it or 0."""
+        """Start the run once; return how it ended, and the forwarded signal or 0."""
         folder = self.run.folder
         remove_heartbeats(folder)
         known, before = self.run.status().get("updated"), len(read_events(folder))
-        # SLURM sends SIGUSR1 to all processes of a step; torchrun would die of it and leave its workers behind.
+        # SLURM sends SIGUSR1 to all processes of a step; torchrun would die from it and leave its workers running.
         child = Child(self.words, environment={"CPT_RESTART_COUNT": str(len(self.endings))}, ignores=signal.SIGUSR1)
         watch, hung, looked_at = RunWatch(folder), None, 0.0
 
@@ -162,11 +162,11 @@ class Supervisor:
         status = self.run.status()
         state = status.get("state", "running")
         if state == "running" or (status.get("updated") == known and state != "finished"):
-            status, state = {}, "running"  # of an earlier attempt, or the run died before it could write another
+            status, state = {}, "running"  # from an earlier attempt, or the run died before updating it
         error, own_code, message = status.get("error"), status.get("exit_code"), str(status.get("message", ""))
-        if gone and not message:  # a library ended the processes: NCCL's watchdog
+        if gone and not message:  # a library killed the processes: NCCL's watchdog
             message = without_heartbeat(gone, read_heartbeats(folder))
-        # A rank that ran out of memory may be the only one that could record it: the others wait for it on their GPUs.
+        # A rank that ran out of memory may be the only one to record it, since the others wait on their GPUs.
         for event in read_events(folder)[before:]:
             if event["kind"] == "out_of_memory" and event.get("restart"):
                 error, message = RestartNeeded.__name__, event["message"]
@@ -188,7 +188,7 @@ class Supervisor:
             "hang",
             f"process {beat.rank} (pid {beat.pid} on {beat.host}) made no progress for {patience(beat):.0f} s after"
             f" step {beat.step} ({beat.phase}).{cause} The stacks are in {self.run.folder / STACKS}; all processes of"
-            " this host are ended.",
+            " this host are killed.",
         )
         for pid in pids_here(self.run.folder):
             send(pid, SIGNAL_FOR_STACKS)
@@ -196,13 +196,13 @@ class Supervisor:
 
 
 def next_move(endings: Sequence[Ended], *, restarts: int | None) -> Decision:
-    """Whether to restart, from how all attempts ended; `restarts` as in `supervise_run`."""
+    """Decide whether to restart, by how all attempts ended; `restarts` as in `supervise_run`."""
     last = endings[-1]
-    # On another host than the main process's, the file may show the end a little later.
+    # On other hosts than the main process's, the file may update a little later.
     if last.state == "finished" or (last.state == "running" and last.code == 0):
         return Decision("done")
     if last.error == RestartNeeded.__name__:
-        # A step, a smaller micro-batch or another roll-back changes the message.
+        # Progress (a step, a smaller micro-batch, another roll-back) changes the message.
         repeated = [ending.message for ending in endings[-MOST_WITHOUT_PROGRESS - 1 :]].count(last.message)
         if repeated > MOST_WITHOUT_PROGRESS:
             why = f"{last.message} It was restarted {MOST_WITHOUT_PROGRESS} times without progress"
@@ -220,7 +220,7 @@ def next_move(endings: Sequence[Ended], *, restarts: int | None) -> Decision:
     if restarts is None:
         why += ". `cpt train --supervise` restarts a run automatically from its newest checkpoint"
     elif Counter(ending.step for ending in failures)[last.step] >= SAME_STEP_LIMIT:
-        why += f", like {SAME_STEP_LIMIT - 1} attempts before: a restart does not help"
+        why += f", like {SAME_STEP_LIMIT - 1} previous attempts, so a restart does not help"
     elif recent > restarts:
         why += f", and it was already restarted {restarts} times in an hour (--restarts)"
     else:
@@ -229,7 +229,7 @@ def next_move(endings: Sequence[Ended], *, restarts: int | None) -> Decision:
 
 
 def without_heartbeat(gone: Sequence[LastHeartbeat], everyone: Sequence[LastHeartbeat]) -> str:
-    return f"{name_processes(gone, everyone)} has no heartbeat any more"
+    return f"{name_processes(gone, everyone)} lost its heartbeat"
 
 
 def patience(beat: LastHeartbeat) -> float:
@@ -243,19 +243,19 @@ def patience(beat: LastHeartbeat) -> float:
 
 @dataclass
 class RunWatch:
-    """Finds a process that made no progress for too long, from heartbeat files and this machine's clock. Each host's
-    supervisor watches the processes of its host; one on a login node, which has none, watches all."""
+    """Finds a process without progress for too long, from heartbeat files and this machine's clock. Each supervisor
+    watches the processes of its host; without local processes, as on a login node, it watches all."""
 
     folder: Path
     beats: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
-    """(rank, pid) -> the last count of progress, and when it was seen first."""
+    """(rank, pid) -> the last progress count, and when it was first seen."""
     pulses: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
-    """The same for the count that goes up while the process exists."""
+    """The same for the pulse, which increases while the process exists."""
 
     def hung(self, now: float) -> LastHeartbeat | None:
-        """The process with the longest silence beyond its patience, if any. While processes start or end, one may work
-        while the others wait for it: the last heartbeat of any counts. There are none on a read-only disk, and after
-        the run has finished: its verdict is being made."""
+        """Return the process that exceeds its patience most, if any. While processes start or end, one may work while
+        the others wait: the last heartbeat of any counts. Heartbeats are missing on a read-only disk, and after the
+        run has finished, while its verdict is computed."""
         if not os.access(self.folder, os.W_OK):
             self.beats.clear()
             self.pulses.clear()
@@ -275,7 +275,7 @@ class RunWatch:
         return max(late, key=lambda beat: silent[beat])
 
     def gone(self, now: float) -> list[LastHeartbeat]:
-        """The processes whose heartbeat stopped without a record of their end."""
+        """Return the processes whose heartbeat stopped without a recorded end."""
         running = [beat for beat in read_heartbeats(self.folder) if beat.ended is None]
         seen = {beat: self.pulses.get((beat.rank, beat.pid), (0, now))[1] for beat in running}
         return [beat for beat in running if now - seen[beat] > SECONDS_TO_BE_GONE]
@@ -284,7 +284,7 @@ class RunWatch:
 def command_of_attempt(
     arguments: Sequence[str], processes: int, launcher: str | None, program: Path = TRAIN
 ) -> list[str]:
-    """The command that starts a run, by torchrun or by a launcher such as `accelerate launch --config_file FILE`."""
+    """The command that starts a run, with torchrun or a launcher such as `accelerate launch --config_file FILE`."""
     if launcher is not None:
         return [*shlex.split(launcher), str(program), *arguments]
     if processes == 1:
@@ -294,7 +294,7 @@ def command_of_attempt(
 
 
 def names_several_hosts(launcher: str) -> bool:
-    """Whether a launcher's command starts one host's part of a run: `torchrun --nnodes 2`, `deepspeed --no_ssh`."""
+    """Whether a launcher's command starts one host of several: `torchrun --nnodes 2`, `deepspeed --no_ssh`."""
     counts = re.findall(r"--(?:nnodes|num[_-]machines)[= ](\S+)", launcher)
     return "--no_ssh" in launcher.split() or any(count.split(":")[-1] != "1" for count in counts)
 

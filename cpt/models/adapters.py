@@ -1,5 +1,5 @@
-"""Adapters through peft: put LoRA, or any other method that can be merged, on a model, over base weights in 4 bit if
-the recipe asks (QLoRA, arXiv 2305.14314); and merge them into its weights."""
+"""Adapters through peft: add LoRA, or another mergeable method, to a model, with 4-bit base weights if the recipe sets
+them (QLoRA, arXiv 2305.14314), and merge adapters into the model's weights."""
 
 import copy
 import logging
@@ -29,16 +29,16 @@ from cpt.recipe.schema import LORA_QUANTIZATION
 
 logger = logging.getLogger(__name__)
 
-DEFAULTS: dict[str, Any] = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0}  # of LoRA; others have peft's own
+DEFAULTS: dict[str, Any] = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0}  # for LoRA; others use peft's
 PRESETS: dict[str, dict[str, Any]] = {
-    # Continued pre-training wants a high rank on all layers (arXiv 2405.09673), which needs the rank-stabilised scale
+    # Continued pre-training needs a high rank on all layers (arXiv 2405.09673), and thus the rank-stabilized scale
     # (arXiv 2312.03732).
     "cpt": {"r": 128, "lora_alpha": 32, "use_rslora": True},
 }
-# peft refuses them: Mamba's kernels read these weights past the layer that holds the adapter.
+# peft refuses these layers: Mamba's kernels read their weights directly and would ignore the adapter.
 MAMBA_EXCLUDED = ("out_proj", "conv1d")
-OURS = ("preset", "method", *LORA_QUANTIZATION)  # keys of `model.lora` that are not peft's
-# Values of `init_lora_weights`: the first take the adapter out of the weights under it, the others need data.
+OURS = ("preset", "method", *LORA_QUANTIZATION)  # keys of `model.lora` that peft does not have
+# Values of `init_lora_weights`: the first subtract the adapter from the base weights, the others need data.
 START_IN_THE_BASE = ("pissa", "olora", "mica")
 STARTS_FROM_DATA = ("eva", "corda", "lora_ga")
 # Not for all linear layers: without `target_modules` peft chooses by the architecture.
@@ -47,31 +47,31 @@ ALL_LINEAR = "all-linear"
 
 
 def check_lora_options(options: Mapping[str, Any], *, zero3: bool = False) -> None:
-    """Refuse starts that a run cannot give. The recipe has checked the method and its keys."""
+    """Refuse initializations that runs do not support. The recipe has already checked the method and its keys."""
     if options.get("alora_invocation_tokens"):
-        raise RecipeError("`model.lora.alora_invocation_tokens` adapts parts of texts and cannot merge. Remove it.")
+        raise RecipeError("`model.lora.alora_invocation_tokens` adapts parts of texts, so it cannot merge. Remove it.")
     start = str(options.get("init_lora_weights")).partition("_niter")[0]
     if start in (*STARTS_FROM_DATA, "loftq"):
-        why = "changes the weights under the adapter" if start == "loftq" else "needs data before the run"
+        why = "changes the base weights" if start == "loftq" else "needs data before the run"
         raise RecipeError(f"`model.lora.init_lora_weights: {start}` {why}. Remove it.")
     if quantization_of(options) is not None and start in START_IN_THE_BASE:
-        # It would take the adapter out of other weights than those that it is merged into.
+        # It would subtract the adapter from other weights than those it is merged into.
         raise RecipeError(f"`model.lora.init_lora_weights: {start}` does not work with `quantize`. Remove one.")
     if zero3 and (method_of(options) != LORA or start in START_IN_THE_BASE):
         reads = f"init_lora_weights: {start}" if start in START_IN_THE_BASE else f"method: {method_of(options)}"
-        raise RecipeError(f"`model.lora.{reads}` reads what ZeRO-3 divides. Use ZeRO-2, or plain `method: lora`.")
+        raise RecipeError(f"`model.lora.{reads}` needs whole weights. Use ZeRO-2, or plain `method: lora`.")
 
 
 def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
-    """Refuse adapters that the model has no place for; the model may be on the meta device."""
+    """Refuse adapters that do not fit the model, which may be on the meta device."""
     layers = last_names(name for name, _ in adaptable(model))
     if not layers:
-        raise RecipeError(f"`model.lora`: {model.config.model_type} has no linear layer to adapt. Write `lora: null`.")
+        raise RecipeError(f"`model.lora`: {model.config.model_type} lacks linear layers to adapt. Write `lora: null`.")
     chosen = lora_options(model, options)
     config_for(chosen, options)
     without_bias = [name for name, layer in adaptable(model) if dict(layer.named_parameters()).get("bias") is None]
     if options.get("lora_bias") and without_bias:
-        raise RecipeError(f"`model.lora.lora_bias`: {without_bias[0]} has no bias. Remove it.")
+        raise RecipeError(f"`model.lora.lora_bias`: {without_bias[0]} lacks a bias. Remove it.")
     modules, head = {name: part for name, part in model.named_modules() if name}, model.get_output_embeddings()
     ends = last_names(name for name, part in modules.items() if part is head or isinstance(part, nn.Embedding))
     for key, names in (("target_modules", layers), ("modules_to_save", [*ends, *layers])):
@@ -81,35 +81,35 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
         for word in words:
             pattern = word if is_pattern else rf"(.*\.)?{re.escape(word)}"
             if word != ALL_LINEAR and not any(re.fullmatch(pattern, name) for name in modules):
-                what = f"{model.config.model_type} has nothing called `{word}`.{did_you_mean(word, names)}"
-                raise RecipeError(f"`model.lora.{key}`: {what} It has: {', '.join(names)}.")
+                what = f"{model.config.model_type} has no module `{word}`.{did_you_mean(word, names)}"
+                raise RecipeError(f"`model.lora.{key}`: {what} Modules: {', '.join(names)}.")
 
 
 def count_lora_parameters(model: PreTrainedModel, options: Mapping[str, Any]) -> int:
     copied: nn.Module = copy.deepcopy(model)
     copied.to_empty(device="meta")
     assert isinstance(copied, PreTrainedModel)
-    # The adapters of a large model would take seconds to draw; some other methods compute with theirs.
+    # The adapters of a large model take seconds to initialize; some other methods compute with their values.
     with torch.device("meta") if method_of(options) == LORA else nullcontext():
         adapted = put_adapters(copied, options)
     return sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
 
 
 def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
-    """Freeze the model and add adapters, in fp32 whatever the model's dtype, as is what else is trained."""
+    """Freeze the model and add adapters, in fp32 regardless of the model's dtype, like all other trained weights."""
     check_lora_options(options, zero3=is_deepspeed_zero3_enabled())
-    # The embedding is frozen: without it gradient checkpointing finds no input with a gradient, and adapters learn
-    # nothing.
+    # The embedding is frozen: without this, gradient checkpointing finds no input that requires a gradient, and
+    # adapters learn nothing.
     model.enable_input_require_grads()
     adapted = put_adapters(model, options)
-    if not is_deepspeed_zero3_enabled():  # there DeepSpeed keeps fp32 copies of all that is trained
+    if not is_deepspeed_zero3_enabled():  # DeepSpeed keeps fp32 copies of trained weights
         train_copies_in_fp32(adapted, around=model.dtype)
         for name, parameter in adapted.named_parameters():
             if parameter.requires_grad and parameter.dtype != torch.float32:
                 raise RecipeError(f"`model.lora` trains {name} in half precision. Remove `bias`, or use float32.")
     method, (trainable, total) = method_of(options), adapted.get_nb_trainable_parameters()
     if trainable == 0:
-        raise RecipeError(f"`model.lora`: {method} with these options trains nothing: they choose no layer.")
+        raise RecipeError(f"`model.lora`: {method} with these options selects no layers to train.")
     share = f"{trainable:,} of {total:,} parameters are trained ({100 * trainable / total:.2f} %)"
     logger.info("adapters (%s): %s", method, share)
     return adapted
@@ -118,7 +118,7 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
 def put_adapters(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
     config = config_for(lora_options(model, options), options)
     try:
-        # peft calls transformers by names that transformers will drop
+        # peft uses deprecated names of transformers
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             return get_peft_model(model, config, autocast_adapter_dtype=True)
     except (ValueError, TypeError, NotImplementedError) as problem:
@@ -133,7 +133,7 @@ def config_for(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> PeftCon
 
 
 def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of the method's config: our defaults, those of the preset, then the recipe's."""
+    """Return all options of the method's config: our defaults, then the preset's, then the recipe's."""
     method, preset = method_of(options), options.get("preset")
     defaults = DEFAULTS | PRESETS.get(str(preset), {}) if method == LORA else {}
     chosen = defaults | {key: value for key, value in options.items() if key not in OURS}
@@ -149,7 +149,7 @@ def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str
         paths = {id(module): name for name, module in model.named_modules()}
         names = [paths[id(module)].rpartition(".")[2] for module in ends]
         if is_tied and names[0] not in EMBEDDING_LAYER_NAMES:
-            tied = f"`model.lora`: the head of {model.config.model_type} is its embedding `{names[0]}`"
+            tied = f"`model.lora`: {model.config.model_type} ties its head to the embedding `{names[0]}`"
             raise RecipeError(f"{tied}. Write `lora: {{r: 128, lora_alpha: 32, use_rslora: true}}`, or `null`.")
         chosen["modules_to_save"] = names
         chosen.setdefault("ensure_weight_tying", is_tied)
@@ -157,8 +157,8 @@ def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str
 
 
 def train_copies_in_fp32(adapted: PeftModel, around: torch.dtype) -> None:
-    """Small steps are lost in bfloat16, so layers that are trained whole are fp32. What an embedding or a norm returns
-    keeps the type of the layers around it; a head takes any."""
+    """Make fully trained layers fp32, because small steps are lost in bfloat16. The outputs of embeddings and norms
+    keep the dtype of the surrounding layers; a head accepts any."""
     for module in adapted.modules():
         copies: Iterable[nn.Module] = ()
         if isinstance(module, ModulesToSaveWrapper):
@@ -176,7 +176,7 @@ def train_copies_in_fp32(adapted: PeftModel, around: torch.dtype) -> None:
 
 
 def merge_lora(model: PeftModel) -> PreTrainedModel:
-    """The plain model with the adapters added into its weights; refuses adapters that contain NaN."""
+    """Return the plain model with the adapters merged into its weights; refuse adapters with NaN."""
     try:
         return model.merge_and_unload(safe_merge=True)  # type: ignore[no-any-return]
     except NotImplementedError as problem:
@@ -185,11 +185,11 @@ def merge_lora(model: PeftModel) -> PreTrainedModel:
 
 def check_mergeable(peft_type: str) -> None:
     if peft_type.lower() not in (*PEFT_METHODS, "adalora"):
-        raise CheckpointError(f"an adapter of {peft_type} cannot be merged into its base. Serve both, with peft.")
+        raise CheckpointError(f"an adapter of {peft_type} cannot be merged into its base. Serve both with peft.")
 
 
 def adaptable(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
-    """The linear layers with their names, without the head."""
+    """Yield the linear layers with their names, except the head."""
     head = model.get_output_embeddings()
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | Conv1D) and module is not head:
@@ -203,7 +203,7 @@ def last_names(names: Iterable[str]) -> list[str]:
 # --- base weights in 4 bit, by bitsandbytes -------------------------------------------------------------------------
 
 BLOCK, BLOCK_OF_SCALES = 64, 256
-BYTES_OF_4_BIT = {  # of each number, by whether the scales are quantized as well
+BYTES_OF_4_BIT = {  # per weight, by whether the scales are quantized too
     False: 0.5 + 4 / BLOCK,  # a scale in fp32 for each block
     True: 0.5 + 1 / BLOCK + 4 / (BLOCK * BLOCK_OF_SCALES),  # a scale in 8 bit, and one in fp32 for 256 of those
 }
@@ -235,20 +235,20 @@ def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> None:
     if quantization_of(lora) is None:
         return
     if zero3:
-        raise RecipeError("`model.lora.quantize`: ZeRO-3 cannot divide weights in 4 bit. Remove `training.deepspeed`.")
+        raise RecipeError("`model.lora.quantize`: ZeRO-3 cannot shard 4-bit weights. Remove `training.deepspeed`.")
     if find_spec("bitsandbytes") is None:
         raise ResourceError(f"`model.lora.quantize` needs bitsandbytes. Install it: {install_line('bitsandbytes')}")
 
 
 def keep_layout_on_cpu(model: nn.Module) -> None:
-    """Keep bitsandbytes from packing 4-bit weights in another way, as it does on a CPU with AVX-512 and bfloat16: that
-    fails where inputs are no multiple of a block, and makes the gradients of later steps wrong."""
+    """Keep bitsandbytes from repacking 4-bit weights on a CPU with AVX-512 and bfloat16: the other layout fails if
+    inputs are not a multiple of a block, and makes the gradients of later steps wrong."""
     for module in model.modules():
         if "support_avx512bf16_for_cpu" in vars(module):
             vars(module)["support_avx512bf16_for_cpu"] = False
 
 
 def numbers_in(parameter: torch.Tensor) -> int:
-    """How many weights a parameter stands for; one in 4 bit holds two in each byte."""
+    """Return the number of weights in a parameter; a 4-bit parameter has two per byte."""
     state = vars(parameter).get("quant_state") if isinstance(parameter, nn.Parameter) else None
     return parameter.numel() if state is None else torch.Size(state.shape).numel()

@@ -1,6 +1,6 @@
-"""Which attention implementation a model runs with, and ours, `varlen`: attention within each document of packed rows,
-by torch's or flash-attn's kernels, which take the documents' bounds instead of a mask. Where no kernel can run (on a
-CPU, in fp32), torch's SDPA attends to one document after the other, which is as exact as a mask."""
+"""Choose a model's attention implementation, including ours, `varlen`: attention within each document of packed rows,
+by torch's or flash-attn's kernels, which take the documents' bounds instead of a mask. If no kernel can run (on a CPU,
+in fp32), torch's SDPA processes one document after the other, as exact as with a mask."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -26,11 +26,11 @@ from cpt.models.inventory import runs_along_the_row
 from cpt.plugins import did_you_mean, import_named
 from cpt.torch_internals import mark_dynamic
 
-OLDEST_GPU = (8, 0)  # compute capability; of flash kernels
-HOPPER = (9, 0)  # the only one that flash-attn 3 is for
+OLDEST_GPU = (8, 0)  # compute capability for flash kernels
+HOPPER = (9, 0)  # the only architecture that flash-attn 3 supports
 VARLEN = "varlen"
-# Names without `flash`: transformers prepares other masks for those, and cannot keep the documents of several rows
-# apart with them.
+# Names without `flash`: for names with it transformers prepares other masks, which do not separate the documents of
+# several rows.
 BY_PACKAGE = {"flash_attention_2": "varlen_fa2", "flash_attention_3": "varlen_fa3"}
 VARLEN_NAMES = (VARLEN, *BY_PACKAGE.values())
 HALF = (torch.float16, torch.bfloat16)
@@ -38,7 +38,7 @@ WIDEST_HEAD, WIDTH_MULTIPLE = 256, 8  # of flash kernels
 ALTERED_SCORES = ("softcap", "s_aux", "position_bias")  # arguments of transformers' attention functions
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")  # keys of configs
 OTHER_SCORES = ("attn_logit_softcapping", "attention_chunk_size")
-# Their packed rows were compared with each document alone: tests/models/test_varlen.py.
+# Packed rows were compared with separate documents: tests/models/test_varlen.py.
 PROVEN = """
     apertus arcee aria_text axk1 beam bitnet cohere cohere2 cohere2_moe cpt-gpt2 ctrl cwm deepseek_v2 deepseek_v3
     diffllama ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo gemma gemma3_text gemma4_unified_text glm glm4
@@ -48,12 +48,12 @@ PROVEN = """
     mistral mixtral modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe persimmon phi phi3 phimoe qwen2
     qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 youtu
 """
-WINDOW_IN_MASK_ONLY = ("phimoe", "qwen2_moe")  # or not even there: sdpa and flash attention differ with a window
+WINDOW_IN_MASK_ONLY = ("phimoe", "qwen2_moe")  # or ignore it: sdpa and flash attention differ with a window
 
 Kernel = Callable[..., Tensor]
-"""(queries, keys, values of [tokens of all rows, heads, width], bounds, longest document, scale, window) -> as the
-queries."""
-# torch 2.11 has no argument for fewer heads of keys: its kernel takes them as they are.
+"""(queries, keys, values of [tokens of all rows, heads, width], bounds, longest document, scale, window) -> output of
+the queries' shape."""
+# torch 2.11 needs no argument for grouped-query attention: its kernel detects it.
 SAYS_GROUPED = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 
@@ -65,13 +65,13 @@ def choose_attention(
     half_precision: bool = True,
     packed: bool = False,
 ) -> str:
-    """The name to give transformers as `attn_implementation`.
+    """Return the `attn_implementation` for transformers.
 
     Args:
         wanted: `auto`, `varlen`, a name of transformers, or `package.module:function`, a function of its
             AttentionInterface (masked like sdpa).
-        half_precision: the model computes in bf16 or fp16; flash attention knows no other types.
-        packed: rows come without a mask: positions alone keep documents and padding apart.
+        half_precision: the model computes in bf16 or fp16; flash attention supports no other types.
+        packed: rows have no mask: only positions separate documents and padding.
     """
     register_varlen()
     if wanted == "auto":
@@ -83,9 +83,9 @@ def choose_attention(
         AttentionMaskInterface.register(wanted, sdpa_mask)
         return wanted
     known = ["auto", "eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
-    if wanted not in known and "/" not in wanted:  # with a slash it is a kernel on the Hub, which transformers fetches
-        listed = f"{', '.join(known)}, or your own `package.module:function`"
-        raise RecipeError(f"model.attention: no `{wanted}`.{did_you_mean(wanted, known)} Use {listed}.")
+    if wanted not in known and "/" not in wanted:  # names with a slash are kernels on the Hub
+        listed = f"{', '.join(known)}, or `package.module:function`"
+        raise RecipeError(f"model.attention: unknown `{wanted}`.{did_you_mean(wanted, known)} Use {listed}.")
     remedy = "Use `model.attention: auto`."
     is_supported = {"flash": supports_flash, "sdpa": supports_sdpa, "flex": supports_flex}.get(wanted.split("_")[0])
     if is_supported is not None and not is_supported(model_class):
@@ -106,22 +106,22 @@ def choose_attention(
 def why_not_by_bounds(
     model_class: type[PreTrainedModel], config: PreTrainedConfig | None, *, half_precision: bool, packed: bool
 ) -> str | None:
-    """Why `auto` does not use a kernel that takes the bounds of documents; None where it does."""
+    """Return why `auto` does not use a kernel with document bounds; None if it does."""
     if not packed:
-        return "rows come with a mask"
+        return "rows have a mask"
     if not half_precision or config is None:
         return "it computes in fp32"
     return why_not_varlen(model_class, config) or missing_for(VARLEN)
 
 
 def missing_for(name: str) -> str | None:
-    """What this machine lacks for `varlen` or a kernel of flash-attn."""
+    """Return what this machine lacks for `varlen` or a flash-attn kernel."""
     if not torch.cuda.is_available():
-        return "it needs a CUDA GPU and this machine has none"
+        return "it needs a CUDA GPU"
     if name == VARLEN and torch.cuda.get_device_capability() < OLDEST_GPU:
         return f"{torch.cuda.get_device_name()} is older than flash kernels (compute capability 8.0)"
     if name == "flash_attention_3" and torch.cuda.get_device_capability() != HOPPER:
-        return f"it is for Hopper GPUs, and this is a {torch.cuda.get_device_name()}"
+        return f"it needs a Hopper GPU, and this is a {torch.cuda.get_device_name()}"
     if name == "flash_attention_3" and not is_flash_attn_3_available():
         return "flash_attn_interface is not installed (github.com/Dao-AILab/flash-attention, hopper/)"
     if name == "flash_attention_2" and not is_flash_attn_2_available():
@@ -130,7 +130,7 @@ def missing_for(name: str) -> str | None:
 
 
 def register_varlen() -> None:
-    """Make the names known to transformers. Their masks are for rows that come with a mask, and are sdpa's."""
+    """Register the names in transformers. Rows with a mask use sdpa's masks."""
     kernels: dict[str, Kernel] = {VARLEN: torch_kernel}
     kernels |= {name: partial(package_kernel, package) for package, name in BY_PACKAGE.items()}
     for name, kernel in kernels.items():
@@ -150,13 +150,13 @@ def varlen_attention(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """As transformers calls an attention function; with a true mask, or none, it is sdpa.
+    """The attention function for transformers; with an ordinary mask, or none, it is sdpa.
 
     Args:
         query: [rows, heads, tokens, width]; keys and values may have fewer heads.
         attention_mask: [1, 1, longest document, bounds], as `hand_over_documents` makes it.
     """
-    if attention_mask is None or attention_mask.dtype != torch.int32:  # true masks are of booleans or fractions
+    if attention_mask is None or attention_mask.dtype != torch.int32:  # ordinary masks have booleans or floats
         options |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
         attended: tuple[Tensor, Tensor | None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, **options
@@ -166,7 +166,7 @@ def varlen_attention(
     if dropout or altered:
         why = "attention dropout" if dropout else f"`{altered[0]}`"
         remedy = " (or `model.config.attention_dropout: 0.0`, `attn_pdrop` in GPT-2)" if dropout else ""
-        raise RecipeError(f"model.attention: varlen does not compute {why}. Use `model.attention: auto`{remedy}.")
+        raise RecipeError(f"model.attention: varlen does not support {why}. Use `model.attention: auto`{remedy}.")
     tokens, width, value_width = query.shape[2], query.shape[-1], value.shape[-1]
     scale = width**-0.5 if scaling is None else scaling
     window = sliding_window if sliding_window is not None and sliding_window < tokens else None
@@ -185,7 +185,7 @@ def varlen_attention(
         if is_whole:
             longest = tokens
             bounds = torch.arange(0, len(query) * tokens + 1, tokens, dtype=torch.int32, device=query.device)
-        # Rows end to end: a document never goes beyond its row, so that the bounds keep rows apart as well.
+        # Concatenated rows: documents end within their row, so the bounds also separate rows.
         laid_out = (states.transpose(1, 2).flatten(0, 1).contiguous() for states in (query, key, value))
         attend = kernel if has_kernel(query, dtype) else attend_each
         output = attend(*laid_out, bounds, longest, scale, window).unflatten(0, (-1, tokens))
@@ -193,20 +193,20 @@ def varlen_attention(
 
 
 def why_not_varlen(model_class: type[PreTrainedModel], config: PreTrainedConfig | None) -> str | None:
-    """Why a model cannot use these kernels; None where it can."""
+    """Return why a model cannot use these kernels; None if it can."""
     if not supports_flash(model_class):
-        return f"{model_class.__name__} does not run with flash attention"
+        return f"{model_class.__name__} does not support flash attention"
     if config is None:
         return None
     values = config.get_text_config().to_dict()
     if config.model_type not in PROVEN.split():
-        return f"{config.model_type} has not been tried with it"
+        return f"{config.model_type} is not tested with it"
     if config.model_type in WINDOW_IN_MASK_ONLY and values.get("sliding_window"):
-        return f"{config.model_type} does not tell its layers of its sliding window"
+        return f"{config.model_type} does not pass its sliding window to its layers"
     if dropout := next((name for name in DROPOUTS if values.get(name)), None):
-        return f"it has no dropout, and the model has {values[dropout]} (`model.config.{dropout}: 0.0` takes it away)"
+        return f"dropout is not supported, and the model has {values[dropout]} (set `model.config.{dropout}: 0.0`)"
     if other := next((name for name in OTHER_SCORES if values.get(name)), None):
-        return f"it does not compute {config.model_type}'s `{other}`"
+        return f"it does not support {config.model_type}'s `{other}`"
     heads = int(values.get("num_attention_heads") or values.get("n_head") or 1)
     width = int(values.get("qk_head_dim") or values.get("head_dim") or config.get_text_config().hidden_size // heads)
     return f"heads of {width} are wider than {WIDEST_HEAD}" if width > WIDEST_HEAD else None
@@ -220,40 +220,40 @@ def computing_dtype(query: Tensor, key: Tensor, value: Tensor) -> torch.dtype:
     kind = query.device.type
     if torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
-    # Rotary embeddings and norms in fp32 widen some of them.
+    # Rotary embeddings and norms in fp32 upcast some of them.
     return next((states.dtype for states in (value, key, query) if states.dtype in HALF), query.dtype)
 
 
 def torch_kernel(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float, window: int | None
 ) -> Tensor:
-    """torch's varlen_attn. Keys and values keep their fewer heads."""
+    """torch's varlen_attn; keys and values may have fewer heads."""
     query, key, value = same_width(query, key, value)
     options: dict[str, Any] = {"enable_gqa": True} if SAYS_GROUPED and key.shape[1] != query.shape[1] else {}
-    before = -1 if window is None else window - 1  # transformers counts the token itself
+    before = -1 if window is None else window - 1  # transformers includes the token itself
     return varlen.varlen_attn(  # type: ignore[return-value]
         query, key, value, bounds, bounds, longest, longest, scale=scale, window_size=(before, 0), **options
     )
 
 
 def same_width(*states: Tensor) -> list[Tensor]:
-    """Pad with zeros, which add nothing to a score, to the widest one, and to a multiple of eight."""
+    """Pad to the widest tensor and a multiple of eight, with zeros, which do not change scores."""
     widest = max(of.shape[-1] for of in states)
     width = widest + -widest % WIDTH_MULTIPLE
     return [of if of.shape[-1] == width else F.pad(of, (0, width - of.shape[-1])) for of in states]
 
 
 def package_kernel(package: str, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
-    """flash-attn's, called by transformers, which asks the tokens themselves for nothing when it gets the bounds."""
+    """flash-attn's kernel, called through transformers with the bounds."""
     q, k, v = (states[None] for states in same_width(query, key, value))
     return flash_attention(package, q, k, v, *others)[0]
 
 
-@torch.compiler.disable  # other lengths in each batch: compiled, each batch would be a graph of its own
+@torch.compiler.disable  # lengths differ in each batch, so each would be compiled again
 def attend_each(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float, window: int | None
 ) -> Tensor:
-    """Document by document; on a GPU the host waits for the bounds."""
+    """Attend document by document; on a GPU the host waits for the bounds."""
     lengths = [length for length in bounds.diff().tolist() if length]
     grouped = key.shape[1] != query.shape[1]
     outputs = []
@@ -270,15 +270,15 @@ def attend_each(
     return torch.cat(outputs)
 
 
-# --- where documents begin and end ---
-# Found once a batch, and handed to the attention of every layer in the place of a mask; also where several processes
-# share a row (DeepSpeed Ulysses, whose own attention drops the mask, so that documents would read each other).
+# --- bounds of documents ---
+# Computed once per batch, and passed to the attention of every layer instead of a mask; also if several processes
+# share a row (DeepSpeed Ulysses, whose attention drops the mask, so that documents would attend to each other).
 
 
 BOUNDS, LONGEST = "cu_seq_lens_q", "max_length_q"  # transformers' names
 FEWEST_BOUNDS = 32
-FEWEST_TOKENS = 128  # of the longest document; kernels compute blocks of so many
-# Share of the largest logit. bf16 rounds by 0.004, and kernels for several lengths add up in another order.
+FEWEST_TOKENS = 128  # the longest document is rounded up to it; block size of kernels
+# Share of the largest logit. bf16 rounds by 0.004, and kernels add in another order for other lengths.
 TOLERANCE = 0.02
 # Packed losses and gradients were compared with those of one process: tests/models/test_several_processes.py.
 PROVEN_SHARED = """
@@ -291,12 +291,12 @@ PROVEN_SHARED = """
 
 
 def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
-    """Where each document begins among the tokens of all rows laid end to end, and where the last one ends, int32.
+    """Return the start of each document in the concatenated rows, and the end of the last one, int32.
 
-    As in transformers' masks, a document begins with each row, and wherever a position does not follow from the one
-    before. The last number is repeated up to a power of two, for few different shapes: to kernels these are documents
-    without tokens. Not further than that: flash kernels keep 128 rows free for each in the backward pass. Empty where
-    each row is one document, which causal attention needs no bounds for. Positions are [rows, tokens].
+    As in transformers' masks, a document begins at the start of each row, and at each position that does not follow
+    the previous one. The last number is repeated up to a power of two, for few different shapes: kernels see documents
+    without tokens. More would cost memory: flash kernels reserve 128 rows per document in the backward pass. Empty if
+    each row is one document, since causal attention then needs no bounds. Positions are [rows, tokens].
     """
     begins = torch.ones_like(position_ids, dtype=torch.bool)
     begins[:, 1:] = position_ids.diff(dim=1) != 1
@@ -310,8 +310,8 @@ def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
 
 
 def add_document_bounds(batch: dict[str, Any]) -> dict[str, Any]:
-    """The batch with its bounds, unless it has a mask or no positions, and with the length of its longest document,
-    rounded up to a power of two: kernels start that many blocks for each document."""
+    """Add the bounds to the batch, unless it has a mask or no positions, and the length of its longest document,
+    rounded up to a power of two: kernels start that many blocks per document."""
     positions = batch.get("position_ids")
     if positions is None or positions.dim() != 2 or batch.get("attention_mask") is not None:
         return batch
@@ -323,12 +323,12 @@ def add_document_bounds(batch: dict[str, Any]) -> dict[str, Any]:
 def hand_over_documents(
     model: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Forward pre-hook of a model without its head: bounds, of the batch or its positions, instead of a mask.
+    """Forward pre-hook of a model without its head: pass bounds, from the batch or its positions, as the mask.
 
-    transformers passes a mask of four dimensions on as it is, and every layer's attention gets it, also where layers
-    drop other arguments and where gradient checkpointing runs a layer again. The longest document's length is a
-    dimension of it, without memory: a number would need a graph for each length. Rows with a mask, or with a cache of
-    keys and values, are left alone.
+    transformers passes a 4-dimensional mask on unchanged, and every layer's attention receives it, even if layers drop
+    other arguments or gradient checkpointing runs a layer again. The longest document's length is a dimension of it,
+    without memory: a number would need a compiled graph for each length. Rows with a mask, or with a cache of keys and
+    values, are not changed.
     """
     given = dict(keywords)
     bounds, longest, positions = given.pop(BOUNDS, None), given.pop(LONGEST, None), given.get("position_ids")
@@ -340,7 +340,7 @@ def hand_over_documents(
         rows = next(len(values) for values in inputs if values is not None)
         bounds = document_bounds(positions.expand(rows, -1))
     mask = bounds.expand(1, 1, longest or positions.shape[1], -1)
-    mark_dynamic(mask, [2, 3])  # one graph for any number and any length of documents
+    mark_dynamic(mask, [2, 3])  # one graph for any number and length of documents
     given["attention_mask"] = mask
     return arguments, given
 
@@ -353,12 +353,12 @@ def keep_documents_apart(model: PreTrainedModel) -> None:
 
 def check_documents_can_be_handed_over(model: PreTrainedModel) -> None:
     if runs_along_the_row(model):
-        why = f"varlen cannot keep documents apart in {model.config.model_type}'s recurrent layers"
+        why = f"varlen does not separate documents in {model.config.model_type}'s recurrent layers"
         raise RecipeError(f"model.attention: {why}. Use sdpa, with `data.packing: token_budget` or `none`.")
 
 
 def try_documents_apart(model: PreTrainedModel) -> None:
-    """Compare two documents in one row with each of them alone, where the class says that it keeps them apart."""
+    """If the class sets `keeps_documents_apart`, compare two documents in one row with separate documents."""
     embedding = model.get_input_embeddings().get_parameter("weight")
     ids = torch.arange(1, 9, device=embedding.device).unsqueeze(0) % len(embedding)
     positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]], device=embedding.device)
@@ -371,12 +371,12 @@ def try_documents_apart(model: PreTrainedModel) -> None:
     model.train(was_training)
     largest = float((together - alone).abs().max())
     if not largest <= TOLERANCE * float(alone.abs().max()):
-        leak = f"the second document of a row sees the first: logits differ by {largest:.2g}"
-        raise RecipeError(f"{type(model).__name__} says `keeps_documents_apart`, but {leak}. Fix its forward.")
+        leak = f"the second document of a row depends on the first: logits differ by {largest:.2g}"
+        raise RecipeError(f"{type(model).__name__} sets `keeps_documents_apart`, but {leak}. Fix its forward.")
 
 
 def wants_bounds(model: nn.Module | None) -> bool:
-    """Whether batches should bring them: the hook is there, and the model takes further arguments."""
+    """Whether batches should have bounds: the hook is registered, and the model accepts further arguments."""
     whole = model.get_base_model() if isinstance(model, PeftModel) else model
     if not isinstance(whole, PreTrainedModel) or "hands_over_documents" not in vars(whole.base_model):
         return False
@@ -388,13 +388,13 @@ def wants_bounds(model: nn.Module | None) -> bool:
 
 @dataclass(frozen=True)
 class PartOfRows:
-    """Cuts micro-batches; it can be sent to worker processes."""
+    """Cuts micro-batches; picklable for worker processes."""
 
-    number: int  # of this process' part, in the order of the tokens
+    number: int  # index of this process' part, in token order
     parts: int
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """This process' tokens, each with the label of the next one, also of another part; the bounds stay whole."""
+        """Return this process' tokens, each with the next token's label, also across parts; bounds are not cut."""
         whole = add_document_bounds(batch)
         documents = {name: whole.pop(name) for name in (BOUNDS, LONGEST)}
         labels = next_tokens(whole.pop("labels"))
@@ -404,17 +404,17 @@ class PartOfRows:
 
 
 def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> None:
-    """Refuse models that would learn something else from parts of rows."""
+    """Refuse models that would train differently on parts of rows."""
     key = "`training.parallelism_config.sp_size`"
     values = config.get_text_config().to_dict()
     if attention not in VARLEN_NAMES:
-        raise RecipeError(f"{key}: `{attention}` mixes documents of one row. Write `model.attention: {VARLEN}`.")
+        raise RecipeError(f"{key}: `{attention}` does not separate documents. Write `model.attention: {VARLEN}`.")
     if config.model_type not in PROVEN_SHARED.split():
-        why = f"whether {config.model_type} learns the same from parts of rows has not been tried"
+        why = f"{config.model_type} is not tested on parts of rows"
         raise RecipeError(f"{key}: {why}. Remove it: ZeRO-3 and FSDP2 split any model.")
     if values.get("output_router_logits") and values.get("router_aux_loss_coef"):
         remedy = "Write `model.config.router_aux_loss_coef: 0.0`"
-        raise RecipeError(f"{key}: the experts' balance would be measured on parts of rows. {remedy}.")
+        raise RecipeError(f"{key}: the balance of experts would be computed on parts of rows. {remedy}.")
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = int(values.get(name) or values["num_attention_heads"])
         if heads % parts:
@@ -422,13 +422,13 @@ def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> N
 
 
 def attend_over_processes(config: PreTrainedConfig, micro_batch: int, group: Any) -> None:
-    """Give whole rows, and the documents' bounds in them, to the attention that the model runs with, in the place of
-    DeepSpeed's own, which accelerate has put there."""
-    from deepspeed.runtime.sequence_parallel import ulysses_sp  # DeepSpeed is imported by runs that use it
+    """Give whole rows and their document bounds to the model's attention, instead of DeepSpeed's own, which accelerate
+    has installed."""
+    from deepspeed.runtime.sequence_parallel import ulysses_sp  # only runs that use DeepSpeed import it
 
     name, text = attention_of(config), config.get_text_config()
     exchange = ulysses_sp.UlyssesSPAttentionHF(
-        attn=AttentionInterface()[name],  # a new object has what is registered, without accelerate's change
+        attn=AttentionInterface()[name],  # a new object has the registered functions, without accelerate's change
         batch_size=micro_batch,
         attn_head_count=text.num_attention_heads,
         attn_head_size=vars(text).get("head_dim") or text.hidden_size // text.num_attention_heads,
@@ -440,7 +440,7 @@ def attend_over_processes(config: PreTrainedConfig, micro_batch: int, group: Any
     )
 
     def attention(module: nn.Module, query: torch.Tensor, *others: Any, **options: Any) -> Any:
-        # In each layer it gathers positions, for kernels that need them; one number is enough where bounds do that.
+        # It gathers positions in each layer, for kernels that need them; with bounds one number is enough.
         if module.training:
             options["position_ids"] = torch.zeros(1, 1, dtype=torch.int64, device=query.device)
         return exchange(module, query, *others, **options)

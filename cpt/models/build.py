@@ -1,4 +1,4 @@
-"""From the recipe's `model:` section to the model that is trained, as a scoring model and under ZeRO-3 too."""
+"""Build the model to train from the recipe's `model:` section, including scoring models and ZeRO-3."""
 
 import logging
 from collections.abc import Callable
@@ -50,7 +50,7 @@ from cpt.recipe.schema import Model
 logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-ROWS_MULTIPLE = 64  # grown vocabularies are rounded up to it: a shape that tensor cores take whole
+ROWS_MULTIPLE = 64  # grown vocabularies are rounded up to it, for tensor cores
 
 
 def build_model(
@@ -65,15 +65,15 @@ def build_model(
     """Build the model, from weights or from scratch, ready for training.
 
     Args:
-        seed: decides new weights (from scratch, grown rows, adapters), equally under every launcher, ZeRO-3 included.
-        dtype: what `dtype: auto` means in this run.
-        mixed_precision: the run computes in bf16 or fp16 even where the weights are fp32.
-        packed: rows come without a mask: positions alone keep documents and padding apart.
+        seed: of new weights (from scratch, grown rows, adapters); the same under every launcher and ZeRO-3.
+        dtype: dtype for `dtype: auto`.
+        mixed_precision: the run computes in bf16 or fp16 even if the weights are fp32.
+        packed: rows have no mask: only positions separate documents and padding.
 
     Raises:
         RecipeError: the section contradicts itself, the weights or the tokenizer.
         CheckpointError: weights are missing or damaged.
-        ResourceError: the Hub, a package or a GPU that is needed is not there.
+        ResourceError: the Hub, a required package or a GPU is not available.
     """
     config = load_config(model)
     known = vocabulary_size(config)
@@ -81,14 +81,14 @@ def build_model(
         sizes = f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {known}"
         raise RecipeError(f"{sizes}. Set `model.resize_embeddings: true`, or `tokenizer.path` to the model's own.")
     learning = new_ids(Path(str(model.path)).expanduser()) if model.train_only == "new_rows" else None
-    # Training never reuses keys and values, and with a cache documents would not be kept apart.
+    # Training never reuses keys and values, and a cache would not separate documents.
     config.use_cache = False
     weights = DTYPES.get(model.dtype, dtype)
     zero3 = is_deepspeed_zero3_enabled()
     check_quantization(model.lora, zero3=zero3)
     attention = _attention(model, config, half_precision=mixed_precision or weights != torch.float32, packed=packed)
     build_whole = partial(_build_whole, model, config, tokenizer, attention, weights)
-    with torch.random.fork_rng(devices=[]):  # the run's own random numbers do not depend on how many the weights took
+    with torch.random.fork_rng(devices=[]):  # weights do not advance the run's random numbers
         torch.manual_seed(seed)
         built = build_partitioned(build_whole, model.trust_remote_code) if zero3 else build_whole()
         if model.dtype != "auto" and built.dtype != DTYPES[model.dtype]:
@@ -108,7 +108,7 @@ def build_model(
 
 
 def _balance_in_training(model: nn.Module, arguments: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """transformers adds the balance loss to all router logits; evaluations need the cross entropy alone."""
+    """transformers adds the balance loss to all router logits; evaluation needs only the cross entropy."""
     return arguments, {"output_router_logits": model.training} | keywords
 
 
@@ -125,7 +125,7 @@ def _build_whole(
             config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=model.trust_remote_code
         ).to(dtype)
         built.config.dtype = dtype
-        # New weights know no token yet, so these are the tokenizer's, not those of the published config.
+        # New weights have not learned special tokens, so use the tokenizer's, not the published config's.
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             setattr(built.config, name, getattr(tokenizer, name))
             if built.generation_config is not None:
@@ -136,14 +136,14 @@ def _build_whole(
         raise RecipeError(f"model.parameters says {model.parameters:,}, the built model has {actual:,}. Correct it.")
     if len(tokenizer) > vocabulary_size(config):
         built.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=ROWS_MULTIPLE)
-        logger.info("vocabulary grown to %d tokens; the new rows start near the mean of the old", len(tokenizer))
+        logger.info("vocabulary grown to %d tokens; new rows start near the mean of the old ones", len(tokenizer))
     return built
 
 
 def _attention(model: Model, config: PreTrainedConfig, *, half_precision: bool, packed: bool) -> str | None:
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # its class comes with the weights
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # its class is in the weights' repository
         if packed and (model.attention == VARLEN or "flash" in model.attention):
-            why = "whether the model's own code keeps documents of packed rows apart is not known"
+            why = "the model's own code may mix documents of packed rows"
             raise RecipeError(f"model.attention: {model.attention}: {why}. Use sdpa, or `packing: token_budget`.")
         return None if model.attention == "auto" else model.attention
     model_class = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
@@ -161,7 +161,7 @@ def _attention(model: Model, config: PreTrainedConfig, *, half_precision: bool, 
 def load_weights(
     model: Model, config: PreTrainedConfig, attention: str | None, dtype: torch.dtype | str
 ) -> PreTrainedModel:
-    """The model of a folder or Hub id with all of its weights, as published; dtype "auto" is that of the files."""
+    """Load a model and all of its weights from a folder or Hub id; dtype "auto" is that of the files."""
     path = str(Path(str(model.path)).expanduser()) if is_local(str(model.path)) else str(model.path)
     options: dict[str, Any] = {"config": config, "dtype": dtype, "attn_implementation": attention}
     options["output_loading_info"] = True
@@ -174,7 +174,7 @@ def load_weights(
             state_dict = torch.load(path, map_location="cpu", weights_only=True)
         elif isinstance(config, CptGPT2Config):
             published = AutoConfig.from_pretrained(path, revision=revision)
-            if published.model_type != config.model_type:  # a published GPT-2, whose rows must be padded
+            if published.model_type != config.model_type:  # a published GPT-2, whose vocabulary must be padded
                 whole = AutoModelForCausalLM.from_pretrained(path, revision=revision)
                 state_dict = pad_vocabulary(whole.state_dict(), config.vocab_size)
         if state_dict:

@@ -1,5 +1,5 @@
-"""Which model a `model:` section means: its config without opening any weights, its rotary positions, and the sha256
-of its weight files for the run's record."""
+"""The config of a `model:` section without opening weights, its rotary positions, and the sha256 of its weight files
+for the run's record."""
 
 import dataclasses
 import hashlib
@@ -19,7 +19,7 @@ from cpt.plugins import did_you_mean, import_user_module
 from cpt.recipe.paths import is_local, unfinished_run
 from cpt.recipe.schema import Model
 
-# Keys of published config.json files that transformers renames or folds into others when it reads them.
+# Keys of published config.json files that transformers renames or merges into others when it reads them.
 ROPE_KEYS = {"rope_theta", "rope_scaling", "partial_rotary_factor"}
 LEGACY_KEYS = ROPE_KEYS | {"hybrid_override_pattern", "torch_dtype"}
 UNDECLARED_KEYS = {"head_dim", "num_hidden_layers"}  # models read them, though not every config class declares them
@@ -45,7 +45,7 @@ def _resolve(model: Model) -> PreTrainedConfig:
     path = str(model.path)
     if Path(path).suffix in STATE_DICTS:
         if not Path(path).expanduser().is_file():
-            raise RecipeError(f"model.path: {path} does not exist (looked from {Path.cwd()}).")
+            raise RecipeError(f"model.path: {path} does not exist (current folder: {Path.cwd()}).")
         if written is None:
             raise RecipeError(f"model.path: {path} is a bare state dict. Give its shape in model.config.")
         return written
@@ -53,7 +53,7 @@ def _resolve(model: Model) -> PreTrainedConfig:
     if written is None or model.config is None:
         return found
     if written.model_type in FAMILIES and found.model_type in FAMILIES[written.model_type].starts_from:
-        if found.model_type == "minimind":  # its own config.json has other names; the weights must fit the shape
+        if found.model_type == "minimind":  # its config.json has other names; the shape must fit the weights
             return written
         values = {field.name: value_of(found, field.name) for field in dataclasses.fields(type(found))}
         if isinstance(written, CptGPT2Config):
@@ -61,7 +61,7 @@ def _resolve(model: Model) -> PreTrainedConfig:
             values |= {"unpadded_vocab_size": found.vocab_size, "vocab_size": rows}
             values |= {name: vars(written)[name] for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
         found = type(written)(**values | {"architectures": None})
-    # Only the keys in the recipe are compared.
+    # Only keys in the recipe are compared.
     names = {"rope_parameters" if key in ROPE_KEYS else key for key in model.config} - {"torch_dtype", "architectures"}
     differing = [
         f"  {name}: {value_of(written, name)} in model.config, {value_of(found, name)} in {path}"
@@ -70,9 +70,9 @@ def _resolve(model: Model) -> PreTrainedConfig:
     ]
     if differing:
         raise RecipeError(
-            f"model.config is not the shape of {path}:\n"
+            f"model.config does not match the shape of {path}:\n"
             + "\n".join(differing)
-            + "\nCorrect or remove model.config (a `base:` brings its own: name another file there), or write "
+            + "\nCorrect or remove model.config (if it comes from a `base:`, name another file there), or write "
             + "`model.from_scratch: true` for new weights of that shape."
         )
     return found
@@ -85,12 +85,12 @@ def config_from(written: Mapping[str, Any]) -> PreTrainedConfig:
     if model_type not in CONFIG_MAPPING:
         known = [*FAMILIES, *CONFIG_MAPPING.keys()]
         raise RecipeError(
-            f"model.config.model_type: no architecture called `{model_type}`.{did_you_mean(model_type, known)} Use one"
-            f" of transformers' (llama, qwen3, ...), {', '.join(FAMILIES)}, or your own through `model.import`."
+            f"model.config.model_type: unknown architecture `{model_type}`.{did_you_mean(model_type, known)} Use one"
+            f" of transformers' (llama, qwen3, ...), {', '.join(FAMILIES)}, or a custom one with `model.import`."
         )
     config_class = CONFIG_MAPPING[model_type]
-    # transformers takes any key in silence; a misspelt one would leave its default in place. A user's own class may
-    # take what it likes.
+    # transformers accepts any key without a warning, so a typo would leave the default. A custom class may accept
+    # other keys.
     if dataclasses.is_dataclass(config_class) and config_class.__module__.startswith(("transformers.", "cpt.")):
         keys = {field.name for field in dataclasses.fields(config_class)}
         keys |= {*config_class.attribute_map, *LEGACY_KEYS, *UNDECLARED_KEYS}
@@ -104,19 +104,19 @@ def config_from(written: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def read_config(model: Model) -> PreTrainedConfig:
-    """The config.json of the folder or Hub id; ResourceError if the Hub cannot be reached, or wants a login."""
+    """Read the config.json of the folder or Hub id; ResourceError if the Hub is unreachable or needs a login."""
     path = str(model.path)
     if is_local(path):
         folder = Path(path).expanduser()
         if not folder.exists():
-            raise RecipeError(f"model.path: {path} does not exist. Give a model's folder, or an id on the Hub.")
+            raise RecipeError(f"model.path: {path} does not exist. Use a model's folder or a Hub id.")
         if complaint := unfinished_run(path):
             raise RecipeError(f"model.path: {complaint}")
         if folder.is_dir() and (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
             merge = f"cpt merge --method lora BASE {path} --output FOLDER"
-            raise RecipeError(f"model.path: {path} is an adapter without its base. Make one model of both: {merge}")
+            raise RecipeError(f"model.path: {path} is an adapter without its base. Merge both: {merge}")
         if folder.is_dir() and not (folder / "config.json").is_file():
-            raise RecipeError(f"model.path: {path} has no config.json. Give a folder written by save_pretrained.")
+            raise RecipeError(f"model.path: {path} lacks config.json. Use a folder written by save_pretrained.")
         path = str(folder)
     else:
         refuse_unreachable("model.path", path, model.revision)
@@ -131,7 +131,7 @@ def read_config(model: Model) -> PreTrainedConfig:
         reason = str(problem).split("\n")[0]
         raise RecipeError(
             f"model.path: the config.json of {path} cannot be read: {reason} If its code comes with the weights, set"
-            " model.trust_remote_code and model.revision; if it is yours, `model.import`."
+            " model.trust_remote_code and model.revision; for your own code, set `model.import`."
         ) from problem
 
 
@@ -142,26 +142,26 @@ def _hub_error(path: str, problem: OSError) -> RecipeError | ResourceError:
     if isinstance(cause, GatedRepoError):
         return ResourceError(f"model.path: {path} is gated. Accept its licence on the Hub, then run: hf auth login")
     if isinstance(cause, RepositoryNotFoundError):
-        return RecipeError(f"model.path: no folder {path} here, and none on the Hub (if private: hf auth login).")
+        return RecipeError(f"model.path: {path} is neither a folder nor on the Hub (if private: hf auth login).")
     reason = " ".join(str(problem).split())[:300]
-    return ResourceError(f"model.path: the Hub gives no config.json for {path}: {reason} Try: hf download {path}")
+    return ResourceError(f"model.path: no config.json of {path} on the Hub: {reason} Try: hf download {path}")
 
 
 def value_of(config: PreTrainedConfig, name: str) -> Any:
-    """A config's value by its name or an older spelling, which only attribute access knows; None without one."""
+    """Get a config's value by its name or an alias, which only attribute access resolves; None if missing."""
     return getattr(config, name, None)
 
 
 def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrainedConfig:
-    """Change the config in place to the positions that `model.rope` asks for, which exported models then carry.
+    """Set the rotary positions of `model.rope` in the config, in place; exported models include them.
 
-    YaRN (arXiv 2309.00071) keeps what near tokens see and presses the far positions together by `factor`; a larger
-    base (`theta`) turns all of them more slowly (arXiv 2309.16039). Both need training on long rows.
+    YaRN (arXiv 2309.00071) keeps the resolution of near tokens and compresses far positions by `factor`; a larger base
+    (`theta`) slows all rotations (arXiv 2309.16039). Both need training on long rows.
     """
     text = config.get_text_config()
     found = text.to_dict().get("rope_parameters")
     if not isinstance(found, dict) or "rope_type" not in found:
-        reason = "has other positions in each kind of layer" if found else "has no rotary positions"
+        reason = "has different positions per kind of layer" if found else "does not use rotary positions"
         raise RecipeError(f"`model.rope`: {config.model_type} {reason}, so this key cannot change them. Remove it.")
     if not wanted:
         raise RecipeError("`model.rope` is empty: write `theta: 1e6`, or `{type: yarn, factor: 8}`, or remove it.")
@@ -191,7 +191,7 @@ WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.pt")
 
 
 def hash_weights(path: str, revision: str | None = None) -> dict[str, str]:
-    """File name -> sha256 of each weight file of a local folder or file, or of the Hub's snapshot in the cache."""
+    """Return file name -> sha256 of each weight file of a local folder or file, or of the cached Hub snapshot."""
     place = weights_folder(path, revision)
     files = [place] if place.is_file() else sorted({file for pattern in WEIGHTS for file in place.glob(pattern)})
     return sha256_of({file.name: file for file in files})
@@ -202,7 +202,7 @@ def weights_folder(path: str, revision: str | None = None) -> Path:
         return Path(path).expanduser()
     config = try_to_load_from_cache(path, "config.json", revision=revision)
     if not isinstance(config, str):
-        raise CheckpointError(f"{path} is not in the Hub cache of this machine. Fetch it: hf download {path}")
+        raise CheckpointError(f"{path} is not in the Hub cache of this machine. Download it: hf download {path}")
     return Path(config).parent
 
 
@@ -211,5 +211,5 @@ def sha256_of(files: Mapping[str, Path]) -> dict[str, str]:
         with file.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
 
-    with ThreadPoolExecutor(max_workers=4) as pool:  # hashlib lets other threads run
+    with ThreadPoolExecutor(max_workers=4) as pool:  # hashlib releases the GIL
         return dict(zip(files, pool.map(digest, files.values()), strict=True))

@@ -1,5 +1,5 @@
-"""Our model families: GPT-2 with a padded vocabulary and MiniMind; how transformers learns of them, and their export
-as architectures of transformers."""
+"""Our model families, GPT-2 with a padded vocabulary and MiniMind: their registration with transformers, and their
+export as architectures of transformers."""
 
 import json
 import shutil
@@ -44,10 +44,10 @@ VOCABULARY_TABLES = ("wte.weight", "lm_head.weight")
 
 
 class CptGPT2Config(GPT2Config):
-    """GPT-2's config, padded; without dropout, as models are pre-trained and continued today."""
+    """GPT-2's config with a padded vocabulary, and without dropout, as usual in pre-training today."""
 
     model_type = "cpt-gpt2"
-    vocab_size: int = 50304  # rows: 50257 rounded up to a multiple of 64, a shape that tensor cores take whole
+    vocab_size: int = 50304  # rows: 50257 rounded up to a multiple of 64, for tensor cores
     unpadded_vocab_size: int = 50257
     resid_pdrop: float | int = 0.0
     embd_pdrop: float | int = 0.0
@@ -56,15 +56,15 @@ class CptGPT2Config(GPT2Config):
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         if self.add_cross_attention:
-            raise ValueError("add_cross_attention: there is no encoder to attend to. Remove it.")
+            raise ValueError("add_cross_attention: not supported without an encoder. Remove it.")
         if self.unpadded_vocab_size > self.vocab_size:
             raise ValueError(f"unpadded_vocab_size {self.unpadded_vocab_size} is above vocab_size {self.vocab_size}.")
 
 
 class PaddedVocabularyHead(nn.Linear):
-    """A language model head whose rows past `num_tokens` always give the smallest number of the dtype.
+    """A language model head whose logits past `num_tokens` are always the smallest number of the dtype.
 
-    Loss, argmax and sampling then never see them, and their gradient is zero. Code that multiplies with
+    Loss, argmax and sampling ignore them, and their gradient is zero. Code that multiplies with
     `lm_head.weight` itself (chunked or fused losses) must cut the weight to `num_tokens` rows.
     """
 
@@ -80,7 +80,7 @@ class PaddedVocabularyHead(nn.Linear):
 
 
 class CptGPT2ForCausalLM(GPT2LMHeadModel):
-    """transformers' GPT-2 (attention by its interface: sdpa, flash, eager) under the padded head."""
+    """transformers' GPT-2 (with sdpa, flash or eager attention) with the padded head."""
 
     config: CptGPT2Config
 
@@ -94,8 +94,7 @@ class CptGPT2ForCausalLM(GPT2LMHeadModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Make room for `new_num_tokens` tokens; padding rows that become tokens start as the mean of the known
-        ones."""
+        """Resize to `new_num_tokens` tokens; padding rows that become tokens start as the mean of the known ones."""
         known = self.config.unpadded_vocab_size
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         if new_num_tokens is None:
@@ -109,14 +108,14 @@ class CptGPT2ForCausalLM(GPT2LMHeadModel):
         self.config.unpadded_vocab_size = new_num_tokens
         head = PaddedVocabularyHead(self.config.n_embd, embeddings.weight.shape[0], new_num_tokens)
         head.weight = tables[-1].weight
-        # transformers marks a head as initialised, so that `post_init` leaves it alone.
+        # transformers marks a head as initialized, so that `post_init` leaves it alone.
         vars(head).update({name: value for name, value in vars(self.lm_head).items() if name not in vars(head)})
         self.lm_head = head
         return embeddings
 
 
 def pad_vocabulary(state_dict: StateDict, rows: int) -> StateDict:
-    """A published GPT-2's weights with `rows` rows in the token embedding; the new ones are the mean of the old."""
+    """Pad a published GPT-2's token embedding to `rows` rows; new rows are the mean of the old ones."""
     padded = {}
     for name, tensor in state_dict.items():
         if name.endswith(VOCABULARY_TABLES) and tensor.shape[0] < rows:
@@ -132,7 +131,7 @@ class Family:
     model: type[PreTrainedModel]
     native: type[PreTrainedConfig]  # the architecture of transformers with the same logits
     starts_from: tuple[str, ...]
-    """Model types of checkpoints that it can start from. `minimind` is what MiniMind's own code calls itself."""
+    """Model types of checkpoints that it can load. MiniMind's code uses `minimind`."""
 
 
 FAMILIES = {
@@ -145,11 +144,11 @@ FAMILIES = {
 
 
 def register_families() -> None:
-    """Idempotent: call it before any config or model of ours is read."""
+    """Register our families; idempotent. Call it before reading their configs or models."""
     for model_type, family in FAMILIES.items():
         AutoConfig.register(model_type, family.config, exist_ok=True)
         AutoModelForCausalLM.register(family.config, family.model, exist_ok=True)
-    # On disk each expert has its own tensors (MiniMind's names), in memory they are one: as in Qwen3-MoE.
+    # As in Qwen3-MoE, experts are separate tensors on disk (MiniMind's names), and one tensor in memory.
     for model_type in ("minimind2_moe", "minimind3_moe"):
         experts = get_checkpoint_conversion_mapping("qwen3_moe")
         register_checkpoint_conversion_mapping(model_type, experts, overwrite=True)
@@ -159,12 +158,12 @@ def register_families() -> None:
 
 
 def export_native(folder: Path) -> None:
-    """Rewrite a saved model of ours in place, so that plain `from_pretrained` loads it without this package."""
+    """Rewrite a saved model in place, so that plain `from_pretrained` loads it without cpt."""
     written = json.loads((folder / "config.json").read_text())
     if written["model_type"] not in FAMILIES:
         return
     config = FAMILIES[written["model_type"]].config.from_dict(written)
-    if isinstance(config, CptGPT2Config | MiniMind2MoEConfig):  # the others have the very same tensors
+    if isinstance(config, CptGPT2Config | MiniMind2MoEConfig):  # the other families have the same tensors
         _rewrite_weights(folder, config)
     native_class = FAMILIES[config.model_type].native
     shared = {field.name for field in fields(config)} & {field.name for field in fields(native_class)}
@@ -187,7 +186,7 @@ def export_native(folder: Path) -> None:
 
 
 def _rewrite_weights(folder: Path, config: CptGPT2Config | MiniMind2MoEConfig) -> None:
-    """Replace the folder's safetensors (one file or shards with an index) by the converted ones, of the same largest
+    """Replace the folder's safetensors (one file or shards with an index) by converted ones with the same largest file
     size."""
     old_files = sorted(folder.glob("model*.safetensors"))
     tensors: StateDict = {}
@@ -199,14 +198,14 @@ def _rewrite_weights(folder: Path, config: CptGPT2Config | MiniMind2MoEConfig) -
             if name.endswith(VOCABULARY_TABLES):
                 tensors[name] = tensors[name][:tokens].clone()
     else:
-        # Several shared experts side by side are one wide expert.
+        # Several concatenated shared experts equal one wide expert.
         published, tensors = tensors, {name: one for name, one in tensors.items() if ".shared_experts." not in name}
         experts = range(config.n_shared_experts)
         for layer in range(config.num_hidden_layers):
             mlp = f"model.layers.{layer}.mlp"
             gate = published[f"{mlp}.gate.weight"]
-            # Qwen2-MoE multiplies its shared expert by a sigmoid. Zeros make that 1/2, and weights of twice the size
-            # undo it exactly.
+            # Qwen2-MoE multiplies its shared expert by a sigmoid. Zeros make the sigmoid 1/2, and doubled weights
+            # cancel it exactly.
             tensors[f"{mlp}.shared_expert_gate.weight"] = torch.zeros_like(gate[:1])
             for part, dim, factor in (("gate", 0, 1), ("up", 0, 1), ("down", 1, 2)):
                 parts = [published[f"{mlp}.shared_experts.{one}.{part}_proj.weight"] for one in experts]

@@ -1,9 +1,9 @@
-"""The cross entropy of a causal language model without all of its logits in memory, for every architecture.
+"""The cross entropy of a causal language model without materializing all logits, for every architecture.
 
-The head is applied to some thousand tokens at a time, and one kernel turns their logits into the gradient of the loss,
-in place. All gradients are made in the forward pass; the head's accumulate in fp32. Libraries do less: torch's
-`linear_cross_entropy` is not in torch 2.11 and passes over the head's gradient once more, Liger (0.8.5) waits for the
-GPU twice in each micro-batch and does not support GPT-2, Nemotron-H and MiniMind, and cut-cross-entropy (25.1)
+The head is applied to some thousand tokens at a time, and one kernel replaces their logits in place by the gradient
+of the loss. All gradients are computed in the forward pass; the head's accumulate in fp32. Why not a library: torch's
+`linear_cross_entropy` is not in torch 2.11 and needs another pass over the head's gradient, Liger (0.8.5) waits for
+the GPU twice per micro-batch and does not support GPT-2, Nemotron-H and MiniMind, and cut-cross-entropy (25.1)
 computes the logits again in the backward pass.
 """
 
@@ -30,21 +30,21 @@ LIGER_WITHOUT_LOSS = {"fused_linear_cross_entropy": False, "cross_entropy": Fals
 FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier", "logits_scaling")
 LOGIT_BYTES_AT_ONCE = 2 * 2**30  # of a chunk, in half precision
 MOST_TOKENS, FEWEST_TOKENS = 8192, 256
-PADDED_TO = 64  # logits in a row of the buffer: rows of an odd vocabulary (GPT-2: 50,257) begin aligned
-ROWS_ON_CPU = 64  # whose fp32 copies are alive at once, where no kernel runs
-SCORED_POSITIONS = 1024  # through the head at once in an evaluation: 1 GiB in fp32 for a vocabulary of 256k
-SOFT_CAP = "final_logit_softcapping"  # of Gemma's configs: logits become cap * tanh(logits / cap)
+PADDED_TO = 64  # logits in a row of the buffer: rows of an odd vocabulary (GPT-2: 50,257) are aligned
+ROWS_ON_CPU = 64  # rows with fp32 copies at once, if no kernel runs
+SCORED_POSITIONS = 1024  # per chunk in evaluation: 1 GiB in fp32 for a vocabulary of 256k
+SOFT_CAP = "final_logit_softcapping"  # in Gemma's configs: logits become cap * tanh(logits / cap)
 
 
 def tokens_at_once(vocabulary: int) -> int:
-    """A power of two whose logits take at most 2 GiB in half precision."""
+    """Return the power of two of tokens whose logits take at most 2 GiB in half precision."""
     tokens = LOGIT_BYTES_AT_ONCE // (2 * vocabulary)
     return max(FEWEST_TOKENS, min(MOST_TOKENS, 2 ** (tokens.bit_length() - 1 if tokens else 0)))
 
 
 def chunk_of(tokens: int, vocabulary: int, width: int, *, accumulates: bool) -> int:
-    """How many of the tokens go through the head at once. Where the head's gradient accumulates in half precision,
-    several chunks need a sum in fp32 (4 bytes a weight): one chunk is better if it (2 bytes a logit) takes no more."""
+    """Return the number of tokens per chunk. If the head's gradient accumulates in half precision, several chunks need
+    an fp32 sum (4 bytes per weight): one chunk (2 bytes per logit) is better if it takes no more memory."""
     chunk = tokens_at_once(vocabulary)
     return tokens if accumulates and tokens <= chunk + 2 * width else min(tokens, chunk)
 
@@ -53,15 +53,15 @@ def chunk_of(tokens: int, vocabulary: int, width: int, *, accumulates: bool) -> 
 def cross_entropy_in_place(
     logits: torch.Tensor, targets: torch.Tensor, scale: torch.Tensor, cap: float, gradient: bool
 ) -> torch.Tensor:
-    """The cross entropy of each token in fp32, [T]; 0 where the target is -100.
+    """Return the cross entropy of each token in fp32, [T]; 0 if the target is -100.
 
     Args:
-        logits: [T, V]; afterwards their gradient times `scale`, with `gradient`, else unchanged.
+        logits: [T, V]; replaced by their gradient times `scale` if `gradient`, else unchanged.
         scale: fp32, one number.
         cap: soft cap of the logits; 0 for none.
     """
     if logits.is_cuda:
-        from cpt.models.fused_loss_kernel import launch  # Triton comes with torch's CUDA builds alone
+        from cpt.models.fused_loss_kernel import launch  # only torch's CUDA builds include Triton
 
         return launch(logits, targets, scale, cap, gradient, ignored=IGNORED, padding=PADDED_TO)
     losses = torch.empty(len(logits), dtype=torch.float32)
@@ -105,7 +105,7 @@ def _(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """`scale` times the summed cross entropy of a linear head's logits; all gradients are made in the forward pass."""
+    """`scale` times the summed cross entropy of a linear head's logits; all gradients come from the forward pass."""
 
     @staticmethod
     def forward(
@@ -118,18 +118,18 @@ class LinearCrossEntropy(torch.autograd.Function):
         cap: float,
         chunk: int | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss, in fp32, and the unscaled cross entropy of each token, [T].
+        """Return the loss, in fp32, and the unscaled cross entropy of each token, [T].
 
         Args:
             hidden: [T, D]; weight: [V, D]; bias: [V]; targets: [T].
             scale: fp32, one number: 1 over the tokens of the step.
             cap: soft cap of the logits; 0 for none.
-            chunk: tokens at once; None for `chunk_of`.
+            chunk: tokens per chunk; None for `chunk_of`.
         """
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
-        # Before the division, fp16 gradients would vanish; bf16 has the exponents of fp32.
+        # fp16 gradients would underflow before the division; bf16 has fp32's exponent range.
         inside = torch.ones_like(scale) if dtype == torch.float16 else scale
         with torch.autocast(kind, enabled=False):
             inputs, head = hidden.to(dtype), weight.to(dtype)
@@ -140,7 +140,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             of_weight = torch.zeros_like(head, dtype=torch.float32) if for_weight and not in_one else None
             of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and for_bias else None
             losses = torch.empty(len(inputs), dtype=torch.float32, device=inputs.device)
-            # The kernel zeroes the padding; torch's products on a CPU read it, so there is none.
+            # The kernel zeroes the padding; torch's products on a CPU would read it, so the CPU uses no padding.
             width = -(-len(head) // PADDED_TO) * PADDED_TO if inputs.is_cuda else len(head)
             buffer = inputs.new_empty(min(size, len(inputs)), width)[:, : len(head)]
             for start in range(0, len(inputs), size):
@@ -167,7 +167,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> Any:  # type: ignore[override]
         if ctx.made is None:
-            raise RuntimeError("the fused loss was differentiated before. Compute it again.")
+            raise RuntimeError("the fused loss supports only one backward pass. Compute the loss again.")
         made, ctx.made = ctx.made, None
         factor = gradient if ctx.outside is None else gradient * ctx.outside
         pairs = zip(made, ctx.dtypes, strict=True)
@@ -175,36 +175,36 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 
 class FusedLoss:
-    """A model's loss function, and the forward of its head, which passes hidden states on to the loss.
+    """A model's loss function, and the forward of its head, which passes hidden states to the loss.
 
-    All that needs the head's weights happens inside one call of the head, where the hooks of ZeRO-3, FSDP and adapters
-    have prepared them. A head that is more than a linear layer (an adapter on it, quantized weights) is called on
-    chunks that are computed again in the backward pass.
+    Everything that needs the head's weights runs inside one call of the head, where the hooks of ZeRO-3, FSDP and
+    adapters have prepared them. A head that is not just a linear layer (an adapter on it, quantized weights) is called
+    on chunks that are recomputed in the backward pass.
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel, *, tokens: int | None = None) -> None:
         whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         self.model = whole
         self.head: Any = whole.get_output_embeddings()
-        if isinstance(self.head, ModulesToSaveWrapper):  # the copy that is trained
+        if isinstance(self.head, ModulesToSaveWrapper):  # the trained copy
             self.head = self.head.modules_to_save[self.head.active_adapters[0]]
         self.tokens = tokens
         self.plain, self.own_forward = whole.loss_function, self.head.forward
         self.is_random = any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.head.modules())
         self.is_scorable: bool | None = None
-        """Whether `factor` and `cap` are all that the model does to its logits; None before the first `score`."""
+        """Whether the model only applies `factor` and `cap` to its logits; None before the first `score`."""
         config: PreTrainedConfig = whole.config.get_text_config()
         values = config.to_dict()
-        # The model multiplies its logits by it after the head; transformers' configs have several names for it.
+        # The model multiplies its logits by it after the head; names in transformers' configs differ.
         self.factor = float(next((values[name] for name in FACTORS if values.get(name) is not None), 1.0))
         if values.get("logits_scaling") and config.model_type != "hyperclovax":
             self.factor = 1 / float(values["logits_scaling"])
         self.cap = float(getattr(config, SOFT_CAP, None) or 0)
         self.hidden: torch.Tensor | None = None
-        """What the head was given, until the loss is called. The forward pass may return it in another type or times a
-        factor of the logits, which the loss takes over; under a cap the returned value is of no use."""
+        """The head's input, until the loss is called. The forward pass may return it in another dtype, or times a
+        factor of the logits, which the loss applies itself; with a cap the returned value is not used."""
         self.token_losses: torch.Tensor | None = None
-        """[rows, tokens] of the last micro-batch, fp32: what each position lost at predicting the next token."""
+        """[rows, tokens] of the last micro-batch, fp32: each position's loss of the next token."""
         self.head.forward, self.model.loss_function = self.forward_of_head, self
 
     def remove(self) -> None:
@@ -213,13 +213,13 @@ class FusedLoss:
     def forward_of_head(
         self, hidden: torch.Tensor, targets: torch.Tensor | None = None, scale: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """The hidden states while the model trains, else logits; with targets their loss."""
+        """Return hidden states in training, else logits; with targets their loss."""
         if targets is None and not self.head.training:
             return self.own_forward(hidden)
         if targets is None:
             self.hidden = hidden
             return hidden[..., :1] if self.cap else hidden
-        assert scale is not None, "it comes with the targets"
+        assert scale is not None, "passed with the targets"
         if type(self.head) in (nn.Linear, PaddedVocabularyHead):
             weight = self.head.weight if type(self.head) is nn.Linear else self.head.weight[: self.head.num_tokens]
             fused: tuple[torch.Tensor, torch.Tensor] = LinearCrossEntropy.apply(
@@ -241,10 +241,10 @@ class FusedLoss:
     def score(
         self, forward: Callable[..., Any], batch: Mapping[str, Any], labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The cross entropy of each next token in nats, and whether it was the most likely one, both [rows, tokens].
+        """Return each next token's cross entropy in nats, and whether it was the most likely, both [rows, tokens].
 
-        The head is called once, in the model's own forward pass, where ZeRO-3 expects it. None for a model that
-        changes its logits after its head in a way that is not known here.
+        The head is called once, in the model's forward pass, where ZeRO-3 expects it. None for a model that changes
+        its logits after the head in an unknown way.
         """
         if self.is_scorable is False:
             return None
@@ -287,15 +287,15 @@ class FusedLoss:
         shift_labels: torch.Tensor | None = None,
         **options: Any,
     ) -> torch.Tensor:
-        """The mean cross entropy over the labels, or their sum over `num_items_in_batch`. While the model trains,
-        `logits` are hidden states, [rows, tokens, width]."""
+        """Return the mean cross entropy over the labels, or their sum over `num_items_in_batch`. In training, `logits`
+        are hidden states, [rows, tokens, width]."""
         if not self.head.training:
             return self.plain(
                 logits, labels, vocab_size, num_items_in_batch=num_items_in_batch, shift_labels=shift_labels, **options
             )
         if shift_labels is None:
             shift_labels = next_tokens(labels)
-        assert self.hidden is not None, "the head was called before its loss"
+        assert self.hidden is not None, "the head is called before the loss"
         hidden = self.hidden if self.cap else logits.to(self.hidden.dtype)
         hidden, self.hidden = hidden.reshape(-1, hidden.shape[-1]), None
         targets = shift_labels.reshape(-1).to(hidden.device)
@@ -312,10 +312,10 @@ def next_tokens(labels: torch.Tensor) -> torch.Tensor:
 
 
 def why_not_fused(model: PreTrainedModel | PeftModel) -> str | None:
-    """Why the loss cannot be computed in chunks; None where it can."""
+    """Return why the loss cannot be computed in chunks; None if it can."""
     whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     if not hasattr(whole, "get_output_embeddings") or whole.get_output_embeddings() is None:
-        return f"{type(whole).__name__} names no head (`get_output_embeddings`)"
+        return f"{type(whole).__name__} does not define its head (`get_output_embeddings`)"
     if "loss_function" not in inspect.unwrap(type(whole).forward).__code__.co_names:
         return f"{type(whole).__name__} does not compute its loss by `self.loss_function`"
     return None
@@ -323,7 +323,7 @@ def why_not_fused(model: PreTrainedModel | PeftModel) -> str | None:
 
 @contextmanager
 def fused_scores(model: nn.Module) -> Iterator[FusedLoss | None]:
-    """Scores batches by chunks of positions; None for a model that has to make all of their logits."""
+    """Score batches by chunks of positions; None for a model that needs all logits."""
     inner: Any = extract_model_from_parallel(model)
     whole = inner.get_base_model() if isinstance(inner, PeftModel) else inner
     installed = getattr(whole, "loss_function", None)
@@ -340,7 +340,7 @@ def fused_scores(model: nn.Module) -> Iterator[FusedLoss | None]:
 
 
 def keep_liger_to_layers(training: TrainingArguments) -> None:
-    """Keep Liger's kernels for layers, on a GPU. Its loss waits for the GPU and rounds the head's gradients."""
+    """Use only Liger's layer kernels, on a GPU: its loss waits for the GPU and rounds the head's gradients."""
     if training.use_liger_kernel:
         training.use_liger_kernel = training.device.type == "cuda"
         if not training.use_liger_kernel:

@@ -1,4 +1,4 @@
-"""The Triton kernel of the fused loss: a row of logits becomes its cross entropy and, in place, its gradient."""
+"""The Triton kernel of the fused loss: compute a row's cross entropy and replace its logits by the gradient."""
 
 import torch
 import triton
@@ -9,7 +9,7 @@ MOST_AT_ONCE, WARPS = 8192, 16  # logits of a row
 
 @triton.jit
 def load_logits(row, words, vocabulary: tl.constexpr, width: tl.constexpr, cap: tl.constexpr):
-    """In fp32, -inf from the vocabulary's end on."""
+    """Load logits in fp32, -inf past the vocabulary."""
     values = tl.load(row + words, mask=words < width, other=0.0).to(tl.float32)
     if cap > 0:
         values = cap * (1 - 2 / (tl.exp(2 * values / cap) + 1))  # cap * tanh(values / cap); exp may overflow to inf
@@ -30,7 +30,7 @@ def cross_entropy_of_row(
     block: tl.constexpr,
     gradient: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)  # rows x vocabulary is past 2^31
+    row = tl.program_id(0).to(tl.int64)  # rows x vocabulary exceeds 2^31
     logits += row * row_stride
     target = tl.load(targets + row)
     words = tl.arange(0, block)
@@ -42,7 +42,7 @@ def cross_entropy_of_row(
                     logits + start + words, tl.zeros([block], logits.dtype.element_ty), mask=start + words < width
                 )
     else:
-        # One pass for the normaliser: the sum of exponentials is rescaled whenever a larger logit comes
+        # One pass for the normalizer: the sum of exponentials is rescaled at each larger logit
         # (arxiv.org/abs/1805.02867).
         largest = -float("inf")
         total = 0.0
@@ -61,7 +61,7 @@ def cross_entropy_of_row(
                 values = load_logits(logits, start + words, vocabulary, width, cap)
                 made = (tl.exp(values - normaliser) - tl.where(start + words == target, 1.0, 0.0)) * factor
                 if cap > 0:
-                    made *= 1 - (values / cap) * (values / cap)  # slope of the cap
+                    made *= 1 - (values / cap) * (values / cap)  # derivative of the cap
                 made = tl.where(start + words < vocabulary, made, 0.0)
                 tl.store(logits + start + words, made.to(logits.dtype.element_ty), mask=start + words < width)
 
@@ -76,8 +76,8 @@ def launch(
     ignored: int = -100,
     padding: int = 64,
 ) -> torch.Tensor:
-    """As `cpt.models.fused_loss.cross_entropy_in_place`. Rows may be followed by fewer unused logits than `padding`,
-    which become 0: so loads are wide for any vocabulary."""
+    """As `cpt.models.fused_loss.cross_entropy_in_place`. Rows may end with fewer than `padding` unused logits, which
+    become 0, so that loads are wide for any vocabulary."""
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     stride, vocabulary = logits.stride(0), logits.shape[1]
     width = stride if stride < vocabulary + padding else vocabulary

@@ -1,4 +1,4 @@
-"""What a model contains by its config alone: parameters, active parameters, FLOPs, layers that mix documents."""
+"""Inspect a model by its config: parameters, active parameters, FLOPs, and layers that mix documents."""
 
 import inspect
 import re
@@ -12,14 +12,14 @@ from cpt.hf_internals import without_zero3
 from cpt.models.adapters import numbers_in
 from cpt.models.families import CptGPT2Config, register_families
 
-# State that runs along the row: such layers carry one document into the next, whatever the attention mask says. So do
-# torch's own.
+# Layers with state along the row mix documents, regardless of the attention mask. torch's recurrent layers do so as
+# well.
 RECURRENT = re.compile(
     r"mamba|(?-i:SSM)|recurrent|rglru|rwkv|xlstm|mlstm|deltanet|deltaproduct|lightning|linearattention|shortconv",
     re.IGNORECASE,
 )
-# Their code makes the mask without looking at positions (transformers 5.17 to 5.23): packed documents were seen to
-# leak, whatever attends.
+# Their code builds the mask without positions (transformers 5.17 to 5.23): packed documents were observed to leak with
+# every attention implementation.
 IGNORES_POSITIONS = """
     afmoe bert bert-generation big_bird biogpt camembert data2vec-text doge electra ernie falcon gpt_oss llama4_text
     megatron-bert moshi openai-gpt opt rembert roberta roberta-prelayernorm roc_bert xglm xlm xlm-roberta
@@ -29,10 +29,10 @@ IGNORES_POSITIONS = """
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """A tied head counts once."""
+    """Numbers of parameters; a tied head counts once."""
 
     total: int
-    active: int  # all but the experts that the router does not choose
+    active: int  # without the experts that the router does not select
 
 
 def count_parameters(config: PreTrainedConfig) -> ParameterCount:
@@ -40,19 +40,19 @@ def count_parameters(config: PreTrainedConfig) -> ParameterCount:
 
 
 def count_model_parameters(model: PreTrainedModel) -> ParameterCount:
-    """Count a model that is built already (not one that ZeRO-3 has partitioned)."""
+    """Count the parameters of a built model that ZeRO-3 has not partitioned."""
     numbers = {name: numbers_in(parameter) for name, parameter in model.named_parameters()}
     active = sum(number * _active_share(name, model.config) for name, number in numbers.items())
     return ParameterCount(total=sum(numbers.values()), active=round(active))
 
 
 def isolates_documents(config: PreTrainedConfig) -> bool:
-    """True when position_ids that restart keep the documents of a packed row apart (no mask given, no cache).
+    """Whether restarting position_ids separate the documents of a packed row (without mask and cache).
 
     False for architectures with a recurrent layer or a convolution along the row (Mamba, its hybrids, linear
-    attention), which would need `seq_idx` and CUDA kernels; and where `forward` takes no position_ids, or the mask
-    does not come from them. A class that begins each document with a state of its own says so with
-    `keeps_documents_apart = True`; `build_model` tries it.
+    attention), which would need `seq_idx` and CUDA kernels; and if `forward` takes no position_ids, or does not derive
+    the mask from them. A class that resets its state for each document sets `keeps_documents_apart = True`;
+    `build_model` verifies it.
     """
     if config.get_text_config().model_type in IGNORES_POSITIONS.split():
         return False
@@ -71,19 +71,19 @@ def runs_along_the_row(model: nn.Module) -> bool:
 
 
 def vocabulary_size(config: PreTrainedConfig) -> int:
-    """How many token ids the model knows: its embedding's rows, without those that our GPT-2 only pads with."""
+    """Return the number of token ids: the embedding's rows, without the padding of our GPT-2."""
     return config.unpadded_vocab_size if isinstance(config, CptGPT2Config) else config.vocab_size
 
 
 def flops_per_token(model: PreTrainedModel, sequence_length: float, *, trains_weights: bool = True) -> float:
-    """Floating-point operations that training on one token takes, nothing computed twice.
+    """Return the floating-point operations to train on one token, without recomputation.
 
-    Two for each weight of a matrix in the forward pass (a look-up in an embedding is none), and those of attention and
+    Two for each weight of a matrix in the forward pass (embedding lookups do not count), and those of attention and
     state space layers; twice that in the backward pass, half of it for weights that learn (arXiv 2001.08361, appendix
-    B of arXiv 2204.02311). With adapters, gradients pass through the weights and not into them.
+    B of arXiv 2204.02311). With adapters, the base weights need no gradients.
     """
     head = model.get_output_embeddings()
-    # a tied head is a matrix
+    # a tied head also multiplies
     multiplied = {id(parameter) for parameter in head.parameters()} if head is not None else set()
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)} - multiplied
     weights = [(name, p) for name, p in model.named_parameters() if p.ndim > 1 and id(p) not in looked_up]
@@ -93,12 +93,12 @@ def flops_per_token(model: PreTrainedModel, sequence_length: float, *, trains_we
 
 
 def attention_flops(config: PreTrainedConfig, sequence_length: float) -> float:
-    """Of all attention layers for one token, forward pass only, without their matrices. Scores take two for each
-    element of a key, their weighted mean two for each element of a value. A token attends to half of the row on
-    average, and to no more tokens than the sliding window has."""
+    """Return the FLOPs of all attention layers for one token, forward pass only, without their matrices. Scores take
+    two per element of a key, their weighted mean two per element of a value. A token attends to half of the row on
+    average, and at most to the sliding window."""
     text = config.get_text_config()
     values = text.to_dict()
-    if (heads := attention_heads(text)) == 0:  # a config may call its sizes what it likes
+    if (heads := attention_heads(text)) == 0:  # configs may use other names for sizes
         return 0.0
     width = int(values.get("head_dim") or int(text.hidden_size) // heads)
     latent = values.get("qk_nope_head_dim")  # latent attention
@@ -113,20 +113,20 @@ def attention_flops(config: PreTrainedConfig, sequence_length: float) -> float:
 
 
 def state_space_flops(model: PreTrainedModel) -> float:
-    """Of all Mamba layers for one token, forward pass only, without their matrices: seven for each element of the
-    state, as Megatron-LM counts."""
+    """Return the FLOPs of all Mamba layers for one token, forward pass only, without their matrices: seven per element
+    of the state, as in Megatron-LM."""
     mixers = [vars(module) for module in model.modules() if "ssm_state_size" in vars(module)]
     return 7.0 * sum(mixer["intermediate_size"] * mixer["ssm_state_size"] for mixer in mixers)
 
 
 def attention_heads(config: PreTrainedConfig) -> int:
-    """Of each layer, by whatever name the config has for them; 0 for a model without attention."""
+    """Return the attention heads per layer, under the config's name for them; 0 without attention."""
     text = config.get_text_config()
     return int(text.to_dict().get(text.attribute_map.get("num_attention_heads", "num_attention_heads")) or 0)
 
 
 def longest_row(config: PreTrainedConfig) -> int | None:
-    """How many positions the config names; None without a limit, or if the config has none."""
+    """Return the config's number of positions; None if unlimited or unknown."""
     longest = config.get_text_config().to_dict().get("max_position_embeddings") or config.to_dict().get("n_positions")
     return longest if isinstance(longest, int) else None
 
@@ -140,8 +140,8 @@ def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
 def _active_share(name: str, config: PreTrainedConfig) -> float:
     if ".experts." not in name:
         return 1.0
-    # transformers has three names for it; most configs know more than one of them
+    # transformers has three names for it; most configs accept several of them
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
         if (experts := getattr(config, key, None)) is not None:
             return config.num_experts_per_tok / experts
-    raise ValueError(f"{config.model_type} has experts, but its config does not say how many")
+    raise ValueError(f"{config.model_type} has experts, but its config lacks their number")

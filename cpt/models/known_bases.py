@@ -1,6 +1,5 @@
-"""What is published about the pre-training of base models that people continue from, looked up in November 2026; "as
-quoted" was read in a quotation of the source. The final learning rate is where a careful continuation begins (arXiv
-2403.08763, 2407.07263)."""
+"""Published pre-training settings of popular base models, looked up in November 2026; "as quoted" means read in a
+quotation of the source. A careful continuation starts at the final learning rate (arXiv 2403.08763, 2407.07263)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +10,13 @@ class KnownBase:
     name: str  # Hub id
     source: str  # paper, files of a repository, or model card
     peak_learning_rate: float | None = None
-    final_learning_rate: float | None = None  # 0 if the learning rate was annealed to nothing
+    final_learning_rate: float | None = None  # 0 if the learning rate was annealed to zero
     batch_tokens: int | None = None
     sequence_length: int | None = None  # tokens in a row, before any extension of the context
 
 
 def known_base(path: str) -> KnownBase | None:
-    """The base of a Hub id, or of a local folder of the same name."""
+    """Return the base with this Hub id, or of a local folder with the same name."""
     return BY_NAME.get(path.lower()) or BY_LAST_PART.get(Path(path).name.lower())
 
 
@@ -31,7 +30,7 @@ TINY_LLAMA = "jzhang38/TinyLlama: README.md, pretrain/tinyllama.py"
 DEEPSEEK, OLMO = "deepseek-ai/DeepSeek-LLM: README.md", "allenai/OLMo: configs/official-1124/OLMo2-7B-stage*.yaml"
 SMOL = "huggingface/smollm: config_smollm1_135M.yaml"
 BASES = [
-    # All sizes saw the same 300B tokens, in batches of 1024 rows, down to a tenth of the peak.
+    # All sizes trained on the same 300B tokens, in batches of 1024 rows, down to a tenth of the peak.
     *(
         KnownBase(f"EleutherAI/pythia-{size}", PYTHIA, peak, peak / 10, 2_097_152, 2048)
         for size, peak in PYTHIA_PEAKS.items()
@@ -45,7 +44,7 @@ BASES = [
     KnownBase("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T", TINY_LLAMA, 4e-4, 4e-5, 2_097_152, 2048),
     # 2304 rows of 4096 tokens.
     KnownBase("deepseek-ai/deepseek-llm-7b-base", DEEPSEEK, 4.2e-4, 4.2e-5, 9_437_184, 4096),
-    # After the cosine a second stage falls to 0 on a line; the published weights are the mean of three of those.
+    # After the cosine, a second stage decays linearly to 0; the published weights average three such runs.
     KnownBase("allenai/OLMo-2-1124-7B", OLMO, 3e-4, 0.0, 4_194_304, 4096),
     KnownBase("HuggingFaceTB/SmolLM2-1.7B", "arXiv 2502.02737, as quoted", 5e-4, 0.0),
     KnownBase("HuggingFaceTB/SmolLM-135M", SMOL, 3e-3, 0.0, 1_048_576, 2048),

@@ -1,9 +1,9 @@
-"""Decoder layers in training: activations that are computed again or offloaded, and layers that are compiled.
+"""Decoder layers in training: recompute or offload activations, and compile layers.
 
 The sub-keys of `training.gradient_checkpointing_kwargs` are the same for every version of transformers.
 
-`every_n_layers: 2` computes every second layer again. `selective: true` saves the outputs of attention, which cost
-most to compute again and little to save. `offload: true` sends what is saved to pinned host memory.
+`every_n_layers: 2` recomputes every second layer. `selective: true` saves the outputs of attention, which are
+expensive to recompute and small. `offload: true` moves saved activations to pinned host memory.
 """
 
 import importlib.util
@@ -41,7 +41,7 @@ ATTENTION_OPERATIONS = (
     "aten::_scaled_dot_product_fused_attention_overrideable",
     "torch_attn::_varlen_attn",
 )
-FLASH_ATTENTION = "flash_attn"  # its packages, and its kernels of the Hub, whose names end in a hash
+FLASH_ATTENTION = "flash_attn"  # in the names of its packages and of its Hub kernels, which end in a hash
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Recomputing:
 
 
 def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, experts: bool = False) -> Recomputing:
-    """Read and check the sub-keys of the recipe's section, or of the arguments made of it."""
+    """Read and check the sub-keys of the recipe's section, or of training arguments."""
     checkpoints = any(training.get(name) for name in SWITCHES)
     keys = [f"{name}_kwargs" for name in SWITCHES]
     given: Mapping[str, Any] = next((training[key] for key in keys if training.get(key)), {})
@@ -65,10 +65,10 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
             )
     for name in ("selective", "offload"):
         if not isinstance(given.get(name, False), bool):
-            raise RecipeError(f"{KEY}: `{name}` is true or false, not {given[name]!r}.")
+            raise RecipeError(f"{KEY}: `{name}` must be true or false, not {given[name]!r}.")
     every = given.get("every_n_layers", 1)
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise RecipeError(f"{KEY}: `every_n_layers` is a whole number from 1 on, not {every!r}.")
+        raise RecipeError(f"{KEY}: `every_n_layers` must be a whole number of at least 1, not {every!r}.")
     if not checkpoints and (without_effect := [name for name in given if name != "offload"]):
         raise RecipeError(f"{KEY}: `{without_effect[0]}` needs `training.gradient_checkpointing: true`.")
     of_torch = {name: value for name, value in given.items() if name in TORCHS}
@@ -79,17 +79,17 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
     if found.selective and compiles and experts:
         raise RecipeError(f"{KEY}: `selective` does not work with `torch_compile` and experts. Remove one.")
     if found.offload and zero3 and (not found.checkpoints or found.every_n_layers > 1):
-        # Gathered weights would go to the host, unless every layer is computed again.
+        # Gathered weights would be offloaded too, unless every layer is recomputed.
         raise RecipeError(f"{KEY}: `offload` under ZeRO-3 needs `gradient_checkpointing` of every layer.")
     return found
 
 
 def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> AbstractContextManager[Any]:
-    """Prepare the model, so that the Trainer's own switch turns on what the recipe asks for; returns the context of
-    each forward and backward pass."""
+    """Prepare the model so that the Trainer enables what the recipe sets; return the context for each forward and
+    backward pass."""
     wanted = read_recomputing(vars(arguments), zero3=is_deepspeed_zero3_enabled(), experts=has_experts(model))
     if wanted.checkpoints:
-        options = {"use_reentrant": False, **wanted.of_torch}  # torch's default is still the older kind
+        options = {"use_reentrant": False, **wanted.of_torch}  # torch's default is still the reentrant one
         if wanted.every_n_layers > 1:
             options["every_n_layers"] = wanted.every_n_layers
         for name in SWITCHES:
@@ -104,7 +104,7 @@ def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> Abstra
                 given = dict(gradient_checkpointing_kwargs or {})
                 if wanted.selective:
                     given["context_fn"] = partial(create_selective_checkpoint_contexts, keep_attention)
-                # The warning is about the older name, which both versions know.
+                # The warning is about the older name, which both versions support.
                 with warnings.catch_warnings(action="ignore", category=FutureWarning):
                     own_switch(gradient_checkpointing_kwargs=given, **others)
                 move_checkpoints_into_graphs(whole)
@@ -113,20 +113,20 @@ def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> Abstra
     if not wanted.offload:
         return nullcontext()
     if not torch.accelerator.is_available():
-        tell(f"{KEY}: `offload` does nothing here: without a GPU all activations are in the host's memory.")
+        tell(f"{KEY}: `offload` has no effect without a GPU: activations are already in host memory.")
         return nullcontext()
     return OffloadedActivations(model)
 
 
 def keep_attention(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-    """The policy: attention's outputs stay, all else is computed again."""
+    """The policy: save outputs of attention, recompute everything else."""
     name = operation.name().partition(".")[0]
     keeps = name in ATTENTION_OPERATIONS or FLASH_ATTENTION in name
     return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class OffloadedActivations(AbstractContextManager[None]):
-    """TRL's offloading, made at the first step: it has to know the weights, which then no longer move."""
+    """TRL's offloading, created at the first step, when the weights have their final addresses."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -140,30 +140,30 @@ class OffloadedActivations(AbstractContextManager[None]):
         self.context.__enter__()
 
     def __exit__(self, *problem: Any) -> None:
-        assert self.context is not None, "it was entered"
+        assert self.context is not None, "the context was entered"
         self.context.__exit__(*problem)
 
 
 # --- compiled layers ---
-# Compiled in place, for rows of one shape: one graph serves all layers that are alike, and weights keep their names.
-# Hugging Face compiles the model as a whole, anew for each shape. A layer's gradient checkpoint is inside its graph:
-# around it, it could not see which buffers the layer writes to twice.
+# Compiled in place, for rows of one shape: one graph serves all identical layers, and weights keep their names.
+# Hugging Face compiles the whole model, again for each shape. A layer's gradient checkpoint is inside its graph:
+# outside, it could not detect the buffers that the layer writes to twice.
 
 
 INDUCTOR = "inductor"
-# The others use CUDA graphs: layers share one graph, and it would be recorded again for the weights of each.
+# The others use CUDA graphs: layers share one graph, and it would be recorded again for each layer's weights.
 MODES = ("default", "max-autotune-no-cudagraphs")
 COMPILE_KEY, BACKEND_KEY, MODE_KEY = (f"`training.torch_compile{ending}`" for ending in ("", "_backend", "_mode"))
 KEYS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
-# Kinds of layers x lengths of a curriculum x numbers of documents x sizes of micro-batches; beyond, torch runs
+# Kinds of layers x lengths of a curriculum x numbers of documents x sizes of micro-batches; above this, torch runs
 # uncompiled.
 MOST_GRAPHS = 32
-UNDER_ZERO3 = "DeepSpeed's ZeRO-3 gathers parameters in hooks inside each layer, which break its graph"
+UNDER_ZERO3 = "DeepSpeed's ZeRO-3 gathers parameters in hooks inside each layer, which cause graph breaks"
 # torch 2.11 to 2.13
-UNDER_FSDP = "FSDP's hooks break the graph of a layer that is computed again in the backward pass"
-UNEVEN = "batches differ in shape, and each new shape would be compiled anew"
-RECOMPUTE = "recompute_in_graph"  # attribute of a layer: the checkpoint that its compiled call goes through
-# Older versions of transformers, 5.17 among them; 5.23 checkpoints inside of a layer's forward.
+UNDER_FSDP = "FSDP's hooks break the graph of a recomputed layer"
+UNEVEN = "batches differ in shape, and each new shape would be recompiled"
+RECOMPUTE = "recompute_in_graph"  # attribute of a layer: the checkpoint function of its compiled call
+# Older versions of transformers, 5.17 among them; 5.23 checkpoints inside a layer's forward.
 CHECKPOINTS_AROUND_CALLS = "__call__" in vars(GradientCheckpointingLayer)
 
 
@@ -174,13 +174,13 @@ class Compiling:
 
 
 def wanted_compiling(training: Mapping[str, Any]) -> Compiling | None:
-    """What `training:` asks for: a backend or a mode alone asks too, as in Hugging Face's Trainer; `auto` does not."""
+    """Return the compile settings of `training:`; a backend or mode enables it, as in the Trainer; `auto` does not."""
     wanted, backend, mode = (training.get(key) for key in KEYS)
     return Compiling(backend or INDUCTOR, mode) if wanted not in (None, False, AUTO) or backend or mode else None
 
 
 def take_compiling(arguments: TrainingArguments) -> Compiling | None:
-    """As `wanted_compiling`; afterwards the arguments no longer ask Hugging Face to compile the whole model."""
+    """Like `wanted_compiling`, and disable Hugging Face's compilation of the whole model in the arguments."""
     wanted = wanted_compiling(vars(arguments))
     arguments.torch_compile, arguments.torch_compile_backend, arguments.torch_compile_mode = False, None, None
     return wanted
@@ -189,12 +189,12 @@ def take_compiling(arguments: TrainingArguments) -> Compiling | None:
 def check_compiling(
     training: Mapping[str, Any], *, zero3: bool, even_rows: bool = True, has_gpu: bool | None = None
 ) -> None:
-    """Refuse what cannot be compiled before anything is built. By default `has_gpu` is of this machine."""
+    """Refuse settings that cannot be compiled before building anything. `has_gpu` defaults to this machine."""
     wanted = wanted_compiling(training)
     if wanted is None:
         return
     if wanted.backend not in (backends := torch.compiler.list_backends(exclude_tags=())):
-        raise RecipeError(f"{BACKEND_KEY}: no backend `{wanted.backend}`.{did_you_mean(wanted.backend, backends)}")
+        raise RecipeError(f"{BACKEND_KEY}: no `{wanted.backend}`.{did_you_mean(wanted.backend, backends)}")
     if wanted.mode is not None and (wanted.mode not in MODES or wanted.backend != INDUCTOR):
         raise RecipeError(f"{MODE_KEY}: expected {' or '.join(MODES)}, with {INDUCTOR}, got `{wanted.mode}`.")
     if zero3:
@@ -215,12 +215,12 @@ def recomputes_under_fsdp(training: Mapping[str, Any]) -> bool:
 
 
 def compile_layers(model: nn.Module, compiling: Compiling) -> int:
-    """Have each decoder layer compiled when it first trains, with what is set up until then; returns how many modules
-    are compiled: one of each layer, or several of a layer with experts."""
+    """Compile each decoder layer at its first training step, with the setup of that time; return the number of
+    compiled modules: one per layer, or several per layer with experts."""
     parts = list(compiled_parts(model))
     if not parts:
         raise RecipeError(
-            f"{COMPILE_KEY}: {type(model).__name__} has no decoder layers of transformers. Set it to false."
+            f"{COMPILE_KEY}: {type(model).__name__} lacks transformers' decoder layers. Set it to false."
         )
     allow_graphs_per_function(MOST_GRAPHS)
     compiled = torch.compile(call_in_graph, dynamic=False, backend=compiling.backend, mode=compiling.mode)
@@ -230,7 +230,7 @@ def compile_layers(model: nn.Module, compiling: Compiling) -> int:
 
 
 def compiled_parts(model: nn.Module) -> Iterator[nn.Module]:
-    """Decoder layers; of those with experts, whose shapes change with each batch, the other parts."""
+    """Yield decoder layers; for layers with experts, whose shapes change per batch, yield their other parts."""
     for layer in decoder_layers(model):
         if has_experts(layer):
             yield from (part for part in layer.children() if not has_experts(part))
@@ -257,7 +257,7 @@ class CompiledCall:
 
 
 def call_in_graph(module: nn.Module, *inputs: Any, **options: Any) -> Any:
-    """What is compiled. One function for all modules, so that those that are alike share a graph."""
+    """The compiled function: one for all modules, so that identical modules share a graph."""
     recompute = vars(module).get(RECOMPUTE)
     if recompute is None:
         return uncompiled_call(module)(*inputs, **options)

@@ -1,5 +1,5 @@
-"""MiniMind's four models under their own names: dense ones are a Llama and a Qwen3, mixtures of experts a Llama with
-shared experts and a Qwen3-MoE."""
+"""MiniMind's four models: the dense ones are a Llama and a Qwen3, the mixtures of experts a Llama with shared experts
+and a Qwen3-MoE."""
 
 from collections.abc import Callable
 from typing import Any
@@ -64,7 +64,7 @@ class MiniMind3Config(Qwen3Config):
     num_hidden_layers: int = 8
     num_attention_heads: int = 8
     num_key_value_heads: int | None = 4
-    head_dim: int | None = None  # type: ignore[assignment]  # hidden / heads, as MiniMind has it
+    head_dim: int | None = None  # type: ignore[assignment]  # hidden / heads, as in MiniMind
     max_position_embeddings: int = 32768
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = True
@@ -81,11 +81,11 @@ class MiniMind3ForCausalLM(Qwen3ForCausalLM):
 
 
 def balance_loss(router_logits: tuple[torch.Tensor, ...], top_k: int, num_sequences: int) -> torch.Tensor:
-    """How unevenly the experts are used, without a coefficient: 1 for each layer that uses them evenly.
+    """Return the balance loss of experts, without a coefficient: 1 per layer with perfectly even use.
 
-    Per layer, whose router logits are [B x T, E]: experts x sum over the experts of (share of the choices x mean
-    score), as in MiniMind's code. MiniMind2 counts within each of the B sequences (`seq_aux`) and then takes the mean,
-    MiniMind-3 counts over the whole batch, with `num_sequences` 1.
+    Per layer, whose router logits are [B x T, E]: experts x sum over experts of (share of choices x mean score), as in
+    MiniMind's code. MiniMind2 computes it per sequence (`seq_aux`) and takes the mean over the B sequences, MiniMind-3
+    computes it over the whole batch, with `num_sequences` 1.
     """
     total = torch.zeros((), device=router_logits[0].device)
     for logits in router_logits:
@@ -168,7 +168,7 @@ class MiniMind3MoEConfig(Qwen3MoeConfig):
     num_hidden_layers: int = 8
     num_attention_heads: int = 8
     num_key_value_heads: int = 4
-    head_dim: int | None = None  # hidden / heads, as MiniMind has it
+    head_dim: int | None = None  # hidden / heads, as in MiniMind
     max_position_embeddings: int = 32768
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = True
@@ -189,7 +189,7 @@ class MiniMind3MoEForCausalLM(BalancedForCausalLM, Qwen3MoeForCausalLM):
     config: MiniMind3MoEConfig
 
     def balance(self, router_logits: tuple[torch.Tensor, ...], num_sequences: int) -> torch.Tensor:
-        """Over the batch; each of a token's choices counts whole."""
+        """Balance loss over the batch; each of a token's choices counts fully."""
         top_k = self.config.num_experts_per_tok
         return top_k * balance_loss(router_logits, top_k, num_sequences=1)
 
@@ -198,7 +198,7 @@ class MiniMind2MoEConfig(MiniMind2Config):
     """MiniMind2's mixture (github.com/jingyaogong/minimind at c090b69); the defaults are its 145M model."""
 
     model_type = "minimind2_moe"
-    base_model_tp_plan = {}  # Llama's names a dense feed-forward part
+    base_model_tp_plan = {}  # Llama's plan has a dense feed-forward part
     attribute_map = {"num_local_experts": "num_experts"}
 
     hidden_size: int = 640
@@ -214,23 +214,23 @@ class MiniMind2MoEConfig(MiniMind2Config):
         super().__post_init__(**kwargs)
         for name in ("attention_bias", "mlp_bias"):
             if getattr(self, name):
-                raise ValueError(f"{name}: minimind2_moe has no biases. Remove it.")
+                raise ValueError(f"{name}: not supported by minimind2_moe. Remove it.")
 
     @property
     def moe_intermediate_size(self) -> int:
-        return self.intermediate_size  # of one expert, by the name that transformers' expert layers read
+        return self.intermediate_size  # of one expert, under the name used by transformers' expert layers
 
     @property
     def norm_topk_prob(self) -> bool:
-        """The scores of a token's experts add up to 1, except that a single expert keeps its score."""
+        """Whether a token's expert scores are normalized to 1: not with a single expert."""
         return self.num_experts_per_tok > 1
 
 
 class MiniMind2MoEBlock(Qwen3MoeSparseMoeBlock):
-    """Routed experts as in Qwen3-MoE (softmax, top-k, renormalised), plus the experts that every token passes."""
+    """Routed experts as in Qwen3-MoE (softmax, top-k, renormalised), plus shared experts for every token."""
 
     def __init__(self, config: MiniMind2MoEConfig) -> None:
-        super().__init__(config)  # type: ignore[arg-type]  # the names that it reads are there
+        super().__init__(config)  # type: ignore[arg-type]  # it has the required names
         self.shared_experts = nn.ModuleList(LlamaMLP(config) for _ in range(config.n_shared_experts))
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -245,7 +245,7 @@ class MiniMind2MoELayer(LlamaDecoderLayer):
 
 
 class MiniMind2MoEPreTrainedModel(SettableExperts, Qwen3MoePreTrainedModel):
-    """What transformers must know to record and split the layers; experts are initialised as Qwen3-MoE's."""
+    """Attributes for transformers to record and split the layers; experts are initialized as in Qwen3-MoE."""
 
     config: MiniMind2MoEConfig  # type: ignore[assignment]
     _no_split_modules = ["MiniMind2MoELayer"]
@@ -267,7 +267,7 @@ class MiniMind2MoEForCausalLM(BalancedForCausalLM, MiniMind2MoEPreTrainedModel, 
     _tp_plan: dict[str, str] = {}  # see base_model_tp_plan
 
     def __init__(self, config: MiniMind2MoEConfig) -> None:
-        # LlamaForCausalLM's own __init__ would build Llama's layers first.
+        # LlamaForCausalLM's own __init__ would build Llama's layers.
         super(LlamaForCausalLM, self).__init__(config)
         self.model = MiniMind2MoEModel(config)
         self.vocab_size = config.vocab_size

@@ -1,8 +1,8 @@
-"""Rows of the vocabulary for new tokens: made from those of the old tokens they consist of, taught by Token
-Distillation (arXiv 2505.20133), and trained alone where the recipe says so.
+"""Vocabulary rows for new tokens: initialize them from the rows of their pieces, train them by Token Distillation
+(arXiv 2505.20133), and train only them if the recipe says so.
 
-Token Distillation: a text in new tokens, each replaced by its pieces, is the same text in old tokens. So the model's
-states after the pieces are known, and the new tokens' input rows are trained until the states after them come near.
+Token Distillation: replacing each new token by its pieces gives the same text in old tokens. The model's hidden states
+after the pieces are the target, and the new tokens' input rows are trained until the states after them are close.
 """
 
 import json
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from cpt.errors import RecipeError
 
-EXTENSION = "extension.json"  # saved with the weights of a model whose vocabulary was extended: the added tokens
+EXTENSION = "extension.json"  # the added tokens, saved with the weights of an extended model
 # Set on a parameter whose frozen rows weight decay must not touch; `cpt.optim.groups` reads it.
 UNDECAYED = "without_weight_decay"
 
@@ -30,7 +30,7 @@ UNDECAYED = "without_weight_decay"
 class Rows:
     before: int
     after: int
-    spare: int  # new tokens that took rows which the model had but no token used
+    spare: int  # new tokens in previously unused rows of the model
     is_tied: bool
 
 
@@ -41,14 +41,14 @@ def add_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], known:
     Args:
         pieces: id of a new token -> ids of the old tokens that it consists of.
         known: ids that the tokenizer had before, the largest plus one.
-        multiple: what a grown table is rounded up to; the rows that are left over get the mean of all old ones.
+        multiple: a grown table is rounded up to it; remaining rows get the mean of all old ones.
     """
     embedding, head = tables(model)
     before, needed = embedding.weight.shape[0], max(pieces) + 1
     for name, parameter in model.named_parameters():  # such as Gemma 3n's embeddings per layer
         is_table = parameter.dim() == 2 and parameter.shape[0] == before and "embed" in name and "pos" not in name
         if is_table and parameter is not embedding.weight and parameter is not head.weight:
-            raise RecipeError(f"{type(model).__name__} has another table of the vocabulary, `{name}`: it cannot grow.")
+            raise RecipeError(f"{type(model).__name__} cannot grow: `{name}` is another vocabulary table.")
     if needed > before:
         means = [weight[:known].float().mean(0) for weight in (embedding.weight, head.weight)]
         model.resize_token_embeddings(needed, pad_to_multiple_of=multiple, mean_resizing=False)
@@ -65,36 +65,36 @@ def add_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], known:
 
 
 def tables(model: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
-    """The embedding and the head; both have a row for each id."""
+    """Return the embedding and the head; both have a row per id."""
     found: tuple[nn.Module | None, ...] = ()
     with suppress(NotImplementedError):
         found = model.get_input_embeddings(), model.get_output_embeddings()
     if not found or not all(isinstance(table, nn.Embedding | nn.Linear) for table in found):
         found_by = "get_input_embeddings() and get_output_embeddings()"
-        raise RecipeError(f"{type(model).__name__} must give its embedding and head as plain tables by {found_by}.")
+        raise RecipeError(f"{type(model).__name__} must return plain embedding and head tables from {found_by}.")
     return cast(tuple[nn.Embedding, nn.Linear], found)
 
 
 def new_ids(folder: Path) -> list[int]:
-    """Ids of the tokens that `cpt tokenizer extend` added."""
+    """Return the ids of tokens added by `cpt tokenizer extend`."""
     try:
         return [int(token["id"]) for token in json.loads((folder / EXTENSION).read_text())["tokens"]]
     except (OSError, ValueError, KeyError, TypeError) as problem:
         made = "made by: cpt tokenizer extend MODEL"
-        raise RecipeError(f"`model.train_only`: {folder} has no {EXTENSION}, {made}") from problem
+        raise RecipeError(f"`model.train_only`: {folder} lacks {EXTENSION}, {made}") from problem
 
 
 def carry_extension(path: str | None, folder: Path) -> None:
-    """Copy the list of new tokens of the model at `path`, if there is one, to the weights that were made from it."""
+    """Copy the list of new tokens of the model at `path`, if it has one, to the weights derived from it."""
     listed = None if path is None else Path(path).expanduser() / EXTENSION
     if listed is not None and listed.is_file():
         shutil.copy(listed, folder / EXTENSION)
 
 
 def train_only_rows(model: PreTrainedModel, ids: Sequence[int]) -> None:
-    """Freeze all but these rows of the embedding and the head. The gradient of the others is made zero before anything
-    sums, clips or shards it: AdamW's moments and its step stay zero there, bit for bit. Weight decay would shrink
-    them all the same, so these parameters go without."""
+    """Freeze all but these rows of the embedding and the head. Gradients of other rows are zeroed before anything
+    sums, clips or shards them: AdamW's moments and steps stay exactly zero there. Weight decay would still shrink
+    these rows, so it is disabled for these parameters."""
     model.requires_grad_(False)
     for weight in {id(table.weight): table.weight for table in tables(model)}.values():
         weight.requires_grad_(True)
@@ -103,7 +103,7 @@ def train_only_rows(model: PreTrainedModel, ids: Sequence[int]) -> None:
 
 
 def keep_rows(ids: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """The gradient with zeros in all other rows, whatever was in them (NaN too)."""
+    """Zero all other rows of the gradient, including NaN."""
     kept, rows = torch.zeros_like(gradient), ids.to(gradient.device)
     kept[rows] = gradient[rows]
     return kept
@@ -111,13 +111,13 @@ def keep_rows(ids: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
 
 # --- Token Distillation ----------------------------------------------------------------------------------------------
 
-LEARNING_RATE = 0.03  # of the rows' own size (root mean square of their numbers), at the beginning; it falls to zero
-SEQUENCES = 8  # in one step
+LEARNING_RATE = 0.03  # initial rate, relative to the rows' root mean square; decays to zero
+SEQUENCES = 8  # per step
 
 
 @dataclass(frozen=True)
 class Distilled:
-    """How far the states were from those of the old tokens, relative to their size."""
+    """Distance of the states to those of the old tokens, relative to their norm."""
 
     before: float
     after: float
@@ -127,7 +127,7 @@ class Distilled:
 def distill_rows(
     model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], sequences: Sequence[Sequence[int]]
 ) -> Distilled:
-    """Train the new tokens' input rows, which `add_rows` has made of the same pieces, on sequences that hold them."""
+    """Train the new tokens' input rows, initialized by `add_rows`, on sequences that contain them."""
     check_can_distill(model)
     embedding, _ = tables(model)
     ids = torch.tensor(sorted(pieces))
@@ -159,9 +159,9 @@ def distill_rows(
 def check_can_distill(model: PreTrainedModel) -> None:
     embedding, head = tables(model)
     if embedding.weight is head.weight:
-        raise RecipeError("token distillation makes input rows, which this model's head shares. Use --rows mean.")
+        raise RecipeError("token distillation needs an untied head. Use --rows mean.")
     if type(embedding) is not nn.Embedding:
-        raise RecipeError(f"token distillation does not know {type(embedding).__name__}. Use the mean: --rows mean.")
+        raise RecipeError(f"token distillation does not support {type(embedding).__name__}. Use --rows mean.")
 
 
 def distance(
@@ -171,7 +171,7 @@ def distance(
     rows: torch.Tensor,
     pieces: Mapping[int, Sequence[int]],
 ) -> Callable[[Sequence[Sequence[int]]], torch.Tensor]:
-    """How far the last hidden states of sequences are from those of the same text in old tokens."""
+    """Return a function: distance of sequences' last hidden states to those of the same text in old tokens."""
     device = embedding.weight.device
     place = torch.full((embedding.num_embeddings,), -1, device=device)
     place[ids] = torch.arange(len(ids), device=device)
@@ -192,7 +192,7 @@ def distance(
         found = states(padded(sequences))
         parts = []
         for row, (one, end) in enumerate(zip(sequences, ends, strict=True)):
-            first = next(number for number, token in enumerate(one) if token in pieces)  # before it, both are the same
+            first = next(number for number, token in enumerate(one) if token in pieces)  # both are equal before it
             wanted = known[row, end[first:]]
             parts.append((found[row, first : len(one)] - wanted).square().sum(-1) / wanted.square().sum(-1))
         return torch.cat(parts).mean()
@@ -201,5 +201,5 @@ def distance(
 
 
 def padded(sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Filled up at their ends, which no token before sees in a causal model."""
+    """Pad at the ends, which does not affect earlier tokens in a causal model."""
     return nn.utils.rnn.pad_sequence([torch.tensor(one) for one in sequences], batch_first=True)

@@ -1,4 +1,4 @@
-"""AdamW (arXiv 1711.05101): with an fp32 master copy, with few bytes for each weight, and with states on the host."""
+"""AdamW (arXiv 1711.05101): with an fp32 master copy, with few bytes per weight, or with states on the host."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -18,16 +18,15 @@ from cpt.recipe.schema import Recipe
 from cpt.torch_internals import foreach_add
 
 Rounding = Literal["kahan", "stochastic"]
-# Its loss came nearest to that of fp32 weights (benchmarks/README.md), and it needs no state.
+# Its loss was closest to that of fp32 weights (docs/reference/training.md), and it needs no state.
 DEFAULT_ROUNDING: Rounding = "stochastic"
 
 
 def automatic_dtype(recipe: Recipe, *, deepspeed: bool, on_gpu: bool) -> torch.dtype:
-    """What `model.dtype: auto` means: bfloat16 where `training.bf16` is on and the updates are made in fp32 elsewhere.
+    """Return the dtype for `model.dtype: auto`: bfloat16 if `training.bf16` is on and updates use an fp32 copy.
 
-    DeepSpeed and `adamw` keep an fp32 master copy, and adapters are fp32 themselves. The other optimizers keep none,
-    so their weights stay fp32, and so do FSDP2's shards, which are the master copy. Without a GPU bfloat16 saves no
-    time.
+    DeepSpeed and `adamw` keep an fp32 master copy, and adapters are fp32. The other optimizers keep no copy, so their
+    weights stay fp32, and so do FSDP2's shards, which are the master copy. Without a GPU bfloat16 does not save time.
     """
     training = recipe.training
     sharded = training.get("fsdp") or training.get("parallelism_config")
@@ -49,8 +48,8 @@ def adamw(
     """AdamW with torch's fused kernel; weights in half precision have fp32 moments and an fp32 master copy.
 
     Args:
-        of_engine: another implementation, for an engine that keeps the fp32 weights, so that nothing is rounded.
-        rounding: of bfloat16 weights, in place of a master copy.
+        of_engine: another implementation, for an engine that keeps the fp32 weights, which need no rounding.
+        rounding: of bfloat16 weights, instead of a master copy.
     """
     options: dict[str, Any] = {"betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
     if of_engine is None and trains_half(groups):
@@ -97,20 +96,20 @@ def paged_adamw_8bit(
     return adamw_8bit(groups, learning_rate, True, betas=betas, eps=eps, weight_decay=weight_decay, rounding=rounding)
 
 
-FEWEST_IN_8_BIT = 4096  # smaller parameters keep fp32 moments, as bitsandbytes' do: there is nothing to save
+FEWEST_IN_8_BIT = 4096  # smaller parameters keep fp32 moments, as in bitsandbytes: the savings would be small
 FEWEST_ON_HOST = 100_000
 
 
 class OneKernelAdamW(torch.optim.Optimizer):
     """AdamW with states in fp32 or 8 bit, one kernel for each parameter.
 
-    Gradient scalers and the loss guard set `found_inf`, a flag on the device: if it is 1, a step changes nothing, and
+    Gradient scalers and the loss guard set `found_inf`, a flag on the device: if it is 1, a step changes no state, and
     the host does not wait for it. `grad_scale` divides the gradients.
 
     Args:
         rounding: of bfloat16 weights; None keeps fp32 master copies of weights in half precision.
-        eight_bit: moments in 8 bit (arXiv 2110.02861), but for embeddings and small parameters.
-        paged: states of large parameters are in pinned memory of the host.
+        eight_bit: moments in 8 bit (arXiv 2110.02861), except for embeddings and small parameters.
+        paged: keep states of large parameters in pinned host memory.
         defaults: `lr`, `betas`, `eps` and `weight_decay`.
     """
 
@@ -128,12 +127,12 @@ class OneKernelAdamW(torch.optim.Optimizer):
     ) -> None:
         self.rounding, self.eight_bit, self.paged = rounding, eight_bit, paged
         self.layouts: dict[torch.Tensor, dict[str, torch.dtype]] = {}
-        """Names and types of each parameter's states, without its step."""
+        """Names and dtypes of each parameter's states, except its step."""
         self.pages: Pages | None = None
         self.arena: torch.Tensor | None = None
-        """Host memory for all states: torch's pinned allocations would each take a power of two."""
+        """Host memory for all states: torch rounds each pinned allocation up to a power of two."""
         super().__init__(groups, {**defaults, "betas": tuple(defaults["betas"])})
-        self._step_supports_amp_scaling = True  # torch's and accelerate's name for taking `found_inf`
+        self._step_supports_amp_scaling = True  # tells torch and accelerate that it handles `found_inf`
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -141,7 +140,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
             learning = [parameter for parameter in group["params"] if parameter.grad is not None]
             states = [self.state_of(parameter) for parameter in learning]
             if states:
-                # A kernel that skips changes nothing, so the steps may be counted before.
+                # A skipping kernel changes no state, so steps can be counted before it.
                 steps = [state["step"] for state in states]
                 skipped = self.found_inf
                 foreach_add(steps, 1 if skipped is None else [1 - skipped.to(steps[0].device)] * len(steps))
@@ -235,7 +234,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
         return found
 
     def shape_of(self, parameter: torch.Tensor, name: str) -> torch.Size:
-        """A scale for each block; all else has a number for each weight."""
+        """Scales have one number per block, other states one per weight."""
         return torch.Size([-(-parameter.numel() // BLOCK)]) if name.endswith("_scale") else parameter.shape
 
     def is_on_host(self, parameter: torch.Tensor) -> bool:
@@ -247,7 +246,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, which would round states to the type of the parameters."""
+        """Load states without rounding them to the parameters' dtype, as torch would."""
         if self.pages is not None:
             self.pages.wait()
         self.pages = self.arena = None
@@ -268,12 +267,12 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 # --- states in host memory -------------------------------------------------------------------------------------------
 
-ALIGNED = 512  # bytes: states begin as torch's allocations do
-BUFFER = 2**25  # bytes of a piece's states
+ALIGNED = 512  # bytes: states are aligned like torch's allocations
+BUFFER = 2**25  # bytes of one piece's states
 BUFFERS = 2
-PIECES_OF = 4096  # numbers: a piece is a multiple, so that blocks stay whole and loads wide
+PIECES_OF = 4096  # numbers: pieces are multiples of it, so that blocks are whole and loads wide
 Arrays = dict[str, torch.Tensor]
-Key = tuple[int, int]  # a parameter's number, and where a piece of it begins
+Key = tuple[int, int]  # a parameter's index, and the start of a piece
 
 
 def aligned(size: int) -> int:
@@ -281,7 +280,7 @@ def aligned(size: int) -> int:
 
 
 class Streams:
-    """CUDA's; tests replace them."""
+    """CUDA's streams; tests replace them."""
 
     def __init__(self, device: torch.device) -> None:
         self.to_gpu, self.to_host = (torch.cuda.Stream(device) for _ in range(2))
@@ -302,17 +301,17 @@ class Fetched:
 
 
 class Pages:
-    """Pieces of states, one after the other on the GPU.
+    """Moves pieces of states to the GPU, one after the other.
 
-    Two streams, one each way, and two buffers on the GPU: a piece comes while the one before it goes back. The host
-    never waits. Which piece is next is known from the last step, so it is fetched in advance.
+    Two streams, one per direction, and two buffers on the GPU: a piece arrives while the previous one is copied back.
+    The host never waits. The order of pieces is known from the last step, so the next one is prefetched.
     """
 
     def __init__(self, device: torch.device, streams: Any = None) -> None:
         self.streams: Any = Streams(device) if streams is None else streams
         self.buffers = [torch.empty(BUFFER, dtype=torch.uint8, device=device) for _ in range(BUFFERS)]
         self.free = [self.streams.current().record_event()] * BUFFERS
-        self.back: dict[Key, Any] = {}  # when a piece was last back on the host
+        self.back: dict[Key, Any] = {}  # event: the piece is back on the host
         self.hosts: dict[Key, Arrays] = {}
         self.next_of: dict[Key | None, Key] = {}
         self.last: Key | None = None
@@ -320,7 +319,7 @@ class Pages:
         self.fetched = 0
 
     def pieces(self, parameter: int, arrays: Arrays) -> Iterator[tuple[int, int, Arrays]]:
-        """First and end of each piece, and its states on the GPU, written back when the next one is asked for."""
+        """Yield start and end of each piece, and its states on the GPU; they are written back at the next piece."""
         numbers = len(arrays["exp_avg"])
         bytes_each = sum(array.nbytes for array in arrays.values()) / numbers
         size = int((BUFFER - len(arrays) * ALIGNED) / bytes_each) // PIECES_OF * PIECES_OF
@@ -332,7 +331,7 @@ class Pages:
             here = self.coming
             self.streams.current().wait_event(here.arrived)
             yield first, end, here.arrays
-            # Once it is updated, begin to copy it to the host.
+            # After its update, start copying it to the host.
             stream = self.streams.to_host
             stream.wait_event(self.streams.current().record_event())
             with self.streams.on(stream):

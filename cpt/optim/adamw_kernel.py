@@ -1,4 +1,4 @@
-"""The Triton kernel of AdamW: moments in 8 bit or fp32; weights with a master copy, Kahan's compensation or stochastic
+"""The Triton kernel of AdamW: moments in 8 bit or fp32; weights with a master copy, Kahan compensation or stochastic
 rounding."""
 
 from typing import Any
@@ -13,7 +13,7 @@ ROWS = {True: 16, False: 8}
 
 @triton.jit
 def decode(rank, decades: tl.constexpr):
-    """The values of ranks as shares of the scale; see `cpt.optim.adamw_update.value_of`."""
+    """Decode ranks to values, as shares of the scale; see `cpt.optim.adamw_update.value_of`."""
     value = rank * 0.0
     for e in tl.static_range(decades):
         factor, offset = 0.9 * 10.0 ** (e + 1 - decades) / 2**e, (0.45 / 2**e - 0.8) * 10.0 ** (e + 1 - decades)
@@ -23,7 +23,7 @@ def decode(rank, decades: tl.constexpr):
 
 @triton.jit
 def encode(value, decades: tl.constexpr):
-    """The ranks of values, before they are cut to integers."""
+    """Encode values to ranks, before truncation to integers."""
     rank = value * 0.0
     for e in tl.static_range(decades):
         factor, offset = 2**e / (0.9 * 10.0 ** (e + 1 - decades)), 2**e * 0.8 / 0.9
@@ -33,14 +33,14 @@ def encode(value, decades: tl.constexpr):
 
 @triton.jit
 def scales(values, decades: tl.constexpr):
-    """The scale of each block, which gives its largest value the highest rank, and 1 over it."""
+    """Return the scale of each block, which gives its largest value the highest rank, and its inverse."""
     scale = tl.max(values, 1) / (1 - 0.45 / 2 ** (decades - 1))
     return scale, tl.where(scale > 0, 1 / scale, 0.0)[:, None]
 
 
 @triton.jit
 def mixed(x):
-    """32 bits that look random (github.com/skeeto/hash-prospector, lowbias32): 8 instructions, where Philox has 80."""
+    """Hash to 32 pseudorandom bits (github.com/skeeto/hash-prospector, lowbias32): 8 instructions; Philox: 80."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
@@ -48,21 +48,21 @@ def mixed(x):
 
 @triton.jit
 def one_minus_exp(x):
-    """1 - exp(x) for x < 0, exact also near 0."""
+    """1 - exp(x) for x < 0, accurate near 0, too."""
     series = -x * (1 + x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6 * (1 + x / 7))))))
     return tl.where(x > -0.5, series, 1 - tl.exp(x))
 
 
 @triton.jit
 def rounded(x, noise):
-    """A bfloat16 in fp32: the upper half of the bits, after `noise` was added to the lower half."""
+    """Round to bfloat16, kept in fp32: add `noise` to the lower half of the bits, and keep the upper half."""
     upper = (x.to(tl.int32, bitcast=True) + noise) & -65536
     return tl.where(x == x, upper.to(tl.float32, bitcast=True), x)  # the bits of a NaN would overflow
 
 
 @triton.jit
 def nearest(x):
-    """Noise that rounds to the nearest, a tie to the even one; Triton's interpreter would cut off."""
+    """Noise for rounding to nearest even; Triton's interpreter would truncate."""
     return 0x7FFF + ((x.to(tl.int32, bitcast=True) >> 16) & 1)
 
 
@@ -90,7 +90,7 @@ def adamw_kernel(
     rows: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Some blocks of a parameter, as `cpt.optim.adamw_update.update_in_torch`."""
+    """Update some blocks of a parameter, as `cpt.optim.adamw_update.update_in_torch` does."""
     first = tl.program_id(0).to(tl.int64) * (rows * block)  # a parameter may have more than 2^31 bytes
     number = tl.arange(0, rows)[:, None] * block + tl.arange(0, block)[None, :]
     row = tl.program_id(0) * rows + tl.arange(0, rows)
@@ -127,7 +127,7 @@ def adamw_kernel(
         )
         scale, inverse = scales(v, 8)
         tl.store(exp_avg_sq_scale + row, scale, has_row)
-        rank = tl.where(v > 0, tl.maximum(encode(v * inverse, 8), 1.0), 0.0)  # m / sqrt(0) would be a leap
+        rank = tl.where(v > 0, tl.maximum(encode(v * inverse, 8), 1.0), 0.0)  # m / sqrt(0) would be a huge update
         tl.store(exp_avg_sq + first + number, rank.to(tl.uint8), inside)
     else:
         tl.store(exp_avg + first + number, m, inside)
@@ -148,7 +148,7 @@ def adamw_kernel(
 
 
 def launch(tensors: dict[str, Any], options: dict[str, Any], *, rounding: str, block: int) -> None:
-    """Update a parameter, or a piece of one, as `cpt.optim.adamw_update.adamw_update`."""
+    """Update a parameter, or a piece of one, as `cpt.optim.adamw_update.adamw_update` does."""
     rows = ROWS[tensors["exp_avg_scale"] is not None]
     size = tensors["weights"].numel()
     adamw_kernel[(triton.cdiv(size, rows * block),)](

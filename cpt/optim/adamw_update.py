@@ -1,4 +1,4 @@
-"""One update of AdamW for one parameter: a Triton kernel on a GPU, the same numbers in torch's operations elsewhere.
+"""One AdamW update of one parameter: a Triton kernel on a GPU, the same arithmetic in torch operations elsewhere.
 
 8-bit moments are in blocks of 256 with an fp32 scale each, in the dynamic format of arXiv 2110.02861: each decade has
 half as many values as the one above it. A second moment above 0 is never rounded to 0: the next update would be
@@ -45,13 +45,13 @@ def adamw_update(
     """AdamW (arXiv 1711.05101) in fp32, in place, over flat tensors.
 
     Args:
-        exp_avg_scale: of each block of 8-bit moments; None where moments are fp32.
+        exp_avg_scale: of each block of 8-bit moments; None if moments are fp32.
         beside: the fp32 weights for `rounding` "master", the rounding errors for "kahan".
         step: number of this update, fp32.
         grad_scale: divides the gradients.
-        found_inf: nothing changes where it is not 0; the host does not wait to learn it.
+        found_inf: skip the update if it is not 0; the host does not wait for it.
         rounding: "master", "kahan", "stochastic" or "nearest".
-        before: numbers of the parameter before these, whose noise is that of the whole parameter.
+        before: offset of this piece in the parameter, so that pieces get the whole parameter's noise.
         seed: of the noise, together with `step`.
     """
     tensors = {
@@ -66,7 +66,7 @@ def adamw_update(
     options = {"before": before, "seed": seed, "learning_rate": learning_rate, "decay": decay, "eps": eps}
     options |= {name: math.log(beta) if beta else -1e9 for name, beta in (("log_beta1", beta1), ("log_beta2", beta2))}
     if weights.is_cuda:
-        from cpt.optim.adamw_kernel import launch  # Triton comes with torch's CUDA builds alone
+        from cpt.optim.adamw_kernel import launch  # only torch's CUDA builds include Triton
 
         tensors |= {"step": step, "grad_scale": grad_scale, "found_inf": found_inf}
         launch(tensors, options, rounding=rounding, block=BLOCK)
@@ -87,7 +87,7 @@ def _(*arguments: object) -> None:
 
 
 def part(name: str, tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    """The numbers of a parameter, or of one of its states, from `start`, which begins a block."""
+    """Slice a parameter, or one of its states, from `start`, the beginning of a block."""
     return tensor[start // BLOCK : -(-end // BLOCK)] if name.endswith("_scale") else tensor[start:end]
 
 
@@ -123,7 +123,7 @@ def update_in_torch(
 
 
 def value_of(ranks: torch.Tensor, decades: int) -> torch.Tensor:
-    """The centre of each rank's share of its decade; 2^e ranks from 2^e on share the decade e, and 0 is 0."""
+    """Return the center of each rank's interval; the 2^e ranks from 2^e on divide decade e, and rank 0 is 0."""
     e = ranks.clamp(min=1).log2().floor()
     return torch.where(ranks > 0, 10 ** (e + 1 - decades) * (0.9 * (ranks + 0.5) / 2**e - 0.8), 0.0)
 
@@ -137,7 +137,7 @@ def quantize(values: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, nam
     for e in range(decades):
         decade = 10.0 ** (e + 1 - decades)
         rank = torch.where(shares >= 0.1 * decade, shares * (2**e / (0.9 * decade)) + 2**e * 0.8 / 0.9, rank)
-    rank.clamp_(max=2**decades - 0.5)  # the copy cuts it to an integer
+    rank.clamp_(max=2**decades - 0.5)  # the copy truncates it to an integer
     codes.copy_(rank + (values < 0) * 128 if name == "exp_avg" else torch.where(values > 0, rank.clamp(min=1), 0.0))
 
 
@@ -149,8 +149,8 @@ def dequantize(codes: torch.Tensor, scale: torch.Tensor, name: str) -> torch.Ten
 
 
 def stochastic(weight: torch.Tensor, before: int, seed: int, step: int) -> torch.Tensor:
-    """Round to a bfloat16, still in fp32, up or down so that the mean is right (arXiv 2010.06192). The noise depends
-    on parameter, step and place alone: it needs no state, and a resumed run draws the same."""
+    """Round to bfloat16, kept in fp32, up or down so that the mean is unbiased (arXiv 2010.06192). The noise depends
+    only on parameter, step and position: it needs no state, and a resumed run draws the same."""
     key = mixed(torch.tensor((int(mixed(torch.tensor(seed))) + step) & LOW_BITS))
     noise = mixed((torch.arange(before, before + len(weight)) & LOW_BITS) ^ key) & 0xFFFF
     rounded = weight.view(torch.int32).add(noise.int()).bitwise_and_(-65536).view(torch.float32)

@@ -1,4 +1,4 @@
-"""From the recipe's `optimizer:` section to a torch optimizer over the model's parameter groups."""
+"""Build a torch optimizer over the model's parameter groups from the recipe's `optimizer:` section."""
 
 import inspect
 import logging
@@ -28,7 +28,7 @@ def build_optimizer(
 
     Args:
         offloaded: DeepSpeed keeps the optimizer's states in host memory, where only its own AdamW works by default.
-        partitioned: DeepSpeed's ZeRO gives the optimizer slices of all parameters, and no matrices.
+        partitioned: DeepSpeed's ZeRO gives the optimizer flat slices of parameters instead of matrices.
     """
     check_optimizer(section)
     build = find_optimizer(section.name)
@@ -52,7 +52,7 @@ def build_optimizer(
 
 
 def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
-    """A function of groups, learning rate and options, also where the name is that of a class."""
+    """Return a function of groups, learning rate and options, also if the name is that of a class."""
     of_torch = {other.lower(): other for other, value in vars(torch.optim).items() if isinstance(value, type)}
     if name not in OPTIMIZERS and (other := of_torch.get(name.replace("_", "").lower())):
         raise RecipeError(f"`{name}` is not built in. Write `torch.optim:{other}`, with its constructor's options.")
@@ -84,11 +84,11 @@ def check_optimizer(section: Optimizer) -> None:
 
 
 def check_partitioned(section: Optimizer) -> None:
-    """Refuse what an optimizer cannot do on slices of parameters, whose fp32 copies are DeepSpeed's."""
+    """Refuse options that do not work on slices of parameters, whose fp32 copies DeepSpeed keeps."""
     if section.name in FOR_MATRICES | IN_LITTLE_MEMORY:
         raise RecipeError(f"`optimizer.name`: `{section.name}` needs whole parameters. Use adamw, or no DeepSpeed.")
     if section.options.get("rounding") is not None:
-        raise RecipeError("`optimizer.rounding`: DeepSpeed keeps fp32 weights, so nothing is rounded. Remove it.")
+        raise RecipeError("`optimizer.rounding`: DeepSpeed keeps fp32 weights, which need no rounding. Remove it.")
 
 
 def check_rounding(recipe: Recipe) -> None:
@@ -96,7 +96,7 @@ def check_rounding(recipe: Recipe) -> None:
     if rounding is None:
         return
     if model.lora is not None:
-        raise RecipeError("`optimizer.rounding` has no effect: adapters are fp32, whatever the model is. Remove it.")
+        raise RecipeError("`optimizer.rounding` has no effect: adapters are always fp32. Remove it.")
     if model.dtype != "bfloat16" and recipe.training.get("deepspeed") is None:
         raise RecipeError("`optimizer.rounding` needs bfloat16 weights. Write `model.dtype: bfloat16`, or remove it.")
 
@@ -104,12 +104,12 @@ def check_rounding(recipe: Recipe) -> None:
 def sgd(
     groups: ParameterGroups, learning_rate: float, *, momentum: float = 0.0, weight_decay: float = 0.0
 ) -> torch.optim.Optimizer:
-    """Stochastic gradient descent, with momentum if asked."""
+    """Stochastic gradient descent, optionally with momentum."""
     return torch.optim.SGD(groups, lr=learning_rate, momentum=momentum, weight_decay=weight_decay)
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Two of torch's optimizers over its own groups and states, so that it is saved and scheduled as any other."""
+    """Two torch optimizers that share its groups and states, so that it is saved and scheduled as one."""
 
     def __init__(self, groups: ParameterGroups, *, muon: dict[str, Any], adamw: dict[str, Any]) -> None:
         for group in groups:
@@ -123,7 +123,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self.share()
 
     def share(self) -> None:
-        """Let the parts work on these groups and states, which are other objects after a load."""
+        """Give both parts the current groups and states, which are new objects after loading."""
         for part in self.parts:
             is_muon = isinstance(part, torch.optim.Muon)
             part.param_groups = [group for group in self.param_groups if group[MATRICES] is is_muon]
@@ -150,13 +150,13 @@ def muon(
     betas: Sequence[float] = (0.9, 0.95),
     eps: float = 1e-8,
 ) -> torch.optim.Optimizer:
-    """Muon (K. Jordan et al., 2024) by torch, with its rate scaled to the size of AdamW's updates (arXiv 2502.16982):
-    one rate serves both.
+    """Muon (K. Jordan et al., 2024) by torch, with its rate scaled to AdamW's update size (arXiv 2502.16982), so that
+    both share one learning rate.
 
     Args:
-        momentum: Muon's.
+        momentum: for Muon.
         ns_steps: Newton-Schulz iterations.
-        betas: AdamW's, for embeddings, head, norms and biases.
+        betas: for AdamW, which updates embeddings, head, norms and biases.
     """
     both = {"lr": learning_rate, "weight_decay": weight_decay}
     scaled = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps, "adjust_lr_fn": "match_rms_adamw"}
@@ -177,8 +177,8 @@ def soap(
     """SOAP (arXiv 2409.11321): Adam in the eigenbasis of Shampoo's preconditioner.
 
     Args:
-        precondition_frequency: steps between two eigenbases.
-        max_precondition_dim: a longer side has no preconditioner.
+        precondition_frequency: steps between updates of the eigenbasis.
+        max_precondition_dim: longer sides get no preconditioner.
     """
     options = {"precondition_frequency": precondition_frequency, "max_precondition_dim": max_precondition_dim}
     return from_pytorch_optimizer("SOAP", groups, learning_rate, betas, weight_decay=weight_decay, eps=eps, **options)
@@ -196,8 +196,8 @@ def shampoo(
     """Shampoo in blocks (arXiv 2002.09018).
 
     Args:
-        preconditioning_compute_steps: steps between two roots of the preconditioners.
-        block_size: matrices are cut into squares of this side, each with preconditioners of its own.
+        preconditioning_compute_steps: steps between updates of the preconditioners' roots.
+        block_size: matrices are split into squares of this size, each with its preconditioners.
     """
     options = {"preconditioning_compute_steps": preconditioning_compute_steps, "block_size": block_size}
     decay = {"weight_decay": weight_decay, "decoupled_weight_decay": True}
@@ -210,7 +210,7 @@ def from_pytorch_optimizer(
     try:
         import pytorch_optimizer  # type: ignore[import-not-found, unused-ignore]  # an extra
     except ImportError as problem:
-        raise ResourceError(f"`optimizer.name`: {name} comes with: {install_line('optimizers')}") from problem
+        raise ResourceError(f"`optimizer.name`: install {name}: {install_line('optimizers')}") from problem
     kind: Any = vars(pytorch_optimizer)[name]
     built: torch.optim.Optimizer = kind(groups, lr=learning_rate, betas=(betas[0], betas[1]), **options)
     return built
@@ -218,7 +218,7 @@ def from_pytorch_optimizer(
 
 def offloaded_adamw(groups: ParameterGroups, **options: Any) -> torch.optim.Optimizer:
     """AdamW by DeepSpeed's kernel for the host's processor."""
-    from deepspeed.ops.adam import DeepSpeedCPUAdam  # needs a compiler, so only runs that offload pay for it
+    from deepspeed.ops.adam import DeepSpeedCPUAdam  # needs a compiler, so only imported if used
 
     if is_main_process():
         announce_compiling("cpu_adam", "DeepSpeed compiles its optimizer for the host")
@@ -229,9 +229,9 @@ def offloaded_adamw(groups: ParameterGroups, **options: Any) -> torch.optim.Opti
 
 
 def replay_step_counter(optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """Make DeepSpeed's CPU kernel resume bit for bit. It multiplies beta^t at each step, but computes it with pow() in
-    the first step after a load, which differs in the last bit. Playing the steps again on a parameter of one element
-    brings the product back exactly."""
+    """Make DeepSpeed's CPU kernel resume bit for bit. It updates beta^t by multiplication at each step, but uses
+    pow() in the first step after a load, which differs in the last bit. Replaying the steps on a parameter of one
+    element restores the product exactly."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     if not isinstance(optimizer, DeepSpeedCPUAdam):
@@ -249,4 +249,4 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {function.__name__
 IN_LITTLE_MEMORY = {"adamw_8bit", "paged_adamw_8bit"}
 FOR_MATRICES = {"muon", "soap", "shampoo"}
 FOR_ALL: dict[str, Any] = {"embedding_learning_rate": float | None, "release_gradients": bool}
-"""Options that every optimizer takes, your own too."""
+"""Options of every optimizer, including custom ones."""

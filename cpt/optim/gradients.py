@@ -1,8 +1,8 @@
-"""What happens to gradients between the backward pass and the update: their norm and clipping in fp32, and gradients
-that are released.
+"""Gradients between the backward pass and the update: norm and clipping in fp32, and gradients that are released
+early.
 
-Released gradients never add up in memory: each parameter is updated in the backward pass, and its gradient is dropped
-right away. A parameter stays as it is where its own gradient is not finite.
+Released gradients never accumulate in memory: each parameter is updated in the backward pass, and its gradient is
+freed immediately. A parameter is not updated if its gradient is not finite.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from cpt.recipe.keys import accumulation
 from cpt.recipe.schema import Recipe
 from cpt.torch_internals import foreach_multiply, foreach_norm
 
-RELEASING = ("adamw", "adamw_8bit", "paged_adamw_8bit")  # their update of a parameter needs nothing of another
+RELEASING = ("adamw", "adamw_8bit", "paged_adamw_8bit")  # their update of a parameter needs no other parameter
 WHOLE = "an update needs the whole gradient"
 
 
 class ReleasedGradients:
-    """Hooks on parameters that let an optimizer step each by itself. States and checkpoints are as without them."""
+    """Hooks that let an optimizer update each parameter separately. States and checkpoints are the same as without."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer: Any = optimizer
@@ -33,11 +33,11 @@ class ReleasedGradients:
         self.squares: torch.Tensor | None = None
 
     def begin(self, skip: torch.Tensor | None) -> None:
-        """Prepare for a backward pass, whose updates are skipped where `skip`, on the device, is true."""
+        """Prepare for a backward pass, whose updates are skipped if `skip`, on the device, is true."""
         self.skip, self.squares = skip, None
 
     def step_one(self, parameter: torch.Tensor) -> None:
-        assert parameter.grad is not None, "the hook is called when it is there"
+        assert parameter.grad is not None, "the hook runs after the gradient is computed"
         square = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32).square()
         self.squares = square if self.squares is None else self.squares + square
         left_out = ~square.isfinite() if self.skip is None else self.skip | ~square.isfinite()
@@ -64,7 +64,7 @@ def releases_gradients(recipe: Recipe) -> bool:
 
 
 def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = None) -> None:
-    """Refuse what needs a whole gradient. By default, `processes` are those that run now."""
+    """Refuse settings that need the whole gradient. `processes` defaults to the running ones."""
     if not releases_gradients(recipe):
         return
     name, training, steps = recipe.optimizer.name, recipe.training, accumulation(recipe)
@@ -73,11 +73,11 @@ def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = No
     key = "budget.global_batch_tokens" if is_budget else "training.gradient_accumulation_steps"
     reasons = {
         f"{WHOLE} with `{name}`. Use one of {', '.join(RELEASING)}, or write false.": name not in RELEASING,
-        "DeepSpeed takes the gradients itself. Write false, or remove `training.deepspeed`.": deepspeed,
-        f"it works on one GPU, not {number}. Write false, and use DeepSpeed's ZeRO-2.": number > 1,
+        "DeepSpeed manages the gradients. Write false, or remove `training.deepspeed`.": deepspeed,
+        f"it supports one GPU, not {number}. Write false, and use DeepSpeed's ZeRO-2.": number > 1,
         f"{WHOLE} to find the scale of fp16. Write `training.bf16: true` instead.": training.get("fp16"),
-        "the norm is known after the updates, too late to clip by it. Write `training.max_grad_norm: 0`.": clips,
-        f"`{key}` means {steps} micro-batches in a step. Write `training.gradient_accumulation_steps: 1`.": steps != 1,
+        "the norm is only known after the updates, too late for clipping. Write `training.max_grad_norm: 0`.": clips,
+        f"`{key}` means {steps} micro-batches per step. Write `training.gradient_accumulation_steps: 1`.": steps != 1,
     }
     for reason, applies in reasons.items():
         if applies:
@@ -88,8 +88,8 @@ def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = No
 
 
 def gradient_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Of all together, in fp32; 0 without any. torch's own has the gradients' type, and 3 digits of it. Where several
-    processes have parts of them, every one must call it."""
+    """Return the norm of all gradients, in fp32; 0 without any. torch's has the gradients' dtype, with only 3 digits.
+    If gradients are sharded, all processes must call this."""
     if not gradients:
         return torch.zeros(())
     norm = torch.linalg.vector_norm(torch.stack(foreach_norm(parts_here(gradients))))
@@ -102,7 +102,7 @@ def gradient_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def clip_gradients(gradients: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
-    """Scale them down in place where their norm is larger, and return the norm before; the host does not wait."""
+    """Clip gradients in place, and return the norm before; the host does not wait."""
     norm = gradient_norm(gradients)
     foreach_multiply(parts_here(gradients), (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm

@@ -1,4 +1,4 @@
-"""A model's trainable parameters in groups: which ones decay or have a learning rate or an optimizer of their own."""
+"""Group a model's trainable parameters by weight decay, learning rate and kind of optimizer."""
 
 from collections import defaultdict
 from typing import Any
@@ -11,7 +11,7 @@ from cpt.errors import RecipeError
 from cpt.models.new_rows import UNDECAYED
 
 ParameterGroups = list[dict[str, Any]]
-MATRICES, IS_EMBEDDING = "is_matrices", "is_embedding"  # keys of a group, for optimizers that treat these apart
+MATRICES, IS_EMBEDDING = "is_matrices", "is_embedding"  # keys of a group, for optimizers that treat them separately
 
 
 def parameter_groups(
@@ -21,10 +21,10 @@ def parameter_groups(
     matrices_apart: bool = False,
     embeddings_apart: bool = False,
 ) -> ParameterGroups:
-    """The trainable parameters: matrices, and those without weight decay (embeddings, norms, biases).
+    """Group the trainable parameters: matrices, and those without weight decay (embeddings, norms, biases).
 
     Args:
-        embedding_learning_rate: of embeddings and head, in groups of their own.
+        embedding_learning_rate: of embeddings and head, in separate groups.
         matrices_apart: each group has `MATRICES`, true for matrices inside of layers.
         embeddings_apart: groups of embeddings have `IS_EMBEDDING`.
     """
@@ -36,9 +36,9 @@ def parameter_groups(
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
-        # ZeRO-3 keeps the true shape beside a parameter that holds 0 elements here.
+        # ZeRO-3 stores the true shape as an attribute; the parameter has 0 elements here.
         dimensions = len(vars(parameter).get("ds_shape", parameter.shape))
-        # A head of which only some rows learn (`cpt.models.new_rows`) must not decay in the others.
+        # If only some rows of a head are trained (`cpt.models.new_rows`), the others must not decay.
         decays = dimensions >= 2 and id(parameter) not in embeddings and UNDECAYED not in vars(parameter)
         is_end = embedding_learning_rate is not None and id(parameter) in both_ends
         is_other = matrices_apart and (dimensions != 2 or id(parameter) in both_ends)

@@ -1,5 +1,5 @@
-"""Learning-rate schedules: the factor on the peak learning rate, as a function of the tokens trained so far: not of
-steps, so that another batch size or number of GPUs leaves the curve where it was."""
+"""Learning-rate schedules: the factor on the peak learning rate as a function of the tokens trained so far, not of
+steps, so that batch size and number of GPUs do not change the curve."""
 
 import math
 from bisect import bisect_left
@@ -13,7 +13,7 @@ from cpt.errors import RecipeError
 from cpt.plugins import check_options, find
 from cpt.recipe.schema import Data, Phase, Recipe, Schedule
 
-POINTS = 10_000  # of a run at which the schedule is asked, to find where it crosses a learning rate
+POINTS = 10_000  # of a run at which the schedule is evaluated, to find where it crosses a learning rate
 
 
 def build_schedule(
@@ -22,28 +22,28 @@ def build_schedule(
     check_schedule(section.name, section.options, total_tokens)
     factor = find("schedule", section.name, SCHEDULES)
 
-    def at_step(step: int) -> float:  # counted from 0: at its end (step + 1) * tokens_per_step tokens are trained
+    def at_step(step: int) -> float:  # from 0: after it, (step + 1) * tokens_per_step tokens are trained
         return float(factor((step + 1) * tokens_per_step, total_tokens, **section.options))
 
     return LambdaLR(optimizer, at_step)
 
 
 def check_schedule(name: str, options: Mapping[str, Any], total_tokens: float, key: str = "schedule") -> None:
-    """Refuse options that the schedule does not take, and parts that do not fit into the run. A `continued` schedule
-    has another one inside, under another `key`."""
+    """Refuse unknown options, and parts that do not fit into the run. A `continued` schedule contains another
+    schedule, under another `key`."""
     factor = find("schedule", name, SCHEDULES)
     check_options(factor, options, key)
     for option, value in options.items() if name in SCHEDULES else ():
         if option in NOT_ZERO.get(name, ()) and value == 0:
             raise RecipeError(f"`{key}.{option}` is 0, so the learning rate would jump. Write more than 0.")
     if options.get("warmup_tokens") and options.get("warmup_share"):
-        raise RecipeError(f"`{key}.warmup_tokens` and `{key}.warmup_share` say the same thing. Remove one of them.")
+        raise RecipeError(f"`{key}.warmup_tokens` and `{key}.warmup_share` set the same thing. Remove one of them.")
     parts = {part: options[part] for part in PARTS if options.get(part)}
     if share := options.get("warmup_share"):
         parts["warmup_share"] = share * total_tokens
     if sum(parts.values()) > total_tokens:
         lengths = " and ".join(f"`{key}.{part}` is {tokens:,.0f} tokens" for part, tokens in parts.items())
-        raise RecipeError(f"{lengths}, but the whole schedule has {total_tokens:,.0f}. Make it less.")
+        raise RecipeError(f"{lengths}, but the whole schedule has {total_tokens:,.0f}. Lower them.")
     if factor is continued:
         planned, inner = options.get("planned_tokens") or options["trained_tokens"] + total_tokens, options["schedule"]
         inner_options = {name: value for name, value in inner.items() if name != "name"}
@@ -51,9 +51,9 @@ def check_schedule(name: str, options: Mapping[str, Any], total_tokens: float, k
 
 
 def phases_in_tokens(recipe: Recipe) -> Data:
-    """The recipe's `data`, with phases that end at a learning rate ending at the token where the schedule comes to it.
+    """Return the recipe's `data`, where phases that end at a learning rate have an end in tokens.
 
-    The same for any number of processes: steps do not count, only `budget.tokens` and the schedule.
+    It does not depend on the number of processes, only on `budget.tokens` and the schedule.
     """
     data, total = recipe.data, recipe.budget.tokens
     if total is None or not any(phase.until_learning_rate for phase in data.phases):
@@ -75,7 +75,7 @@ def phases_in_tokens(recipe: Recipe) -> Data:
 
 
 def tokens_until(section: Schedule, share: float, total_tokens: int, key: str) -> int:
-    """The token from which on the learning rate stays at or below this share of its peak."""
+    """Return the token after which the learning rate stays at or below this share of its peak."""
     schedule = find("schedule", section.name, SCHEDULES)
 
     def factor(at: int) -> float:
@@ -88,7 +88,7 @@ def tokens_until(section: Schedule, share: float, total_tokens: int, key: str) -
         raise RecipeError(f"{key}: the phase is empty: `{section.name}` is never above {share:g} of its peak.")
     if above[-1] == POINTS or tokens[above[-1] + 1] >= total_tokens:
         ending = f"`{section.name}` ends at {factors[-1]:.3g} of its peak"
-        raise RecipeError(f"{key} is {share:g}, but {ending}. Give a higher share, another schedule, or `until`.")
+        raise RecipeError(f"{key} is {share:g}, but {ending}. Set a higher share, another schedule, or `until`.")
     before, after = tokens[above[-1]], tokens[above[-1] + 1]
     return bisect_left(range(after), True, lo=before + 1, key=lambda at: factor(at) <= share)
 
@@ -97,7 +97,7 @@ def constant(tokens: float, total_tokens: float, *, warmup_tokens: float = 0, wa
     """Warm up, then stay at the peak.
 
     Args:
-        warmup_share: of the run, in the place of `warmup_tokens`.
+        warmup_share: share of the run, instead of `warmup_tokens`.
     """
     return warmup(tokens, warmup_tokens or warmup_share * total_tokens)
 
@@ -105,10 +105,10 @@ def constant(tokens: float, total_tokens: float, *, warmup_tokens: float = 0, wa
 def linear(
     tokens: float, total_tokens: float, *, warmup_tokens: float = 0, warmup_share: float = 0.0, floor: float = 0.0
 ) -> float:
-    """Warm up, then fall in a straight line to `floor` times the peak.
+    """Warm up, then decay linearly to `floor` times the peak.
 
     Args:
-        warmup_share: of the run, in the place of `warmup_tokens`.
+        warmup_share: share of the run, instead of `warmup_tokens`.
     """
     warmup_tokens = warmup_tokens or warmup_share * total_tokens
     if tokens < warmup_tokens:
@@ -119,11 +119,11 @@ def linear(
 def cosine(
     tokens: float, total_tokens: float, *, warmup_tokens: float = 0, warmup_share: float = 0.0, floor: float = 0.1
 ) -> float:
-    """Warm up (for continued pre-training: re-warm, arXiv 2403.08763), then half a cosine down to `floor` times the
-    peak.
+    """Warm up (for continued pre-training: re-warm, arXiv 2403.08763), then decay by half a cosine to `floor` times
+    the peak.
 
     Args:
-        warmup_share: of the run, in the place of `warmup_tokens`.
+        warmup_share: share of the run, instead of `warmup_tokens`.
     """
     warmup_tokens = warmup_tokens or warmup_share * total_tokens
     if tokens < warmup_tokens:
@@ -134,12 +134,12 @@ def cosine(
 def rewarm_cosine(
     tokens: float, total_tokens: float, *, warmup_tokens: float, start: float = 0.0, floor: float = 0.1
 ) -> float:
-    """For a base whose schedule had ended: rise from where it ended to the peak, then half a cosine down (arXiv
+    """For a base whose schedule had ended: rise from its last rate to the peak, then decay by half a cosine (arXiv
     2403.08763).
 
     Args:
-        start: the base's last learning rate as a share of this run's peak; 0 begins at nothing.
-        floor: the last learning rate as a share of the peak; the paper ends at a tenth.
+        start: the base's last learning rate as a share of this run's peak; 0 starts at zero.
+        floor: the last learning rate as a share of the peak; the paper uses a tenth.
     """
     if tokens < warmup_tokens:
         return start + (1 - start) * tokens / warmup_tokens
@@ -158,8 +158,8 @@ def wsd(
     """Warm up, stay, decay: a run can continue from any checkpoint of the constant part (1 - sqrt, arXiv 2405.18392).
 
     Args:
-        decay_tokens: length of the decay at the end; the paper does well with a fifth of the run.
-        warmup_share: of the run, in the place of `warmup_tokens`.
+        decay_tokens: length of the decay at the end; the paper uses a fifth of the run.
+        warmup_share: share of the run, instead of `warmup_tokens`.
         floor: the last learning rate as a share of the peak.
     """
     decayed = (tokens - (total_tokens - decay_tokens)) / decay_tokens
@@ -180,11 +180,11 @@ def infinite(
 ) -> float:
     """Warm up, cool down by a cosine to a constant rate, anneal exponentially at the end (arXiv 2403.08763).
 
-    A run on new data continues from a checkpoint of the constant part (`schedule: {name: continued, ...}`), so that no
-    learning rate has to be warmed up again, which is what makes a model forget.
+    A run on new data continues from a checkpoint of the constant part (`schedule: {name: continued, ...}`), without
+    another warm-up, which would cause forgetting.
 
     Args:
-        cooldown_tokens: length of the way from the peak to the constant rate.
+        cooldown_tokens: length of the decay from the peak to the constant rate.
         anneal_tokens: length of the last part, from the constant rate down to `floor`.
         constant: the constant rate as a share of the peak.
         floor: the last learning rate as a share of the peak.
@@ -205,12 +205,12 @@ def continued(
     trained_tokens: float,
     planned_tokens: float | None = None,
 ) -> float:
-    """Continue another run's schedule where that run stopped; `optimizer.learning_rate` is that run's peak.
+    """Continue another run's schedule from its last step; `optimizer.learning_rate` is that run's peak.
 
     Args:
-        schedule: that run's own section: `{name: infinite, warmup_tokens: ...}`.
-        trained_tokens: how many tokens it had trained when the checkpoint was made that this run starts from.
-        planned_tokens: the whole length of its schedule; by default it ends with this run.
+        schedule: that run's section: `{name: infinite, warmup_tokens: ...}`.
+        trained_tokens: tokens trained at the checkpoint from which this run starts.
+        planned_tokens: full length of its schedule; by default it ends with this run.
     """
     factor = find("schedule", str(schedule.get("name", "cosine")), SCHEDULES)
     options = {name: value for name, value in schedule.items() if name != "name"}
@@ -222,7 +222,7 @@ def warmup(tokens: float, warmup_tokens: float) -> float:
 
 
 def progress(tokens: float, total_tokens: float, warmup_tokens: float) -> float:
-    """Share of the way from the end of the warm-up to the end of the run, 0 to 1."""
+    """Progress from the end of the warm-up to the end of the run, 0 to 1."""
     return min(1.0, (tokens - warmup_tokens) / max(1, total_tokens - warmup_tokens))
 
 

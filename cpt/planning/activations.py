@@ -42,25 +42,25 @@ Storages = Set[torch.UntypedStorage | None]
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes of the rows that go through the model at once."""
+    """Bytes of activations for the rows that are processed at once."""
 
     kept: int
-    """By all layers, without checkpointing."""
+    """Saved by all layers, without checkpointing."""
     layer_inputs: int
-    """Saved under full checkpointing: the inputs of all layers, and what is outside of layers."""
+    """Saved under full checkpointing: the inputs of all layers, and activations outside of layers."""
     backward: int
-    """Peak of a backward pass beyond what its layer keeps, in the layer that keeps most."""
+    """Peak of a layer's backward pass beyond its saved activations, for the layer that saves most."""
     again: int
-    """The same with the layer's own forward pass, where it is computed again."""
+    """The same including the layer's forward pass, if it is recomputed."""
     is_counted: bool = True
-    """False if the model's own code cannot be run without values; then it is an estimate."""
+    """False if the model's code cannot run without values; the numbers are then estimates."""
     attention: int = 0
     """Outputs of attention in all layers, which selective checkpoints keep."""
     layers: int = 1
     forward: int = 0
     """Peak of one layer's forward pass without gradients."""
     layer_gradients: int = 0
-    """Gradients of a compiled layer's parameters, which come together and are not in `backward`; else 0."""
+    """Gradients of a compiled layer's parameters, which arrive together and are not in `backward`; else 0."""
 
     def times(self, factor: float) -> "Activations":
         """Scale to rows that are `factor` times as long, if no size grows with the square of their length."""
@@ -68,7 +68,7 @@ class Activations:
         return replace(self, **sizes)
 
     def kept_with(self, setup: Setup) -> tuple[float, float]:
-        """At the end of the forward pass: in all, and the part that waits on the host, all but two layers."""
+        """Return the activations at the end of the forward pass: in total, and offloaded (all but two layers)."""
         how, kept = setup.recomputing, float(self.kept)
         if setup.checkpointing:
             again = math.ceil(self.layers / how.every_n_layers) / self.layers
@@ -78,20 +78,20 @@ class Activations:
 
 @dataclass(frozen=True)
 class ActivationCounts:
-    """Activations of one row and of two, from which those of any number follow."""
+    """Activations of one row and of two, from which any number of rows is extrapolated."""
 
     one: Activations
     two: Activations
 
     def of_rows(self, rows: int) -> Activations:
-        """Copies of weights and of positions are there once."""
+        """Extrapolate; copies of weights and positions count once."""
         first, second = asdict(self.one), asdict(self.two)
         sizes: dict[str, Any] = {name: first[name] + (rows - 1) * (second[name] - first[name]) for name in SIZES}
         return replace(self.one, **sizes)
 
 
 class SavedBytes:
-    """Adds up the storages that autograd keeps, each once, without parameters and buffers."""
+    """Sums the storages that autograd saves, each once, without parameters and buffers."""
 
     def __init__(self, model: nn.Module) -> None:
         storages = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
@@ -101,7 +101,7 @@ class SavedBytes:
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if id(storage) not in self.known:
-            self.known[id(storage)] = storage  # held, so that no other storage gets its address
+            self.known[id(storage)] = storage  # keep a reference, so that its address is not reused
             self.total += storage.nbytes()
         return tensor
 
@@ -112,9 +112,9 @@ class LayerCall:
     given: tuple[Any, ...]
     options: dict[str, Any]
     kept: int
-    """Bytes that autograd saves in it, if it is not compiled."""
+    """Bytes that autograd saves in the layer, uncompiled."""
     storages: list[int]
-    """Their addresses."""
+    """Addresses of the saved storages."""
 
     @cached_property
     def inputs(self) -> dict[int, torch.UntypedStorage]:
@@ -130,7 +130,7 @@ def count_activations(config: PreTrainedConfig, setup: Setup) -> ActivationCount
     setup = setup.as_computed
     model = model_on_meta(config, setup)
     if any(RECURRENT.search(type(module).__name__) for module in model.modules()):
-        # their code may go through a row token by token
+        # their code may process a row token by token
         short = min(setup.length, SHORT_ROW)
         tokens = setup.length / short
         setup = replace(setup, sequence_length=short, needs=replace(setup.needs, completion=0), compiles=False)
@@ -138,7 +138,7 @@ def count_activations(config: PreTrainedConfig, setup: Setup) -> ActivationCount
         tokens = 1.0
     with fake_tensors():
         move_from_meta(model)
-        # where documents begin may decide shapes: then each row is counted as one document
+        # document bounds may determine shapes: then count each row as one document
         for one in (setup, replace(setup, packed=False)):
             # routers and their kernels raise these
             with suppress(RuntimeError):
@@ -200,7 +200,7 @@ def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Se
             try:
                 with computing_as(setup):
                     kinds[kind] = count_compiled(call, selective=setup.recomputing.selective)
-            except Exception as problem:  # torch's tracer raises whatever a model's own code meets in it
+            except Exception as problem:  # tracing a model's code may raise anything
                 log.debug("torch cannot trace a layer", exc_info=problem)
                 return None
         inputs = {id(storage := call.inputs[position]): storage.nbytes() for position in kinds[kind].saved_inputs}
@@ -212,7 +212,7 @@ def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Se
 
 
 def peaks_of_layer(call: LayerCall, setup: Setup) -> tuple[int, int]:
-    """Peak bytes of its backward pass beyond what it keeps, and of both passes together."""
+    """Return the peak bytes of a layer's backward pass beyond saved activations, and of both passes together."""
     inputs = [
         t.detach().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in call.given
     ]
@@ -235,7 +235,7 @@ def peaks_of_layer(call: LayerCall, setup: Setup) -> tuple[int, int]:
 
 
 def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
-    """Inputs of all linear layers (of experts by the share of tokens that reach them), and two fp32 norms a layer."""
+    """Estimate: inputs of all linear layers (of experts, by their share of tokens), and two fp32 norms per layer."""
     config = model.config.get_text_config()
     width, layers, each = int(config.hidden_size), int(config.num_hidden_layers), 2 if setup.half else 4
     values, numbers = config.to_dict(), 0.0
@@ -257,7 +257,7 @@ def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
 
 
 def attention_outputs(model: PreTrainedModel, setup: Setup, rows: int) -> int:
-    """Bytes of attention's outputs in all layers, and of the fp32 sum it keeps for each token and head."""
+    """Return the bytes of attention outputs in all layers, and of their fp32 sum per token and head."""
     if (heads := attention_heads(model.config)) == 0:
         return 0
     config = model.config.get_text_config()
@@ -328,7 +328,7 @@ def split(
     module = fx.GraphModule(joint, graph)
     for node in module.graph.nodes if recompute else ():
         if node.op == "call_function" and node.target is not getitem:
-            # the marks that dynamo puts on the body of a checkpoint
+            # dynamo's marks on the body of a checkpoint
             saves = selective and keep_planned_attention(None, node.target) is CheckpointPolicy.MUST_SAVE
             policy = CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
             node.meta |= {"recompute": policy, "ac_graph_id": 0}
@@ -337,11 +337,11 @@ def split(
 
 
 def peak_of(graph: fx.Graph, num_state: int, saved: Storages, stays: Storages) -> int:
-    """Bytes that a backward graph adds at most to what was saved for it.
+    """Return the peak bytes of a backward graph beyond its saved inputs.
 
     The first `num_state` outputs, gradients of parameters, are not counted. Storages in `stays` outlive the graph.
     """
-    # Fused operations need no buffers, except for results that others read, such as a matrix product.
+    # Fused operations need no buffers, except for results that unfused operations read, such as a matrix product.
     is_fusible = fusible_operations()
     nodes, outputs = list(graph.nodes), outputs_of(graph)
     written = {storage_of(node) for node in outputs[num_state:]}
@@ -355,7 +355,7 @@ def peak_of(graph: fx.Graph, num_state: int, saved: Storages, stays: Storages) -
     last_use: dict[torch.UntypedStorage | None, int] = {}
     for position, node in reversed(list(enumerate(nodes))):
         own = storage_of(node)
-        # a fused operation runs where it is used
+        # a fused operation runs at its use
         runs = position if own is None or own in written else last_use.get(own, position)
         for read in node.all_input_nodes:
             last_use[storage_of(read)] = max(last_use.get(storage_of(read), 0), runs)
@@ -377,7 +377,7 @@ def outputs_of(graph: fx.Graph) -> list[fx.Node | None]:
 
 
 def storage_of(node: fx.Node | None) -> torch.UntypedStorage | None:
-    """Views share it; None for what is not one tensor."""
+    """Return a node's storage, shared by views; None if it is not one tensor."""
     value = None if node is None else node.meta.get("val")
     return value.untyped_storage() if isinstance(value, torch.Tensor) else None
 

@@ -1,4 +1,4 @@
-"""Model, tokenizer and first examples at the gate: they exist, fit each other, and can read the rows."""
+"""Check model, tokenizer and first examples: they exist, fit each other, and can process the rows."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -40,7 +40,7 @@ POSITIONS = ("wpe", "embed_positions", "position_embeddings")  # names of learne
 
 
 def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | None:
-    """The model without its weights, checked against the recipe; None if it cannot be read here."""
+    """Return the model without weights, checked against the recipe; None if it cannot be read here."""
     if recipe.model.train_only == "new_rows":
         found.run(new_ids, Path(str(recipe.model.path)).expanduser())
     config = found.run(find_config, recipe, found)
@@ -50,7 +50,7 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
         if recipe.model.trust_remote_code:
             found.unchecked.append(f"`model.trust_remote_code`: the code of {recipe.model.path}")
         else:
-            found.refuse(f"`model.config.model_type`: {config.model_type} is no causal language model. Choose one.")
+            found.refuse(f"`model.config.model_type`: {config.model_type} is not a causal language model. Choose one.")
         return None
     model = build_on_meta(config)
     found.run(check_attention, recipe, model)
@@ -63,8 +63,8 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
     tables = [module for name, module in model.named_modules() if name.rpartition(".")[2] in POSITIONS]
     positions = min((table.num_embeddings for table in tables if isinstance(table, nn.Embedding)), default=length)
     if positions < length:
-        learned = f"the model has learned {positions} positions"
-        found.refuse(f"`data.sequence_length` is {length}, but {learned}. Make it that or less.")
+        learned = f"the model has {positions} learned positions"
+        found.refuse(f"`data.sequence_length` is {length}, but {learned}. Lower it to that.")
     if recipe.stage == "reward":
         found.run(check_scoring, config)
     if recipe.model.lora is not None:
@@ -83,13 +83,13 @@ def check_attention(recipe: Recipe, model: PreTrainedModel) -> None:
         check_documents_can_be_handed_over(model)
     if recipe.model.attention == VARLEN and not packed:
         raise RecipeError(
-            "`model.attention`: varlen is for rows without a mask, and those of `data.packing: token_budget` have one."
+            "`model.attention`: varlen needs rows without a mask, but `data.packing: token_budget` uses one."
             " Write `auto`."
         )
 
 
 def check_adapters(recipe: Recipe, model: PreTrainedModel, lora: Mapping[str, Any]) -> None:
-    """peft can build them, and they train the embeddings if these have a learning rate of their own."""
+    """Check that peft can build the adapters, and that they train embeddings if these have a learning rate."""
     check_lora(model, lora)
     if recipe.optimizer.options.get("embedding_learning_rate") is None:
         return
@@ -100,7 +100,7 @@ def check_adapters(recipe: Recipe, model: PreTrainedModel, lora: Mapping[str, An
     touched = {*(options.get("modules_to_save") or ()), *(() if isinstance(targets, str) else targets)}
     if not names & touched:
         raise RecipeError(
-            "`optimizer.embedding_learning_rate` has no effect: these adapters train neither embeddings nor head."
+            "`optimizer.embedding_learning_rate` is set, but these adapters train neither embeddings nor head."
             " Remove it, or write `model.lora: cpt`."
         )
 
@@ -139,11 +139,11 @@ def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: Prefli
     tokenizer = found.run(load_tokenizer, recipe.tokenizer, recipe.model)
     if tokenizer is None:
         return
-    with suppress(RecipeError):  # of `sections_of`, which the check of documents reports
+    with suppress(RecipeError):  # from `sections_of`; the check of documents reports it
         for key, source in keyed_sources(*sections_of(recipe)):
             if source.chat is not None or isinstance(source, Source) and source.fill_in_the_middle is not None:
                 found.run(encoder_of, source, DocumentEncoder(tokenizer), key)
-        if not any(isinstance(mistake, DataError) for mistake in found.mistakes):  # else their files cannot be read
+        if not any(isinstance(mistake, DataError) for mistake in found.mistakes):  # else unreadable
             check_first_examples(recipe, tokenizer, found)
     if model is None or recipe.model.resize_embeddings:
         return
@@ -159,13 +159,13 @@ def check_teacher(recipe: Recipe, model: PreTrainedModel | None, found: Prefligh
     path, key = result_of_run(recipe.training.get(TEACHER)) if recipe.stage in TAUGHT else None, f"training.{TEACHER}"
     if path is None or not is_there(path, None, key, found) or model is None:
         return
-    with suppress(CptError):  # the tokenizer's own check has reported it
+    with suppress(CptError):  # already reported by the tokenizer's check
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
         found.run(with_key, key, lambda: check_vocabulary(model, tokenizer, Model(path=path)))
 
 
 def is_there(path: str, revision: str | None, key: str, found: PreflightReport) -> bool:
-    """Whether the config of a further model can be read; mistakes are noted."""
+    """Whether the config of another model can be read; adds mistakes to `found`."""
     if not (is_local(path) or is_cached(path, "config.json", revision) or hub_is_reachable()):
         found.unchecked.append(f"`{key}`: {path} (Hub)")
         return False
@@ -191,7 +191,7 @@ def check_conversations(data: Data) -> None:
         texts.append(f"`{key}.path`: {first.where}")
     if texts:
         raise DataError(
-            f"{texts[0]} is plain text, and stage `sft` needs conversations. To train on text write `stage: cpt`; for"
+            f"{texts[0]} is plain text, but stage `sft` needs conversations. To train on text, write `stage: cpt`; for"
             " conversations, `chat` names their columns: `chat: messages`, `chat: {prompt: question, completion:"
             " answer}`."
         )
@@ -209,7 +209,7 @@ def check_first(recipe: Recipe, source: DocumentSource, key: str, plain: Documen
     first = first_document(source, key)
     if not isinstance(encoder, ExampleEncoder) or first is None:
         return  # the check of documents reports bad rows
-    with suppress(Refused):  # a run skips such a document and counts it
+    with suppress(Refused):  # runs skip and count such documents
         encoder.writer.write(first.text)
     example = example_of(first.text)
     if example is not None and example.columns is not None and key.startswith("data."):

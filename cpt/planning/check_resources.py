@@ -1,4 +1,4 @@
-"""What the checks before a run found, with exit code and lines; and the check of memory and disk."""
+"""The report of checks before a run, with exit code and lines; and the check of memory and disk."""
 
 import math
 import re
@@ -24,22 +24,22 @@ from cpt.recipe.tree import Node, place_of
 from cpt.training.engine_profiles import Profile
 
 MISTAKES = 2
-NOT_READY = 3  # a blocker on this machine, or something that decides was not checked
+NOT_READY = 3  # a blocker on this machine, or an incomplete check
 FIELDS = "|".join(Recipe.model_fields)
 KEY = re.compile(rf"`(?:{FIELDS})(?:\.\w+|\[\d+\])*`|\b(?:{FIELDS})(?:\.\w+|\[\d+\])+")  # `stage`, or model.path
-LAST = 3  # of the rule `newest`
+LAST = 3  # for the rule `newest`
 
 
 @dataclass
 class PreflightReport:
     mistakes: list[CptError] = field(default_factory=list)
-    """Wrong on any machine: in the recipe, or in the files that it names."""
+    """Errors on any machine: in the recipe, or in its files."""
     blockers: list[CptError] = field(default_factory=list)
-    """Would stop the run on this machine: a missing package, too little disk, a run that has to finish first."""
+    """Blockers on this machine: a missing package, too little disk, a run that has to finish first."""
     unchecked: list[str] = field(default_factory=list)
-    """Decides whether the run works, and cannot be checked here."""
+    """Conditions of the run that cannot be checked here."""
     warnings: list[str] = field(default_factory=list)
-    """Works, but outside of published bands."""
+    """Settings outside published ranges."""
     plan: dict[str, Any] | None = None
     """Planned memory and speed on the GPUs of this machine."""
 
@@ -51,7 +51,7 @@ class PreflightReport:
         self.mistakes.append(RecipeError(message))
 
     def run(self, check: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """The check's result, or None with its error noted: as a blocker if the machine lacks something."""
+        """Return the check's result; on an error add a mistake, or a blocker of this machine, and return None."""
         try:
             return check(*arguments, **options)
         except CptError as problem:
@@ -70,7 +70,7 @@ def placed(message: str, root: Node | None) -> str:
 
 @dataclass(frozen=True)
 class DiskNeeds:
-    """The largest size of a run on disk, in bytes; a lower bound."""
+    """Lower bound of a run's peak disk usage, in bytes."""
 
     checkpoint: float
     export: float
@@ -85,13 +85,13 @@ def disk_needs(recipe: Recipe, facts: ModelSizes, setup: Setup) -> DiskNeeds:
     weights = float(setup.weights_bytes * facts.trained)
     is_known = setup.optimizer in (*MOMENTS, *IN_8_BIT)
     checkpoint = checkpoint_bytes(facts, setup) if is_known else weights  # without states of unknown size
-    if setup.zero is not None and not setup.zero.is_fsdp:  # DeepSpeed writes the weights once more with its own states
+    if setup.zero is not None and not setup.zero.is_fsdp:  # DeepSpeed saves the weights again with its states
         checkpoint += weights
     return DiskNeeds(checkpoint, float(setup.weights_bytes * facts.parameters), checkpoints_at_once(recipe))
 
 
 def checkpoints_at_once(recipe: Recipe) -> int:
-    """How many are on the disk while one more is written, as far as the recipe says."""
+    """Number of checkpoints on disk while another is written, from the recipe."""
     section, budget = recipe.checkpoints, recipe.budget
     saves: float = math.inf
     if section.every_tokens is None and section.every_steps is None:
@@ -115,7 +115,7 @@ def check_disk(recipe: Recipe, needs: DiskNeeds, freed: int = 0) -> None:
         return
     count = needs.checkpoints_at_once
     raise ResourceError(
-        f"`output_dir`: {recipe.output_dir} has {free:.0f} GiB free, and the run takes about"
+        f"`output_dir`: {recipe.output_dir} has {free:.0f} GiB free, but the run needs about"
         f" {needs.total / GIB:.0f} GiB: {count} checkpoint{'s' if count > 1 else ''} of"
         f" {needs.checkpoint / GIB:.1f} GiB, one of them being written, and the model. Free some, or choose another"
         f" disk{', or lower `checkpoints.keep`' if count > 2 else ''}."
@@ -125,7 +125,7 @@ def check_disk(recipe: Recipe, needs: DiskNeeds, freed: int = 0) -> None:
 def check_resources(
     recipe: Recipe, config: PreTrainedConfig, profile: Profile | None, found: PreflightReport, *, has_disk: bool = True
 ) -> None:
-    """Compare the run with the disk and the GPUs that are here (the disk only if it `has_disk`); note the plan."""
+    """Compare the run with this machine's GPUs, and its disk if `has_disk`; add the plan to `found`."""
     gpus = [] if recipe.training.get("use_cpu") else find_gpus()
     nodes = nodes_here()
     try:
@@ -137,11 +137,11 @@ def check_resources(
         if not gpus:
             return
         activations = count_activations(config, setup)
-    except CptError:  # such as a missing teacher, which its own check reports
+    except CptError:  # such as a missing teacher, reported by another check
         return
-    except Exception as problem:  # of a model's own code: an estimate must not stop a run
+    except Exception as problem:  # from custom model code: an estimate must not stop a run
         why = f"({type(problem).__name__}: {problem})"
-        found.unchecked.append(f"`model`: how much memory it takes {why}. `cpt rehearse` tries it")
+        found.unchecked.append(f"`model`: memory is unknown {why}. `cpt rehearse` measures it")
         return
     target = this_machine(world_size(), on_cpu=False, gpus=gpus)
     plan = plan_memory(facts, setup, activations, snapshot=recipe.checkpoints.in_background)
@@ -159,8 +159,8 @@ def check_resources(
         "assumed_mfu": mfu,
     }
     if not fits(plan, target):
-        gpu = f"{plan.peak.size / GIB:.1f} GiB of a {target.name}, which has {target.memory_gib:.0f}"
-        host = f"{plan.host.size / GIB:.0f} GiB of the host, which has {target.host_memory_gib:.0f}"
+        gpu = f"{plan.peak.size / GIB:.1f} GiB of a {target.name} with {target.memory_gib:.0f}"
+        host = f"{plan.host.size / GIB:.0f} GiB of a host with {target.host_memory_gib:.0f}"
         found.warnings.append(
-            f"`training`: by plan it takes {gpu}, and {host}. `cpt plan` shows the parts, and what would fit"
+            f"`training`: the plan needs {gpu}, and {host}. `cpt plan` shows the parts, and changes that fit"
         )

@@ -38,7 +38,7 @@ STAND_IN = "cpt_planned"
 
 
 class PeakOfStorages(TorchDispatchMode):
-    """Peak bytes of all storages that operations return, of real tensors or fake ones."""
+    """Measures peak bytes of all storages that operations return, real or fake."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,10 +88,10 @@ def drop_gradient(parameter: torch.Tensor) -> None:
 
 
 def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
-    """Peak bytes of weights, gradients, optimizer, activations and logits, in the second of two steps on fake tensors.
+    """Return peak bytes of weights, gradients, optimizer, activations and logits, in the second of two fake steps.
 
-    In the second step the optimizer's states are there from its beginning. Under DeepSpeed or FSDP2, gradients leave
-    as they are made, and neither they nor the optimizer's states are counted.
+    In the second step the optimizer's states exist from the beginning. Under DeepSpeed or FSDP2, gradients are
+    removed as they are computed, and neither they nor the optimizer's states are counted.
     """
     model = model_on_meta(config, setup)
     with fake_tensors():
@@ -109,7 +109,7 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
         optimizer = None
         if setup.zero is None:
             options: dict[str, Any] = {} if setup.rounding is None else {"rounding": setup.rounding}
-            name = setup.optimizer if setup.optimizer in RELEASING else "adamw"  # the others take as much as AdamW
+            name = setup.optimizer if setup.optimizer in RELEASING else "adamw"  # the others need as much as AdamW
             optimizer = build_optimizer(Optimizer(name=name, **options), model)
             if setup.releases:
                 ReleasedGradients(optimizer)
@@ -135,7 +135,7 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
 
 
 def watch_weights(storages: PeakOfStorages, model: nn.Module, setup: Setup) -> None:
-    """Count what is there before the first step; frozen layers of 4-bit models count as 4 bit."""
+    """Count the memory before the first step; frozen layers of 4-bit models count as 4 bit."""
     how = quantization_of(setup.lora)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if how is not None and name.endswith(IN_4_BIT):
@@ -146,7 +146,7 @@ def watch_weights(storages: PeakOfStorages, model: nn.Module, setup: Setup) -> N
 
 
 def model_on_meta(config: PreTrainedConfig, setup: Setup) -> PreTrainedModel:
-    """The model as the run builds it, adapters included, without its weights."""
+    """Build the run's model, including adapters, without weights."""
     register_families()
     config = type(config).from_dict(config.to_dict())
     config.use_cache = False
@@ -155,9 +155,9 @@ def model_on_meta(config: PreTrainedConfig, setup: Setup) -> PreTrainedModel:
         model_class = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
         attention = setup.attention if supports_sdpa(model_class) else "eager"
         if attention == VARLEN and setup.on_cpu:
-            attention = "sdpa"  # which keeps at least as much
+            attention = "sdpa"  # which saves at least as much
         elif attention.startswith(("flash", "sdpa", VARLEN)) and not setup.on_cpu:
-            # a replacement that saves what a GPU's kernels save, since they cannot run on fake tensors
+            # a replacement that saves the same as GPU kernels, which cannot run on fake tensors
             attention, with_mask = STAND_IN, attention == "sdpa" and setup.packed
             AttentionInterface.register(STAND_IN, planned_attention)
             AttentionMaskInterface.register(STAND_IN, sdpa_mask if with_mask else flash_attention_mask)
@@ -169,7 +169,7 @@ def model_on_meta(config: PreTrainedConfig, setup: Setup) -> PreTrainedModel:
 
 
 def move_from_meta(model: nn.Module) -> None:
-    """Inside a FakeTensorMode, replace tensors on meta, which autocast would skip; a tied weight stays one."""
+    """In a FakeTensorMode, replace meta tensors, which autocast would skip; tied weights stay tied."""
     moved: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
@@ -180,13 +180,13 @@ def move_from_meta(model: nn.Module) -> None:
 
 
 def fake_row(setup: Setup, rows: int = 1) -> dict[str, torch.Tensor]:
-    """The model's inputs; positions only if documents share a row, since they need a mask."""
+    """The model's inputs; positions only if documents share a row, since these need a mask."""
     ids = torch.zeros((rows, setup.length), dtype=torch.long)
     return {"input_ids": ids} | ({"position_ids": torch.zeros_like(ids)} if setup.packed else {})
 
 
 def computing_as(setup: Setup) -> torch.autocast:
-    """Under autocast if fp32 weights or adapters are computed in half precision."""
+    """Return autocast, enabled if fp32 weights or adapters compute in half precision."""
     mixed = setup.half and (setup.weights_bytes == 4 or setup.lora is not None) and setup.zero is None
     return torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed)
 
@@ -194,7 +194,7 @@ def computing_as(setup: Setup) -> torch.autocast:
 def empty_attention(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What flash kernels return: [rows, tokens, heads, head dimension], and an fp32 number for each head and token.
+    """Return flash kernels' outputs: [rows, tokens, heads, head dimension], and an fp32 number per head and token.
 
     Queries, keys and values are [rows, heads, tokens, head dimension].
     """
@@ -220,7 +220,7 @@ stand_in_backward = torch.library.custom_op(
 )
 stand_in.register_fake(empty_attention)
 stand_in_backward.register_fake(empty_gradients)
-# saves what flash kernels save: queries, keys, values, mask and outputs
+# saves the same as flash kernels: queries, keys, values, mask and outputs
 stand_in.register_autograd(
     differentiate, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs, *output)
 )
@@ -234,7 +234,7 @@ def planned_attention(
     attention_mask: torch.Tensor | None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As transformers calls an attention function. With a mask, sdpa repeats keys and values and casts the mask."""
+    """Attention function for transformers. With a mask, sdpa repeats keys and values and casts the mask."""
     dtype = computing_dtype(query, key, value)
     query, key, value = (states.to(dtype) for states in (query, key, value))
     if attention_mask is not None:

@@ -28,7 +28,7 @@ from cpt.recipe.load import REPOSITORY
 from cpt.recipe.schema import Recipe
 from cpt.training.engine_profiles import Profile, read_profile, zero_section
 
-BUSY_TOKENS = 32_768  # in a micro-batch: more keep no GPU busier
+BUSY_TOKENS = 32_768  # per micro-batch: more do not increase utilization
 PLACEHOLDERS = {
     MICRO_BATCH: 1,
     ACCUMULATION: 1,
@@ -36,13 +36,13 @@ PLACEHOLDERS = {
     **dict.fromkeys(LOADING, 0),
     COMPILING: False,
 }
-USUAL_TFLOPS = 150.0  # of a GPU that the table does not have
-USABLE = 0.98  # of the memory on a GPU's data sheet: the rest is its own
-USABLE_OF_HOST = 0.92  # the system and other programs have the rest
-CAREFUL = 0.95  # of what a run can have, for what is proposed
-CHANGE = 1.03  # how much slower a plan may be for one change fewer
-UNKNOWN_HOST = 1.1  # how much slower a plan may be that needs no offloading to a host of unknown memory
-HALVED = 1.05  # a micro-batch half as large keeps a GPU less busy; a guess
+USUAL_TFLOPS = 150.0  # for a GPU that is not in the table
+USABLE = 0.98  # of the memory on a GPU's data sheet: the rest is reserved
+USABLE_OF_HOST = 0.92  # the system and other programs use the rest
+CAREFUL = 0.95  # of a run's available memory, for proposals
+CHANGE = 1.03  # a plan with one change fewer may be this much slower
+UNKNOWN_HOST = 1.1  # a plan without offloading to a host of unknown memory may be this much slower
+HALVED = 1.05  # slowdown for half the micro-batch; a guess
 ACCUMULATION_KEY, COMPILING_KEY = f"training.{ACCUMULATION}", f"training.{COMPILING}"
 SYNCS = "training.accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
 PROFILES = REPOSITORY / "deepspeed_configs"
@@ -62,13 +62,13 @@ def with_chosen_values(
     nodes: int | None = None,
     share: float = 1.0,
 ) -> Recipe:
-    """The recipe with values in place of `auto`, each of them printed.
+    """Return the recipe with values in place of `auto`, and print each of them.
 
     By default the model's config is loaded, and the plan is for this machine and the processes and nodes of this run.
 
     Args:
-        deepspeed: the profile in force, if it is not the recipe's.
-        share: of a GPU's memory that the run may have.
+        deepspeed: the active profile, if it is not the recipe's.
+        share: of a GPU's memory that the run may use.
 
     Raises:
         RecipeError: the model's memory cannot be planned.
@@ -92,7 +92,7 @@ def with_chosen_values(
         return recipe
     values: dict[str, Any] = dict.fromkeys(asked)  # None removes a key: accumulation follows from the global batch
     if LOADING[0] in asked:
-        values[LOADING[0]] = 0  # the loader's threads follow the measured wait
+        values[LOADING[0]] = 0  # the measured wait decides the number of loader threads
     if any(key in asked for key in (MICRO_BATCH, *CHECKPOINTING)):
 
         def choose() -> Setup:
@@ -103,7 +103,7 @@ def with_chosen_values(
         chosen = {MICRO_BATCH: best.micro_batch, **dict.fromkeys(CHECKPOINTING, best.checkpointing)}
         values |= {key: value for key, value in chosen.items() if key in asked}
     for key in asked:
-        tell(f"training.{key}: auto is {'decided by the others' if values[key] is None else values[key]} {where}.")
+        tell(f"training.{key}: auto is {'set by the other keys' if values[key] is None else values[key]} {where}.")
     training = {key: values.get(key, value) for key, value in recipe.training.items()}
     left = {key: value for key, value in training.items() if key not in values or value is not None}
     return recipe.model_copy(update={"training": left})
@@ -122,7 +122,7 @@ def choose_compiling(
     if deepspeed:
         zero3 = zero_section(read_profile(deepspeed)).get("stage") == 3
     if not on_cpu:
-        with suppress(Exception):  # of a model's own code; the gate reports it
+        with suppress(Exception):  # errors in custom model code; the gate reports them
             model = build_on_meta(config or load_config(recipe.model))
     is_on, reason = compiles(recipe, zero3=zero3, on_cpu=on_cpu, model=model)
     if not is_on or not is_here:
@@ -146,12 +146,12 @@ def choose_batch(
     nodes: int = 1,
     share: float = 1.0,
 ) -> tuple[Setup, Counts]:
-    """The fastest micro-batch and checkpointing that fit, else the smallest (plans are estimates); model sizes."""
+    """Choose the fastest micro-batch and checkpointing that fit, else the smallest; also return model sizes."""
     filled, asked, on_cpu = with_placeholders(recipe), automatic_keys(recipe.training), target.on_cpu
     if MICRO_BATCH in asked and recipe.training.get("steps_per_generation") is not None:
         raise RecipeError(
-            f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it decides how many completions are sampled"
-            " at the same time. Write a number, or `generation_batch_size` in place of `steps_per_generation`."
+            f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it sets how many completions are sampled"
+            " at the same time. Write a number, or `generation_batch_size` instead of `steps_per_generation`."
         )
     attention = "sdpa" if on_cpu and recipe.model.attention == "auto" else attention_on_gpu(filled, config)
     profile = read_profile(deepspeed) if deepspeed else None
@@ -167,17 +167,17 @@ def choose_batch(
         facts, activations = count_model(config, setup)
         for size, again in product(sizes, switches):
             candidate = replace(setup, micro_batch=size, checkpointing=again)
-            if setup.sampled:  # a step's completions are sampled together, whatever the micro-batch
+            if setup.sampled:  # a step's completions are sampled together, for any micro-batch
                 candidate = replace(candidate, accumulation=max(1, setup.micro_batch * setup.accumulation // size))
             if fits(plan_memory(facts, candidate, activations), target, share * CAREFUL):
                 idle = HALVED ** math.log2(BUSY_TOKENS / min(BUSY_TOKENS, candidate.tokens_at_once))
-                # The start of a run does not know the links, and must choose as `cpt plan` did.
+                # The start of a run does not know link speeds, and must choose as `cpt plan` did.
                 speed = planned_speed(facts, candidate, replace(target, gpu_link=0.0), assumed_mfu(candidate))
                 found.append((speed.tokens_per_second / idle, -size, candidate))
-    except Exception as problem:  # of a model's own code
+    except Exception as problem:  # errors in custom model code
         raise RecipeError(
-            f"`training.{asked[0]}: auto`: how much memory the model takes could not be planned"
-            f" ({type(problem).__name__}: {problem}). Write a number; `cpt rehearse` tries it."
+            f"`training.{asked[0]}: auto`: the model's memory could not be planned"
+            f" ({type(problem).__name__}: {problem}). Write a number; `cpt rehearse` tests it."
         ) from problem
     smallest = replace(setup, micro_batch=min(sizes), checkpointing=any(switches))
     best = max(found, key=lambda one: one[:2])[2] if found else smallest
@@ -185,19 +185,19 @@ def choose_batch(
 
 
 def with_placeholders(recipe: Recipe) -> Recipe:
-    """The recipe with any numbers in place of `auto`, for checks of its other keys."""
+    """Return the recipe with arbitrary numbers instead of `auto`, to check its other keys."""
     asked = automatic_keys(recipe.training)
     training = {key: PLACEHOLDERS[key] if key in asked else value for key, value in recipe.training.items()}
     return recipe.model_copy(update={"training": training})
 
 
 def nodes_here() -> int:
-    """Machines of this run; 1 if they have different numbers of processes."""
+    """Return the number of machines of this run; 1 if their numbers of processes differ."""
     return num_nodes() if world_size() % num_nodes() == 0 else 1
 
 
 def this_machine(processes: int, *, on_cpu: bool, gpus: list[Gpu] | None = None) -> Target:
-    """Its smallest GPU, or a process' share of its memory."""
+    """Return this machine's smallest GPU, or a process' share of its memory."""
     memory = host_memory_gib()
     gpus = [] if on_cpu else find_gpus() if gpus is None else gpus
     if not gpus:
@@ -214,29 +214,29 @@ class Proposal:
     plan: MemoryPlan
     changes: Changes
     slower: float
-    """How many times the recipe's own time, if that fitted."""
+    """Time relative to the unchanged recipe's, if that fitted."""
     others: tuple["Proposal", ...] = ()
-    """Other kinds of changes that fit, the next cheapest first."""
+    """Alternative changes that fit, cheapest first."""
 
 
 def fits(plan: MemoryPlan, target: Target, share: float = 1.0) -> bool:
-    """The GPU, and the host if its memory is known."""
+    """Whether the plan fits the GPU, and the host if its memory is known."""
     usable = share * (USABLE_OF_HOST if target.on_cpu else USABLE) * target.memory_gib * GIB
     return plan.peak.size <= usable and (not target.host_is_known or host_room(plan, target) >= 0)
 
 
 def host_room(plan: MemoryPlan, target: Target) -> float:
-    """Bytes of a host that stay free; negative: what is missing."""
+    """Free bytes of a host; negative if memory is missing."""
     return USABLE_OF_HOST * target.host_memory_gib * GIB - plan.host.size
 
 
 def cheapest_that_fits(
     setup: Setup, target: Target, count: Callable[[Setup], Counts], *, mfu: float, share: float = 1.0
 ) -> Proposal | None:
-    """All parameters with the recipe's own optimizer, in the least time, where each change counts as 3 % of it.
+    """Find the fastest plan for all parameters with the recipe's optimizer; each change counts as 3 % of the time.
 
-    If that does not fit, or only in more host memory than is known, also adapters and bfloat16 weights with 8-bit
-    states: the reader knows which will do.
+    If that does not fit, or only in more host memory than is known, also propose adapters, and bfloat16 weights with
+    8-bit states, for the user to choose.
     """
     known: dict[tuple[Any, ...], Counts] = {}
 
@@ -257,7 +257,7 @@ def cheapest_that_fits(
         reached = mfu * assumed_mfu(candidate) / assumed_mfu(setup)
         seconds = setup.tokens_per_step / planned_speed(facts, candidate, target, reached).tokens_per_second
         halvings = math.log2(max(1, setup.micro_batch / candidate.micro_batch))
-        number = len(changes.keys() - {ACCUMULATION_KEY, COMPILING_KEY, SYNCS})  # these follow from the others
+        number = len(changes.keys() - {ACCUMULATION_KEY, COMPILING_KEY, SYNCS})  # these follow from other changes
         needs_host = candidate.zero is not None and candidate.zero.offload_optimizer
         unsure = UNKNOWN_HOST if not target.host_is_known and needs_host else 1
         cost = seconds * CHANGE**number * HALVED**halvings * unsure
@@ -276,14 +276,14 @@ def cheapest_that_fits(
 
 
 def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
-    """Every combination of micro-batch, checkpointing, fused loss and engine; adapters stay."""
+    """Yield all combinations of micro-batch, checkpointing, fused loss and engine; adapters are kept."""
     engines: list[tuple[Changes, Sharding | None]] = [({}, setup.zero)]
     for path, shipped in shipped_profiles() if not target.on_cpu else ():
         if shipped != setup.zero and (setup.gpus > 1 or shipped.offload_optimizer):
             engines.append(({"training.deepspeed": path}, shipped))
     is_divided, is_own_loss = setup.zero is not None and setup.zero.is_fsdp, setup.needs.stage not in KINDS
     is_plain = setup.optimizer == "adamw" and setup.rounding is None and setup.lora is None and not setup.releases
-    # as `cpt.training.engine_profiles` checks it
+    # same check as in `cpt.training.engine_profiles`
     if setup.gpus > 1 and not target.on_cpu and not is_divided and is_own_loss and is_plain and not setup.scales_loss:
         engines.append(({"training.fsdp": True, SYNCS: True}, FSDP2))
     micro_batches = [setup.micro_batch]
@@ -306,12 +306,12 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, C
                 changes["training.bf16"] = True
             if is_cast and trains_half(setup):
                 changes["model.dtype"] = "auto"  # fp32 parts, which compute in bfloat16
-        if micro_batch != setup.micro_batch:  # the same rows in a step, in smaller portions
+        if micro_batch != setup.micro_batch:  # the same rows per step, in smaller micro-batches
             needs, accumulation = changed.needs, setup.accumulation * setup.micro_batch // micro_batch
             changes["training.per_device_train_batch_size"] = micro_batch
             if not setup.batch_is_given:
                 changes[ACCUMULATION_KEY] = accumulation
-            if needs.steps_per_generation is not None:  # so that as many completions are sampled at once
+            if needs.steps_per_generation is not None:  # to sample the same number of completions at once
                 steps = needs.steps_per_generation * setup.micro_batch // micro_batch
                 changes["training.steps_per_generation"] = steps
                 needs = replace(needs, steps_per_generation=steps)
@@ -320,11 +320,11 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, C
 
 
 def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
-    """All parameters in bfloat16 without an fp32 copy, with 8-bit states; on one GPU also with released gradients."""
+    """Yield plans with all parameters in bfloat16, 8-bit states, and no fp32 copy; on one GPU, released gradients."""
     if setup.lora is not None or target.on_cpu or setup.scales_loss or setup.optimizer not in ("adamw", *IN_8_BIT):
         return
     small = replace(setup, weights_bytes=2, zero=None, half=True)
-    is_written = trains_half(setup) and setup.optimizer in IN_8_BIT  # with adamw, bfloat16 may be what `auto` means
+    is_written = trains_half(setup) and setup.optimizer in IN_8_BIT  # with adamw, `auto` may be bfloat16
     first: Changes = {} if is_written else {"model.dtype": "bfloat16"}
     last = without_engine(setup) | ({} if setup.half else {"training.bf16": True})
     for optimizer, (candidate, changes) in product(IN_8_BIT, with_all_parameters(small, target)):

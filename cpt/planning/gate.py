@@ -1,4 +1,4 @@
-"""The reality gate: names, options, files, packages, disk and DeepSpeed, checked before anything is built."""
+"""Check names, options, files, packages, disk and DeepSpeed before anything is built."""
 
 import importlib.util
 import os
@@ -68,14 +68,14 @@ REPLAYED = ("replay", "general")
 def refuse_mistakes(
     recipe: Recipe, *, deepspeed: str | Profile | None = None, root: Node | None = None
 ) -> PreflightReport:
-    """Stop the run before it costs anything; else what was found, with the plan for the GPUs that are here.
+    """Raise the mistakes before the run costs anything; else return findings, with the plan for this machine's GPUs.
 
     Args:
-        deepspeed: the profile in force, if accelerate's config names it and not the recipe.
+        deepspeed: the active profile, if it comes from accelerate's config instead of the recipe.
         root: the recipe's tree (of `load_with_places`), for the lines of mistakes.
 
     Raises:
-        CptError: all mistakes at once, in their class, or a RecipeError if their classes differ.
+        CptError: all mistakes together, in their class, or a RecipeError if their classes differ.
     """
     found = check_reality(recipe, deepspeed=deepspeed)
     if mistakes := [*found.mistakes, *found.blockers]:
@@ -103,11 +103,11 @@ def found_in(recipe: Recipe) -> PreflightReport:
     chosen, unchosen = recipe, None
     try:
         chosen = with_chosen_values(recipe)
-    except CptError as problem:  # mostly about the model, which the gate checks itself
+    except CptError as problem:  # mostly about the model, which the gate checks separately
         chosen, unchosen = with_placeholders(recipe), problem
     found = check_reality(chosen)
     if not any(isinstance(mistake, DataError) for mistake in [*found.mistakes, *found.blockers]):
-        # else the same files would be reported twice
+        # otherwise the same files would be reported twice
         found.warnings += found.run(lambda: size_warnings(*sections_of(chosen), few=FEW)) or []
     if isinstance(unchosen, ResourceError):
         keys = ", ".join(f"`training.{key}: auto`" for key in automatic_keys(recipe.training))
@@ -144,7 +144,7 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
     found.warnings += craft_warnings(recipe, parameters, None if model is None else longest_row(model.config))
     if elsewhere and not training.get("use_cpu"):
         found.unchecked.append(
-            "`training.bf16`: memory, since this machine has no GPU. `cpt plan RECIPE --gpu NAME` computes it"
+            "`training.bf16`: memory, without a GPU on this machine. `cpt plan RECIPE --gpu NAME` computes it"
         )
     has_disk = bool(found.run(probe, "output_dir", recipe.output_dir / recipe.name))
     if model is not None:
@@ -166,20 +166,20 @@ def check_documents(recipe: Recipe, found: PreflightReport) -> None:
     found.run(check_conversations, data)
     # a model and its base are compared document by document
     for key, held_out, count in found.run(lambda: list(small_sets(data, evaluation, FEWEST_QUESTIONS))) or ():
-        holds = f"`{key}.path`: {held_out.path} holds {count} document(s)"
+        holds = f"`{key}.path`: {held_out.path} has {count} document(s)"
         if count < FEWEST:
-            needed = f"A model and its base are compared document by document: at least {FEWEST}, better {FEW}"
+            needed = f"A model and its base are compared document by document: at least {FEWEST}, ideally {FEW}"
             remedy = "Add some, or make each line of a text a document: `text_documents: line`."
             found.mistakes.append(DataError(f"{holds}. {needed}. {remedy}"))
         elif reported_name(held_out) not in recipe.evaluation.retain and not recipe.model.from_scratch:
-            needed = f"an interval needs {FEW} or more, and below {TOO_FEW} the verdict is always unknown"
+            needed = f"an interval needs {FEW} or more, and with fewer than {TOO_FEW} the verdict is always unknown"
             if form_of_source(held_out) == "document":
                 needed += f"; the domain test needs {FEWEST_QUESTIONS}"
-            found.warnings.append(f"{holds}: {needed}. The verdict will rest on few")
+            found.warnings.append(f"{holds}: {needed}. The verdict is based on few documents")
 
 
 def expect_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None:
-    """Files missing under `output_dir` are blockers, not mistakes: another run still has to make them."""
+    """Files missing under `output_dir` are blockers, not mistakes, if another run still has to make them."""
     documents = [source.path for source in (*recipe.data.sources, *recipe.evaluation.perplexity)]
     read = [recipe.model.path, recipe.tokenizer.path, recipe.training.get(TEACHER), *documents]
     under = [path for path in read if isinstance(path, str) and path and recipe.output_dir in Path(path).parents]
@@ -215,7 +215,7 @@ def check_names(recipe: Recipe, found: PreflightReport, profile: Profile | None,
 
 
 def try_optimizer(recipe: Recipe, profile: Profile | None) -> None:
-    """Build it for a model of two layers; an offloading one has to be compiled, so only its options are checked."""
+    """Build the optimizer for two layers; an offloading one must be compiled, so only check its options."""
     with_key("optimizer.name", lambda: find_optimizer(recipe.optimizer.name))
     check_optimizer(recipe.optimizer)
     offloaded = profile is not None and offloads(profile, "optimizer")
@@ -244,11 +244,11 @@ def check_packages(recipe: Recipe, found: PreflightReport, *, has_gpu: bool) -> 
         key = f"`monitoring.trackers[{number}]`"
         if tracker not in INTEGRATION_TO_CALLBACK:
             known = f"{did_you_mean(tracker, INTEGRATION_TO_CALLBACK)} Known: {', '.join(INTEGRATION_TO_CALLBACK)}."
-            found.refuse(f"{key}: no tracker called `{tracker}`.{known}")
+            found.refuse(f"{key}: unknown tracker `{tracker}`.{known}")
         elif tracker in TRACKERS and importlib.util.find_spec(tracker) is None:
             missing = f"{key}: {tracker} is not installed. Install it: pip install {tracker}"
             found.blockers.append(ResourceError(missing))
-    # without a GPU, cpt's own chunks do what Liger's kernels do
+    # without a GPU, cpt's chunked loss replaces Liger's kernels
     if recipe.training.get("use_liger_kernel") and has_gpu and importlib.util.find_spec("liger_kernel") is None:
         missing = "`training.use_liger_kernel`: not installed. Install it: pip install liger-kernel"
         found.blockers.append(ResourceError(missing))
@@ -258,7 +258,7 @@ def check_deepspeed(recipe: Recipe, given: str | Profile | None, found: Prefligh
     if not given:
         return None
     if not find_gpus():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed looks for its device when it is imported
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed detects its device when it is imported
     profile = read_profile(given)
     found.mistakes += [RecipeError(complaint) for complaint in check_profile(given, recipe)]
     found.warnings += profile_warnings(given, recipe)
@@ -271,7 +271,7 @@ def check_deepspeed(recipe: Recipe, given: str | Profile | None, found: Prefligh
 
 
 def probe(key: str, folder: Path) -> bool:
-    """Write a file in the folder, or where it will be."""
+    """Test writing in the folder, or in its nearest existing parent."""
     existing = nearest_existing(folder)
     try:
         with tempfile.TemporaryFile(dir=existing):
@@ -292,10 +292,10 @@ def check_archive(place: str) -> None:
 
 
 def craft_warnings(recipe: Recipe, parameters: int | None, max_positions: int | None) -> list[str]:
-    """Each setting outside its published band, with the source; `parameters` is None if only the Hub knows them."""
+    """List settings outside published ranges, with sources; `parameters` is None if only the Hub has the number."""
     rate, name = recipe.optimizer.learning_rate, recipe.optimizer.name
     if rate > HIGHEST_FOR_ADAMW and "adamw" in name.lower():
-        return [f"`optimizer.learning_rate` is {rate:g}: {name} mostly diverges at such rates. 1e-5 to 1e-3 is usual"]
+        return [f"`optimizer.learning_rate` is {rate:g}: {name} usually diverges at such rates. 1e-5 to 1e-3 is usual"]
     if recipe.stage != "cpt":
         return []
     base = known_base(recipe.model.path) if recipe.model.path else None
@@ -306,7 +306,7 @@ def craft_warnings(recipe: Recipe, parameters: int | None, max_positions: int | 
     if ":" not in schedule.name and schedule.name != "continued" and isinstance(warmup, int | float):
         if not warmup:
             found.append(
-                "`schedule.warmup_tokens` is missing: the first steps at full rate make the loss jump. About 1 % of"
+                "`schedule.warmup_tokens` is missing: the first steps at full rate cause a loss spike. About 1 % of"
                 f" the budget ({REWARMING})"
             )
         elif total is not None and warmup > MOST_WARMUP * total:
@@ -315,14 +315,14 @@ def craft_warnings(recipe: Recipe, parameters: int | None, max_positions: int | 
     length, batch = recipe.data.sequence_length, recipe.budget.global_batch_tokens
     if max_positions is not None and length > max_positions:
         found.append(
-            f"`data.sequence_length` is {length:,}, but the model's config names {max_positions:,} positions. Use the"
-            " base's length unless long context is the aim"
+            f"`data.sequence_length` is {length:,}, but the model's config has {max_positions:,} positions. Use the"
+            " base's length unless you train for long context"
         )
     of_base = base.batch_tokens if base is not None else None
     if batch is not None and base is not None and of_base is not None and batch > 2 * of_base:
         found.append(
-            f"`budget.global_batch_tokens` is {batch:,}, more than twice the base's own {of_base:,}"
-            f" ({base.source}): smaller steps, and more of them, learn more from as many tokens"
+            f"`budget.global_batch_tokens` is {batch:,}, more than twice the base's {of_base:,}"
+            f" ({base.source}): smaller and more steps learn more from the same tokens"
         )
     return found
 
@@ -332,18 +332,18 @@ def rate_warnings(recipe: Recipe, parameters: int | None, base: KnownBase | None
     key = f"`optimizer.learning_rate` is {rate:g}"
     low, high = LORA_BAND
     if lora is not None and not low <= rate <= high:
-        yield f"{key}: LoRA was swept from {low:g} to {high:g}, and did best near the highest (arXiv 2405.09673)"
+        yield f"{key}: LoRA was tested from {low:g} to {high:g}, and was best near the highest (arXiv 2405.09673)"
     if lora is None and rate < LEAST_LEARNING_RATE:
-        yield f"{key}: so small a rate hardly changes the weights; begin near the base's last one ({REWARMING})"
+        yield f"{key}: such a low rate barely changes the weights; start near the base's last one ({REWARMING})"
     if lora is None and base is not None and base.peak_learning_rate is not None:
         if rate > base.peak_learning_rate:
             known = f"{base.peak_learning_rate:g} ({base.source})"
-            yield f"{key}, above the peak of the base's own pre-training, {known}: expect forgetting"
+            yield f"{key}, above the peak of the base's pre-training, {known}: expect forgetting"
     elif lora is None and parameters is not None:
         peak, whose = next(peak for limit, peak in LARGEST_PEAKS.items() if limit is None or parameters < limit)
         if rate > peak:
             yield f"{key}, above the largest peak published for {parameters / 1e9:.2g}B parameters, {peak:g} ({whose})"
-    # embeddings that are trained along with adapters need a lower rate
+    # embeddings trained together with adapters need a lower rate
     of_embedding = recipe.optimizer.options.get("embedding_learning_rate")
     if isinstance(of_embedding, int | float):
         if of_embedding > rate:
@@ -357,11 +357,11 @@ def rate_warnings(recipe: Recipe, parameters: int | None, base: KnownBase | None
 
 
 def replay_warnings(data: Data) -> Iterator[str]:
-    """Some of what the model knows has to be replayed; sources named replay or general count as that."""
+    """Warn of too little or too much replay; sources named replay or general count as replay."""
     if len(data.sources) == 1:
         yield (
-            "`data.sources` replays nothing, and the model will forget: replay 1 to 5 % of general text for a weak"
-            f" shift, about 25 % for a strong one, such as another language ({REWARMING}). Pieces to use:"
+            "`data.sources` has no replay, so the model will forget: replay 1 to 5 % of general text for a weak"
+            f" shift, about 25 % for a strong one, such as another language ({REWARMING}). Ready-made sections:"
             " recipes/presets/replay/"
         )
     if data.phases or data.temperature is not None:
@@ -369,6 +369,6 @@ def replay_warnings(data: Data) -> Iterator[str]:
     replays = [source for source in data.sources if any(word in reported_name(source).lower() for word in REPLAYED)]
     share = sum(source.weight for source in replays) / sum(source.weight for source in data.sources)
     if replays and share < 0.01:
-        yield f"`data.sources`: {100 * share:.1f} % is replayed; usual are 1 to 5 %, or 25 % ({REWARMING})"
+        yield f"`data.sources`: {100 * share:.1f} % is replayed; 1 to 5 %, or 25 %, is usual ({REWARMING})"
     elif share > STRONG_REPLAY:
-        yield f"`data.sources`: {100 * share:.0f} % is replayed, more than was ever tried (half, {REWARMING})"
+        yield f"`data.sources`: {100 * share:.0f} % is replayed, more than was tested (half, {REWARMING})"

@@ -40,12 +40,12 @@ from cpt.runs.folder import read_objects
 from cpt.runs.record import EXPORT, RECIPE
 from cpt.tokenizer.load import load_tokenizer
 
-READ_BYTES = 64 * 2**20  # of files; of more, pieces are drawn
+READ_BYTES = 64 * 2**20  # of files; larger files are sampled
 PIECE_BYTES = 4 * 2**20
 TOKENISED = 400  # documents
-LONGEST_TOKENISED = 100_000  # characters of one
+LONGEST_TOKENISED = 100_000  # characters of one document
 TEXT_COLUMNS = ("text", "content", "body", "document", "article", "raw_content", "page_content", "markdown", "code")
-FEWEST_DOCUMENTS = 50  # of which a fifth, 10, can be held out
+FEWEST_DOCUMENTS = 50  # a fifth of them, 10, can be held out
 MOST_BAD = 0.05
 ENGLISH = (
     "The question of how a machine can learn from what people have written is an old one. A reader who opens a book"
@@ -60,10 +60,10 @@ EPOCHS = ((500_000_000, 1), (50_000_000, 2), (0, 4))  # up to 4 are nearly as go
 STEPS_WANTED, FEWEST_STEPS_ON_GPU, FEWEST_STEPS = 400, 100, 10
 LARGEST_BATCH = 524_288
 RATES_BY_SIZE = ((200_000_000, 1e-4), (1_000_000_000, 5e-5), (5_000_000_000, 2e-5), (math.inf, 1e-5))
-REWARMED_TO = 0.3  # of the base's peak, for a strong shift: between a tenth, where runs end, and arXiv 2403.08763's 1
+REWARMED_TO = 0.3  # of the base's peak, for a strong shift: between the usual end, 0.1, and arXiv 2403.08763's 1
 LORA_FACTOR, LARGEST_LORA_RATE, LEAST_RATE = 10, 5e-4, 1e-6
 ADAPTERS_ONLY = {"r": 64, "lora_alpha": 16, "use_rslora": True}
-# In the order of preference; above MOST_FOR_ZERO2 parameters, ZeRO-2 leaves too little of 24 GB.
+# In order of preference; above MOST_FOR_ZERO2 parameters, ZeRO-2 leaves too little of 24 GB.
 PROFILES = ("ds_config_zero1.json", "ds_config_production.json", "ds_config_prototype.json", "ds_config_8b_24gb.json")
 MOST_FOR_ZERO2 = 4_000_000_000
 HELD_OUT_DOCUMENTS, MOST_HELD_OUT, LEAST_HELD_OUT = 100, 0.2, 0.005
@@ -75,22 +75,22 @@ class DocumentStatistics:
     source: DocumentSource
     formats: Counter[str]
     documents: int = 0
-    """Estimated if not all was read."""
+    """Estimated unless everything was read."""
     text_bytes: int = 0
     bad_rows: int = 0
     first_bad: str = ""
     repeats: int = 0
-    """Documents among those read whose text was read before."""
+    """Repeated documents among those read."""
     documents_read: int = 0
     is_whole: bool = True
     languages: Counter[str] | None = None
     """Languages of the sample; None if py3langid is not installed."""
     sample: list[str] = field(default_factory=list)
     tokens: int = 0
-    """Estimated from the sample, unless it holds all documents."""
+    """Estimated from the sample, unless it has all documents."""
     bytes_per_token: float = 0.0
     compared_with_english: float = 1.0
-    """Bytes per token as a share of plain English's: far below 1, the tokenizer was not made for these documents."""
+    """Bytes per token relative to plain English; far below 1, the tokenizer does not fit these documents."""
 
     @property
     def bad_share(self) -> float:
@@ -98,10 +98,10 @@ class DocumentStatistics:
 
 
 def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder) -> DocumentStatistics:
-    """Read the documents of a file, folder or glob, or 64 MiB of them drawn by chance, and tokenise a sample.
+    """Read the documents of a file, folder or glob, or a random 64 MiB of them, and tokenize a sample.
 
     Raises:
-        DataError: there are none, too few to evaluate on, or too many bad rows.
+        DataError: no documents, too few to evaluate on, or too many bad rows.
     """
     source, encode = find_source(path, text_column), encoder.encode
     files = files_of(source, "DOCUMENTS")
@@ -123,7 +123,7 @@ def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder)
             digest = xxh3_64_intdigest(encoded)
             facts.repeats += digest in seen
             seen.add(digest)
-            # each document has the same chance to be in the sample
+            # each document has the same probability to be in the sample
             if len(facts.sample) < TOKENISED:
                 facts.sample.append(item.text)
             elif (place := draw.randrange(facts.documents_read)) < TOKENISED:
@@ -144,12 +144,12 @@ def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder)
 
 def find_source(path: str, text_column: str | None) -> DocumentSource:
     if kind_of(path) != "local":
-        raise DataError(f"{path}: DOCUMENTS is a file, folder or glob of this machine.")
+        raise DataError(f"{path}: DOCUMENTS must be a local file, folder or glob.")
     try:
         files = [file.name for file in files_of(DocumentSource(path=path), "DOCUMENTS")]
     except DataError as problem:
         text = str(problem).split(" Set `DOCUMENTS.path`")[0]
-        raise DataError(f"{text} {to_convert(path) or 'Give another DOCUMENTS.'}") from problem
+        raise DataError(f"{text} {to_convert(path) or 'Use another DOCUMENTS.'}") from problem
     first = next((name for name in files if format_of(name) not in TEXT_FILES), files[0])
     missing: list[BadRow] = []
     for column in [text_column] if text_column else TEXT_COLUMNS:
@@ -158,11 +158,11 @@ def find_source(path: str, text_column: str | None) -> DocumentSource:
         if not isinstance(item, BadRow) or item.reason != "missing column":
             return source
         missing.append(item)
-    raise DataError(f"{missing[0].where}: {missing[0].detail}. Say which column holds the text: --text-column NAME.")
+    raise DataError(f"{missing[0].where}: {missing[0].detail}. Set the column with the text: --text-column NAME.")
 
 
 def to_convert(path: str) -> str:
-    """The command to type if a folder has files that only `cpt data ingest` reads."""
+    """Return the command for a folder with files that only `cpt data ingest` reads."""
     folder = Path(path).expanduser()
     found = sorted({file.suffix for file in folder.rglob("*") if file.suffix.lower() in CONVERTED})
     command = f"cpt data ingest {folder} --output {folder.name}-text"
@@ -182,7 +182,7 @@ def refuse_unusable(facts: DocumentStatistics) -> None:
         split = "A txt or md file is one document: split long ones. " if facts.formats.keys() & {"txt", "md"} else ""
         raise DataError(
             f"{path}: {facts.documents:,} document(s), but {FEWEST_DOCUMENTS} are needed, since some are held out for"
-            f" the evaluation. {split}{converted or 'Give more.'}"
+            f" the evaluation. {split}{converted or 'Add more.'}"
         )
 
 
@@ -207,7 +207,7 @@ class TrainingMethod:
     checkpointing: bool
     memory_gib: float
     hours: tuple[float, float, float]
-    """Expected, and at the ends of published efficiency, without evaluation and saving."""
+    """Expected, and for the lowest and highest published efficiency, without evaluation and saving."""
     refused: list[str]
     """Methods that do not fit, with the memory they need."""
 
@@ -237,19 +237,19 @@ class RecipeChoices:
 
 
 def read_base(path: str) -> BaseModel:
-    """Read the config and the tokenizer, without opening any weights.
+    """Read the config and the tokenizer, without opening weights.
 
     Raises:
         RecipeError: the model cannot be loaded, or its tokenizer is another model's.
-        ResourceError: it is on the Hub, which cannot be reached or wants a login.
+        ResourceError: it is on the Hub, which is unreachable or needs a login.
     """
     path = result_of_run(path) or path
     section = Model(path=path)
     config, tokenizer = load_config(section), load_tokenizer(Tokenizer(), section)
     if len(tokenizer) > (known_tokens := vocabulary_size(config)):
         raise RecipeError(
-            f"{path}: its tokenizer has {len(tokenizer):,} tokens, its model an embedding for {known_tokens:,}. Use"
-            " the base's own tokenizer files; to add tokens: cpt tokenizer extend."
+            f"{path}: its tokenizer has {len(tokenizer):,} tokens, but its embedding has {known_tokens:,}. Use"
+            " the base's tokenizer files; to add tokens: cpt tokenizer extend."
         )
     model = build_on_meta(config)
     known, packs = own_run(path) or known_base(path), isolates_documents(config)
@@ -265,7 +265,7 @@ def own_run(path: str) -> KnownBase | None:
     rates = [row["learning_rate"] for row in read_objects(metrics) if "learning_rate" in row]
     made, last = load_recipe(recipe), float(rates[-1]) if rates else None
     peak, batch = made.optimizer.learning_rate, made.budget.global_batch_tokens
-    return KnownBase(path, f"the run that made it, {run}", peak, last, batch, made.data.sequence_length)
+    return KnownBase(path, f"its run, {run}", peak, last, batch, made.data.sequence_length)
 
 
 def choose(
@@ -278,16 +278,16 @@ def choose(
     full: bool | None = None,
     shift: Shift | None = None,
 ) -> RecipeChoices:
-    """Decide everything but the `tokens`, `full` training (or adapters) and `shift` that the user has given.
+    """Choose all settings, except `tokens`, `full` training (or adapters) and `shift` if the user set them.
 
     Raises:
         ResourceError: nothing fits the machine.
-        DataError: there is too little text for a handful of steps.
+        DataError: too little text for even a few steps.
     """
     known, gpus = base.known, max(1, target.gpus)
     longest = LONGEST_ROW_ON_CPU if target.on_cpu else LONGEST_ROW
     length = min(longest, (known and known.sequence_length) or longest, base.longest_row or longest)
-    is_strong, reason = (shift == "strong", "as you say") if shift is not None else measured_shift(facts)
+    is_strong, reason = (shift == "strong", "as requested") if shift is not None else measured_shift(facts)
     replay = (STRONG_REPLAY if is_strong else WEAK_REPLAY) if with_replay else 0.0
     share = min(MOST_HELD_OUT, max(LEAST_HELD_OUT, HELD_OUT_DOCUMENTS / facts.documents))
     held_out = math.ceil(share * 1000) / 1000
@@ -297,18 +297,18 @@ def choose(
         tokens = max(1, round_down(epochs * domain_tokens / (1 - replay)))
     else:
         epochs = tokens * (1 - replay) / domain_tokens
-    # a GPU gets enough tokens at once to be busy, in fewer steps
+    # give a GPU enough tokens at once to be busy, in fewer steps
     wanted = max(tokens / STEPS_WANTED, min(BUSY_TOKENS * target.gpus, tokens / FEWEST_STEPS_ON_GPU))
     most = min(LARGEST_BATCH, (known and known.batch_tokens) or LARGEST_BATCH, wanted)
     batch = length * gpus * 2 ** max(0, math.floor(math.log2(max(1.0, most / (length * gpus)))))
     if tokens < FEWEST_STEPS * batch:
         raise DataError(
             f"{facts.source.path}: its {facts.tokens:,} tokens make {tokens // batch} steps of {batch:,} tokens, too"
-            " few to learn from. Give more documents, or --tokens to read them more often."
+            " few to learn from. Add documents, or set --tokens to repeat them."
         )
     way = first_method_that_fits(base, target, length, tokens, batch, full)
     rate, rate_reason = learning_rate(base, is_full=way.name == "full", is_strong_shift=is_strong)
-    # evaluations cost a third of training, and should take a tenth of the time
+    # a token of evaluation costs a third of training; evaluation should take a tenth of the time
     often = int(3 * EVALUATION_SHARE * tokens / max(1.0, held_out * facts.tokens))
     often, warmup = min(MOST_EVALUATIONS, max(1, often)), max(batch, round_down(0.01 * tokens))
     return RecipeChoices(
@@ -317,8 +317,8 @@ def choose(
 
 
 def measured_shift(facts: DocumentStatistics) -> tuple[bool, str]:
-    """How far the documents are from what the base read, by how well its tokenizer fits them."""
-    fit = f"{facts.bytes_per_token:.2f} bytes a token, {100 * facts.compared_with_english:.0f} % of plain English"
+    """Estimate how far the documents are from the base's training data, by its tokenizer's fit."""
+    fit = f"{facts.bytes_per_token:.2f} bytes per token, {100 * facts.compared_with_english:.0f} % of plain English"
     language = facts.languages.most_common(1)[0][0] if facts.languages else "en"
     if language != "en" and facts.compared_with_english < 1:
         return True, f"most documents look like `{language}`; {fit}"
@@ -326,7 +326,7 @@ def measured_shift(facts: DocumentStatistics) -> tuple[bool, str]:
 
 
 def training_methods(base: BaseModel, target: Target) -> Iterator[tuple[str, str | None, dict[str, Any] | None]]:
-    """Name, DeepSpeed profile and adapters: all parameters before adapters, on the GPU before on the host."""
+    """Yield name, DeepSpeed profile and adapters: full training before adapters, on the GPU before offloading."""
     if target.gpus < 2:
         yield "full", None, None
     shipped = {path.rpartition("/")[2]: zero for path, zero in shipped_profiles()}
@@ -339,7 +339,7 @@ def training_methods(base: BaseModel, target: Target) -> Iterator[tuple[str, str
     for name, options in (("lora", {"preset": "cpt"}), ("adapters", ADAPTERS_ONLY)):
         try:
             count_lora_parameters(base.model, options)
-        except RecipeError:  # a tied head that peft cannot follow
+        except RecipeError:  # a tied head that peft does not support
             continue
         yield name, None, options
 
@@ -353,7 +353,7 @@ def first_method_that_fits(
         if full is not None and full != (name == "full"):
             continue
         training: dict[str, Any] = {"bf16": not target.on_cpu, CHECKPOINTING[0]: False if target.on_cpu else AUTO}
-        training[MICRO_BATCH] = AUTO if base.packs_documents else 1  # else a row is a batch of its own
+        training[MICRO_BATCH] = AUTO if base.packs_documents else 1  # otherwise a row is a whole batch
         sections = {
             "name": "draft",
             "model": {"path": base.path, "lora": lora},
@@ -369,7 +369,7 @@ def first_method_that_fits(
         engine = str(REPOSITORY / profile) if profile else None
         setup, (facts, activations) = choose_batch(recipe, engine, config, target, gpus)
         plan = plan_memory(facts, setup, activations)
-        # an unknown host counts only for what is kept there throughout
+        # with an unknown host, only count memory that stays in use
         needs_host = setup.zero is not None and setup.zero.offload_optimizer
         has_host = not needs_host or plan.host.size / GIB <= target.host_memory_gib
         if fits(plan, target) and has_host:
@@ -380,40 +380,40 @@ def first_method_that_fits(
         what = {"full": "all parameters", "lora": "LoRA with embeddings and head", "adapters": "LoRA"}[name]
         needs = f"{plan.peak.size / GIB:.1f} GiB of {target.memory_gib:.0f} on the GPU"
         if not has_host or fits(plan, target):
-            needs = f"{plan.host.size / GIB:.0f} GiB of host memory, there is {target.host_memory_gib:.0f}"
+            needs = f"{plan.host.size / GIB:.0f} GiB of host memory of {target.host_memory_gib:.0f}"
             needs += f" ({target.host_source})"
-        refused.append(f"{what}{f' with {profile}' if profile else ''} takes {needs}")
+        refused.append(f"{what}{f' with {profile}' if profile else ''} needs {needs}")
     if not refused:
-        raise ResourceError(f"{base.path} has no linear layers for adapters. Leave out --lora.")
+        raise ResourceError(f"{base.path} lacks linear layers for adapters. Remove --lora.")
     raise ResourceError(
-        f"{base.path} does not fit {gpus} x {target.name}: {'; '.join(refused)} (estimates). Take a smaller model,"
-        " more GPUs (--gpus) or larger ones, or give the host's memory (--host-memory GIB)."
+        f"{base.path} does not fit {gpus} x {target.name}: {'; '.join(refused)} (estimates). Use a smaller model,"
+        " more GPUs (--gpus) or larger ones, or set the host's memory (--host-memory GIB)."
     )
 
 
 def learning_rate(base: BaseModel, *, is_full: bool, is_strong_shift: bool) -> tuple[float, str]:
-    """Where the base's own schedule ended, higher for text far from what it read; for adapters ten times that."""
+    """Choose the last rate of the base's schedule, higher for text far from its data; ten times that for adapters."""
     known = base.known
     peak, last = (known.peak_learning_rate, known.final_learning_rate) if known else (None, None)
-    whose = f"the base's own peak, {peak:g} ({known.source})" if known and peak else ""
+    whose = f"the base's peak, {peak:g} ({known.source})" if known and peak else ""
     if peak and is_strong_shift:
-        value, reason = peak * REWARMED_TO, f"{REWARMED_TO:g} of {whose}: the text is far from what the base read"
+        value, reason = peak * REWARMED_TO, f"{REWARMED_TO:g} of {whose}: the text is far from the base's data"
     elif known and last and last >= LEAST_RATE:
-        value, reason = last, f"the learning rate at which the base's own training ended ({known.source})"
+        value, reason = last, f"the final learning rate of the base's training ({known.source})"
     elif peak:
         value, reason = peak / 10, f"a tenth of {whose}"
     else:
         value = next(rate for size, rate in RATES_BY_SIZE if base.parameters < size)
         value *= 10 * REWARMED_TO if is_strong_shift else 1
         part = f"{REWARMED_TO:g}" if is_strong_shift else "a tenth"
-        reason = f"about {part} of the peaks published for this size; the base's own is unknown"
+        reason = f"about {part} of the peaks published for this size; the base's is unknown"
     if is_full:
         return value, reason
-    text = f"adapters want about ten times what all parameters do (arXiv 2405.09673); that is {value:g}, {reason}"
+    text = f"adapters need about ten times the rate of full training (arXiv 2405.09673); that is {value:g}, {reason}"
     return min(value * LORA_FACTOR, LARGEST_LORA_RATE), text
 
 
 def round_down(number: float) -> int:
-    """To two significant digits: 1,234,567 becomes 1,200,000."""
+    """Round down to two significant digits: 1,234,567 becomes 1,200,000."""
     step = 10 ** max(0, math.floor(math.log10(number)) - 1)
     return math.floor(number / step) * step

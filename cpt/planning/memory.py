@@ -1,8 +1,8 @@
-"""Memory of one GPU and of the host, term by term, at each moment of a step that can be its peak.
+"""Memory of one GPU and of the host, term by term, at each moment of a step that may be the peak.
 
-Weights, gradients and states follow from the numbers of parameters: ZeRO by arXiv 1910.02054 and, for its buffers,
-DeepSpeed's source; FSDP2 as torch's `fully_shard` keeps them (torch/distributed/fsdp/_fully_shard). Activations are
-counted on the model itself (`cpt.planning.activations`); what kernels and libraries take is assumed.
+Weights, gradients and states follow from numbers of parameters: ZeRO by arXiv 1910.02054 and, for its buffers,
+DeepSpeed's source; FSDP2 by torch's `fully_shard` (torch/distributed/fsdp/_fully_shard). Activations are counted on
+the model itself (`cpt.planning.activations`); memory of kernels and libraries is assumed.
 """
 
 import math
@@ -38,13 +38,13 @@ from cpt.planning.workload import Setup, Sharding
 
 CONTEXT = 0.6 * GIB  # CUDA's context and the workspaces of its matrix products
 COMMUNICATION = 0.4 * GIB  # NCCL's buffers, with more than one GPU
-FRAGMENTATION = 0.03  # of what is allocated: room between blocks that nothing fits into
+FRAGMENTATION = 0.03  # of allocated memory: unusable gaps between blocks
 MOVED, BUCKETS = "the largest matrix on its way to the host", "communication buckets"
 SAMPLING = "sampling completions"
 WORD_BYTES = 16  # of a logit of a completion's next token: in fp32, as log-softmax, sorted, and as probability
-PROCESS = 3 * GIB  # Python, torch and CUDA's libraries in host memory
+PROCESS = 3 * GIB  # Python, torch and CUDA libraries in host memory
 WORKER = 0.5 * GIB
-AHEAD = 2  # layers that FSDP2 has gathered at once: the one that computes and the next
+AHEAD = 2  # layers that FSDP2 gathers at once: the current and the next
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class MemoryPlan:
     is_counted: bool
     """False if activations are only estimated."""
     model_alone: float
-    """Bytes of one process, without what engines, kernels and libraries set aside: what a dry run sees."""
+    """Bytes of one process, without buffers of engines, kernels and libraries, as in a dry run."""
 
     @property
     def peak(self) -> MemorySnapshot:
@@ -77,7 +77,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """`workers` read data for each GPU; with `snapshot`, a copy on the host is written in the background."""
     moments, is_counted = snapshots_of_run(facts, setup, activations), activations.one.is_counted
-    # one process with all weights; under an engine, without gradients and optimizer
+    # one process with all weights; under an engine, no gradients or optimizer
     engine = None if setup.zero is None else Sharding(2, offload_optimizer=True)
     single = replace(setup, gpus=1, zero=engine, recomputing=replace(setup.recomputing, offload=False))
     alone = max(
@@ -107,26 +107,26 @@ def snapshots_of_run(facts: ModelSizes, setup: Setup, activations: ActivationCou
     states, buffers, gradients = states_of(facts, setup), buffers_of(facts, setup), gradients_of(facts, setup)
     is_kept_by_engine = zero is not None and not zero.is_fsdp  # DeepSpeed allocates them once
     waiting = (gradients,) if setup.accumulation > 1 or is_kept_by_engine else ()
-    note = f"{setup.sequences} x {setup.length:,} tokens{', layers computed again' if setup.checkpointing else ''}"
+    note = f"{setup.sequences} x {setup.length:,} tokens{', layers recomputed' if setup.checkpointing else ''}"
     if setup.compiles:
         note += ", compiled" if rows.layer_gradients else ", as if not compiled: an upper bound"
     size, waiting_on_host = rows.kept_with(setup)
     kept = Term("activations", size if setup.on_cpu else size - waiting_on_host, note)
     one_layer = Term("one layer's backward pass", rows.again if setup.checkpointing else rows.backward)
     of_layer = Term("a layer's gradients", float(rows.layer_gradients), "all at once from a compiled layer")
-    is_separate = bool(waiting or setup.releases)  # else a layer's gradients are among all gradients
+    is_separate = bool(waiting or setup.releases)  # otherwise all gradients include a layer's
     first_layer = Term("one layer's backward pass", rows.again)
     last = (first_layer, of_layer) if is_separate else (first_layer,)
     head = Term("gradient of the head", head_gradient(facts, setup))
-    # a tied one waits for the embedding's, at the other end
+    # a tied head's gradient waits for the embedding's
     ends = (head,) if facts.is_tied or not is_separate else ()
     tied = (head,) if facts.is_tied and is_separate else ()
-    # the embedding's gradient comes last, unless it is the head's too
+    # the embedding's gradient comes last, unless tied to the head
     is_alone = zero is None and setup.gpus == setup.accumulation == 1 and setup.lora is None
     is_missing = is_alone and not facts.is_tied and not setup.releases
     missing = setup.weights_bytes * facts.embedding if is_missing else 0
     but_embedding = replace(gradients, size=gradients.size - missing)
-    # autocast keeps what it cast until the forward pass is over; without checkpointing the layers keep it anyway
+    # autocast keeps its casts until the forward pass ends; without checkpointing layers keep them anyway
     is_cast = setup.half and setup.weights_bytes == 4 and setup.checkpointing and zero is None
     cast = (half_matrices(facts),) if is_cast else ()
     of_update: tuple[Term, ...] = ()
@@ -172,7 +172,7 @@ def states_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
         adapters = 0.0 if setup.lora is None else 4.0 * trained
         has_master = setup.optimizer == "adamw" and trains_half(setup) and rounding_of(setup) is None
         name = "optimizer and fp32 weights" if has_master else "optimizer"
-        # of paged states, two buffers for pieces of them are on the GPU
+        # of paged states, only two buffers are on the GPU
         here = float(BUFFERS * BUFFER) if setup.optimizer == PAGED else states
         return Term("weights", weights + adapters, note), Term(name, here, setup.optimizer), *others
     whole = float(setup.weights_bytes * (trained + (0 if setup.lora is None else facts.parameters)))
@@ -181,7 +181,7 @@ def states_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     if zero.is_fsdp:
         held = facts.parameters if zero.keeps_gathered else AHEAD * facts.largest_layer + facts.head
         in_use = float(computed_bytes(setup) * min(facts.parameters, held))
-        apart = states - (MASTER * trained if setup.weights_bytes == MASTER else 0)  # fp32 weights are no copies
+        apart = states - (MASTER * trained if setup.weights_bytes == MASTER else 0)  # fp32 weights are not copies
         return (
             Term("weights", whole / setup.gpus, of_part),
             Term("layers in use", in_use, "gathered from all GPUs"),
@@ -201,7 +201,7 @@ def states_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
 
 
 def gathered(model: ModelSizes, zero: Sharding) -> float:
-    """Numbers of whole layers that ZeRO-3 has fetched: in use, ahead of their use, or not released yet."""
+    """Numbers in full layers gathered by ZeRO-3: in use, prefetched, or not released yet."""
     held = zero.prefetch_bucket_size + model.largest_layer
     if zero.max_reuse_distance > 0:
         held = max(held, zero.max_live_parameters)
@@ -209,7 +209,7 @@ def gathered(model: ModelSizes, zero: Sharding) -> float:
 
 
 def other_models(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
-    """Models without gradients on one GPU: divided where ZeRO-3 divides the trained one, else whole."""
+    """Frozen models on one GPU: sharded if ZeRO-3 shards the trained model, else whole."""
     needs, zero = setup.needs, setup.zero
     models: list[tuple[str, ModelSizes, int]] = []
     if needs.reference and setup.lora is None:
@@ -234,14 +234,14 @@ def other_models(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
 
 
 def gradients_of(facts: ModelSizes, setup: Setup) -> Term:
-    """On one GPU, when all are there."""
+    """Gradients on one GPU, when all exist."""
     zero, note, trained = setup.zero, "", facts.trained
     if zero is None:
         note = "one at a time" if setup.releases else ""
         numbers = facts.largest_matrix if setup.releases and setup.lora is None else trained
-        are_views = setup.gpus > 1 and not accumulates_in_fp32(setup)  # of DDP's buckets
+        are_views = setup.gpus > 1 and not accumulates_in_fp32(setup)  # gradients are views of DDP's buckets
         return Term("gradients", 0.0 if are_views else float(bytes_of_gradient(setup) * numbers), note)
-    # FSDP2 reduces only a step's last gradients: accelerate's `no_sync` keeps the others whole
+    # FSDP2 only reduces a step's last gradients: accelerate's `no_sync` keeps the others unsharded
     keeps_whole = zero.is_fsdp and setup.accumulation > 1 and not zero.reduces_each_micro_batch
     if setup.releases:
         note = "one at a time"
@@ -252,7 +252,7 @@ def gradients_of(facts: ModelSizes, setup: Setup) -> Term:
     if zero.is_fsdp:
         size = REDUCED * trained / (1 if keeps_whole else setup.gpus)
     elif zero.offload_optimizer and not (zero.stage < 3 and zero.accumulates_in_fp32):
-        size = 0.0  # only the fp32 ones of ZeRO-1 and 2 stay on the GPU
+        size = 0.0  # only fp32 gradients of ZeRO-1 and 2 stay on the GPU
     else:
         each = 4 if zero.accumulates_in_fp32 else setup.weights_bytes
         size = each * trained / (1 if zero.stage == 1 else setup.gpus)
@@ -260,8 +260,8 @@ def gradients_of(facts: ModelSizes, setup: Setup) -> Term:
 
 
 def embedding_twice(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
-    # A tied embedding has the head's gradient already and adds its own; a fused loss's cannot be added to in place.
-    # One of them is counted among the gradients, but where an engine takes gradients away the last one is still there.
+    # A tied embedding adds its gradient to the head's; a fused loss's gradient cannot be added to in place. One of
+    # them is counted among the gradients, but if an engine removes gradients, the last one still exists.
     if setup.lora is not None:
         return ()
     if accumulates_in_fp32(setup):  # each new one is cast before it is added
@@ -269,11 +269,11 @@ def embedding_twice(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
         return (Term("gradient of the embedding", size, "and its fp32 copy"),)
     copies = (2 if fuses(facts, setup) else 1) if facts.is_tied else 0
     copies += setup.zero is not None
-    note = "beside the head's" if facts.is_tied else "whole, for a moment"
+    note = "in addition to the head's" if facts.is_tied else "whole, for a moment"
     return (Term("gradient of the embedding", float(copies * setup.weights_bytes * facts.embedding), note),)
 
 
-# --- what comes and goes ---------------------------------------------------------------------------------------------
+# --- temporary buffers ---------------------------------------------------------------------------------------------
 
 
 def half_matrices(facts: ModelSizes) -> Term:
@@ -282,7 +282,7 @@ def half_matrices(facts: ModelSizes) -> Term:
 
 
 def buffers_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
-    """Buffers of DDP, DeepSpeed and FSDP2, and a 4-bit matrix that is dequantised to half precision."""
+    """Buffers of DDP, DeepSpeed and FSDP2, and a 4-bit matrix that is dequantized to half precision."""
     zero = setup.zero
     if zero is None:
         each = 4 if setup.lora is not None else setup.weights_bytes
@@ -303,16 +303,16 @@ def buffers_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
 
 
 def another_forward(facts: ModelSizes, setup: Setup, of_layer: float) -> tuple[Term, ...]:
-    """One layer of a model without gradients that runs while the trained one's activations are kept."""
+    """One layer of a frozen model that runs while the trained model's activations are stored."""
     needs = setup.needs
     if needs.teacher is not None:
         return (Term("the teacher's forward pass", of_layer * needs.teacher.hidden / facts.hidden, "one layer"),)
-    is_amid = needs.reference and not needs.completion  # else the reference reads completions ahead of the step
+    is_amid = needs.reference and not needs.completion  # otherwise the reference scores completions before the step
     return (Term("the reference's forward pass", of_layer, "one layer"),) if is_amid else ()
 
 
 def scored_terms(facts: ModelSizes, setup: Setup, of_layer: float) -> tuple[Term, ...]:
-    """An evaluation: logits of some positions at once if the model allows it, else of all with a copy in fp32."""
+    """An evaluation: logits of some positions at a time if the model supports it, else all with an fp32 copy."""
     computed, tokens = computed_bytes(setup), setup.tokens_at_once
     size, note = (computed + 4) * tokens * facts.vocabulary, f"{facts.vocabulary:,} for each token"
     if facts.has_fused_loss:
@@ -323,7 +323,7 @@ def scored_terms(facts: ModelSizes, setup: Setup, of_layer: float) -> tuple[Term
 
 
 def sampling_terms(facts: ModelSizes, setup: Setup, activations: ActivationCounts) -> tuple[Term, ...]:
-    """Completions are sampled together: their keys and values, and the first pass through their prompts."""
+    """Sampling all completions together: their keys and values, and the prefill of their prompts."""
     sampled, zero, needs = setup.sampled, setup.zero, setup.needs
     cache = float(sampled * setup.length * facts.cached * (2 if setup.half else 4)) if needs.keeps_cache else 0.0
     of_layer = activations.of_rows(sampled).forward / setup.length + 4.0 * sampled * facts.hidden
@@ -332,7 +332,7 @@ def sampling_terms(facts: ModelSizes, setup: Setup, activations: ActivationCount
     is_amid = zero is not None or needs.stage == "gkd" or (steps is not None and steps < setup.accumulation)
     terms = [
         *states_of(facts, setup),
-        *([gradients_of(facts, setup)] if is_amid else []),  # of the step's other micro-batches
+        *([gradients_of(facts, setup)] if is_amid else []),  # gradients of the step's other micro-batches
         *buffers_of(facts, setup),
         Term("generation cache", cache, f"keys and values of {sampled} x {setup.length:,} tokens"),
         Term("one layer's forward pass", prompts, f"{sampled} prompts of up to {setup.sequence_length:,} tokens"),
@@ -350,7 +350,7 @@ def sampling_terms(facts: ModelSizes, setup: Setup, activations: ActivationCount
 
 
 def terms_of_host(facts: ModelSizes, setup: Setup, activations: float, *, snapshot: bool) -> list[Term]:
-    """Memory of one machine's host, with its GPUs' part of what all share, but for the processes themselves."""
+    """Memory of one machine's host, with its GPUs' part of sharded states, without the processes themselves."""
     zero, needs, here, trained = setup.zero, setup.needs, setup.gpus_per_node, facts.trained
     whole = float(setup.weights_bytes * facts.parameters)
     terms: list[Term] = []
@@ -371,7 +371,7 @@ def terms_of_host(facts: ModelSizes, setup: Setup, activations: float, *, snapsh
             pinned = here * part * MASTER * (rounding(MASTER * block) - 1)
             terms.append(Term("rounding of pinned blocks", pinned, note))
             each = MASTER if zero.accumulates_in_fp32 else setup.weights_bytes
-            if zero.stage < 3:  # whose fp32 gradients accumulate on the GPU
+            if zero.stage < 3:  # their fp32 gradients accumulate on the GPU
                 adds_up = setup.accumulation > 1 and not zero.accumulates_in_fp32
                 each = MASTER + (setup.weights_bytes if adds_up else 0)
             terms.append(Term("gradients", each * trained / setup.nodes, "pinned"))
@@ -383,7 +383,7 @@ def terms_of_host(facts: ModelSizes, setup: Setup, activations: float, *, snapsh
             of_teacher = needs.teacher.weights_bytes * needs.teacher.parameters
             terms.append(Term("teacher", of_teacher / setup.nodes, "pinned"))
     terms.append(Term("activations", here * activations, "pinned"))
-    if snapshot:  # without an engine the first process has all of it
+    if snapshot:  # without an engine the first process has the full copy
         copied = checkpoint_bytes(facts, setup) / (setup.nodes if zero is not None else 1)
         terms.append(Term("copy of the checkpoint that is written", copied))
     if not any(term.size > whole for term in terms):

@@ -10,18 +10,18 @@ from cpt.planning.workload import Setup
 
 REDUCED = 4  # bytes of a gradient that FSDP2 reduces
 MASTER = 4  # bytes of an fp32 copy of a weight
-MOMENTS = {"adamw": 2, "sgd": 0}  # for each trained number, in its own type; unknown optimizers count like AdamW
+MOMENTS = {"adamw": 2, "sgd": 0}  # per trained weight, in its dtype; unknown optimizers count like AdamW
 IN_8_BIT, PAGED = ("adamw_8bit", "paged_adamw_8bit"), "paged_adamw_8bit"
 FULL_MOMENTS, COMPENSATION = 8, 2
-MOMENTS_IN_8_BIT = 2 + 2 * 4 / BLOCK  # of each number, and of its share of two scales
-LOGIT_BYTES = 12  # log-softmax, its gradient and the logits' own, all in fp32, at once
-TILE_TOKENS, TILE_WORDS = 4096, 32768  # of TRL's kernels, which never have more of the logits at once
-# Copies of a tile in fp32 in the forward and in the backward pass, which a GPU's kernel does not make.
+MOMENTS_IN_8_BIT = 2 + 2 * 4 / BLOCK  # per weight, including its share of two scales
+LOGIT_BYTES = 12  # log-softmax, its gradient and the logits' gradient, all in fp32
+TILE_TOKENS, TILE_WORDS = 4096, 32768  # of TRL's kernels: the largest part of the logits at once
+# Copies of a tile in fp32 in the forward and in the backward pass, which GPU kernels avoid.
 COPIES_ON_CPU = (3, 7)
-# Of each logit at the loss, in fp32 and in half precision, both models' with a teacher; measured on a CPU.
+# Bytes per logit at the loss, in fp32 and in half precision, of both models with a teacher; measured on a CPU.
 BYTES_OF_KIND = {PAIRS: (13.5, 15.5), TAUGHT: (11, 13), TAUGHT_WHOLE: (63, 65)}
-CHUNK_TOKENS, CHUNK_BYTES = 1024, 20  # of `cpt.stages.distill`: five copies in fp32 besides
-BEFORE = 0.7  # share of these before there is a gradient
+CHUNK_TOKENS, CHUNK_BYTES = 1024, 20  # of `cpt.stages.distill`: plus five fp32 copies
+BEFORE = 0.7  # share of these before the gradient exists
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class MemorySnapshot:
 
 
 def trains_half(setup: Setup) -> bool:
-    """Whether the trained weights are bfloat16, with no engine that keeps others."""
+    """Whether the trained weights are bfloat16, without an engine that keeps fp32 weights."""
     return setup.zero is None and setup.lora is None and setup.weights_bytes == 2
 
 
@@ -56,7 +56,7 @@ def rounding_of(setup: Setup) -> str | None:
 
 
 def accumulates_in_fp32(setup: Setup) -> bool:
-    """Whether gradients of half-precision weights are fp32: several micro-batches, our own optimizer, no engine."""
+    """Whether gradients of half-precision weights are fp32: several micro-batches, a built-in optimizer, no engine."""
     return trains_half(setup) and setup.accumulation > 1 and setup.optimizer in ("adamw", *IN_8_BIT)
 
 
@@ -66,7 +66,7 @@ def bytes_of_gradient(setup: Setup) -> int:
 
 
 def state_bytes(facts: ModelSizes, setup: Setup) -> float:
-    """Bytes of the optimizer on all GPUs together, with the fp32 weights of DeepSpeed and FSDP2."""
+    """Return bytes of the optimizer on all GPUs together, with the fp32 weights of DeepSpeed and FSDP2."""
     trained, rounding = facts.trained, rounding_of(setup)
     compensation = COMPENSATION * trained if rounding == "kahan" else 0
     if setup.zero is None and setup.optimizer in IN_8_BIT:
@@ -90,13 +90,13 @@ def update_traffic(setup: Setup) -> float:
 
 
 def checkpoint_bytes(facts: ModelSizes, setup: Setup) -> float:
-    """Trained weights and the optimizer's states; under ZeRO and FSDP2 weights whole and in parts."""
+    """Trained weights and optimizer states; under ZeRO and FSDP2 weights are saved whole and sharded."""
     each = 4 if setup.lora is not None and setup.zero is None else setup.weights_bytes
     return each * facts.trained + state_bytes(facts, setup)
 
 
 def computed_bytes(setup: Setup) -> int:
-    """Bytes of a number in the precision of the forward pass; FSDP2 gathers weights in it."""
+    """Bytes of a number in the precision of the forward pass; FSDP2 gathers weights in this dtype."""
     return 2 if setup.half or setup.weights_bytes == 2 else 4
 
 
@@ -105,7 +105,7 @@ def fuses(facts: ModelSizes, setup: Setup) -> bool:
 
 
 def head_gradient(facts: ModelSizes, setup: Setup) -> float:
-    """The largest of all gradients, and the first."""
+    """The gradient of the head, the largest and the first."""
     return float(setup.weights_bytes * facts.head) if setup.lora is None else 0.0
 
 
@@ -115,14 +115,14 @@ def half_head(facts: ModelSizes, setup: Setup) -> Term:
 
 
 def loss_terms(facts: ModelSizes, setup: Setup) -> tuple[tuple[Term, ...], tuple[Term, ...], tuple[Term, ...]]:
-    """Before there is any gradient; with the gradients; those that the forward pass of a fused loss has made."""
+    """Terms before the gradients; with the gradients; gradients computed in a fused loss's forward pass."""
     kind, tokens, vocabulary = setup.needs.logits, setup.tokens_at_once, facts.vocabulary
     if kind == SCORE:
         return (), (), ()
     if kind in (TILES, TAUGHT_IN_TILES):
-        # TRL's kernels: logits of some tokens and some words at once, of two models with a teacher
+        # TRL's kernels: logits of some tokens and some of the vocabulary at once, of two models with a teacher
         is_taught, completion = kind == TAUGHT_IN_TILES, setup.needs.completion
-        if is_taught or completion and not setup.on_cpu:  # TRL on a CPU makes the logits of all tokens
+        if is_taught or completion and not setup.on_cpu:  # TRL on a CPU computes the logits of all tokens
             tokens = setup.sequences * completion
         tile = min(tokens, TILE_TOKENS)
         buffer = (8 if is_taught else 2 if setup.half else 4) * tile * TILE_WORDS
@@ -152,5 +152,5 @@ def loss_terms(facts: ModelSizes, setup: Setup) -> tuple[tuple[Term, ...], tuple
     logits = Term("logits", computed * (chunk * vocabulary + tokens * facts.hidden) + fused_gradient, note)
     rounded = of_head if is_added_up and setup.weights_bytes == 2 else 0.0
     inputs = 2.0 * tokens * facts.hidden
-    ready = Term("gradient of the head", fused_gradient + rounded + inputs, "made ahead")
+    ready = Term("gradient of the head", fused_gradient + rounded + inputs, "computed early")
     return (logits,), (logits, half), (ready,)

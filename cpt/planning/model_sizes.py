@@ -1,4 +1,4 @@
-"""Sizes of a model, and what its stage holds and computes besides it."""
+"""Sizes of a model, and the further models and computation of its stage."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -18,15 +18,15 @@ from cpt.models.inventory import attention_heads, build_on_meta, count_model_par
 from cpt.recipe.paths import result_of_run
 from cpt.recipe.schema import Model, Recipe
 
-# How a stage comes from the last hidden states to its loss: by the logits of all tokens and cross entropy; with
-# log-probabilities of pairs; by the logits of some tokens and some words at once; by one number; by the logits of two
-# models, compared for some tokens at once, for all of them, or made in tiles.
+# How a stage computes its loss from the last hidden states: logits of all tokens with cross entropy; log-probabilities
+# of pairs; logits of some tokens and some of the vocabulary at once; one number; logits of two models, compared for
+# some tokens at once, for all of them, or in tiles.
 WHOLE, PAIRS, TILES, SCORE = "whole", "pairs", "tiles", "score"
 TAUGHT, TAUGHT_WHOLE, TAUGHT_IN_TILES = "taught", "taught whole", "taught in tiles"
 TEACHER, JUDGE = "teacher_model_name_or_path", "reward_model"
 MASKED_FORMS = ("preference", "judged", "prompt")
 COMPLETION = ("max_completion_length", 512)
-LMBDA = 0.5  # of GKDConfig: the share of steps whose answers the student writes
+LMBDA = 0.5  # GKDConfig's default: the share of steps with answers sampled by the student
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,17 @@ class ModelSizes:
     largest_layer: int
     embedding: int
     is_tied: bool
-    """The head is the embedding."""
+    """Head and embedding are tied."""
     flops_per_token: float
     has_fused_loss: bool
     in_linear_layers: int = 0
-    """Without the head: what can be in 4 bit."""
+    """Numbers that can be in 4 bit, without the head."""
     largest_in_layers: int = 0
     """The largest matrix apart from embedding and head."""
     cached: int = 0
-    """Keys and values for each token of a completion's context."""
+    """Numbers in keys and values per token of a completion's context."""
     weights_bytes: int = 4
-    """Bytes of one number, of a frozen model."""
+    """Bytes per weight of a frozen model."""
 
 
 def sizes_of_model(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_length: int) -> ModelSizes:
@@ -69,7 +69,7 @@ def sizes_of_model(config: PreTrainedConfig, lora: Mapping[str, Any] | None, seq
     for name, parameter in model.named_parameters():
         by_layer[next((layer for layer in layers if name.startswith(layer)), name)] += parameter.numel()
     in_layers = [one.numel() for one in model.parameters() if one is not head and one is not embedding]
-    # keys and values of all layers for one token, as transformers caches them: latent attention in full
+    # keys and values of all layers for one token, as transformers caches them: latent attention uncompressed
     cached, heads, text = 0, attention_heads(config), config.get_text_config()
     if heads:
         values = text.to_dict()
@@ -106,17 +106,17 @@ class StageKind:
     reference: bool = False
     """A frozen copy of the model, unless there is an adapter."""
     beta: float | None = None
-    """With such a default, the reference is there only if `training.beta` is above 0."""
+    """If set, the reference only exists if `training.beta` is above 0."""
     written: tuple[str, int] | None = None
-    """Key and default of the tokens that the model may write in a completion."""
+    """Key and default of a completion's token limit."""
     taught: bool = False
     forward_passes: float = 0.0
-    """Without gradients, besides the reference's and the teacher's."""
+    """Forward passes without gradients, besides the reference's and the teacher's."""
 
 
 KINDS: Mapping[str, StageKind] = {
     "dpo": StageKind(TILES, reference=True),
-    # of mismatched answers, by the model and by the reference
+    # for mismatched answers, by the model and by the reference
     "kto": StageKind(TILES, reference=True, forward_passes=2.0),
     "orpo": StageKind(PAIRS),
     "cpo": StageKind(PAIRS),
@@ -130,35 +130,35 @@ KINDS: Mapping[str, StageKind] = {
     "distill_on_policy": StageKind(TAUGHT_IN_TILES, taught=True, written=COMPLETION),
     "gkd": StageKind(TAUGHT_WHOLE, taught=True, written=("max_new_tokens", 128)),
 }
-"""All others read whole logits and hold nothing else."""
+"""Other stages use all logits, and no further models."""
 
 
 @dataclass(frozen=True)
 class StageNeeds:
-    """Models and computation of a run besides the model that it trains; empty by default."""
+    """Models and computation of a run besides the trained model; empty by default."""
 
     stage: str = "cpt"
     logits: str = WHOLE
     sequences: int = 1
     """Sequences with gradients for each row."""
     completion: int = 0
-    """Tokens that the model adds to a row itself."""
+    """Tokens that the model generates after a row."""
     reference: bool = False
     teacher: ModelSizes | None = None
     judges: tuple[ModelSizes, ...] = ()
     forward_passes: float = 0.0
-    """Forward passes without gradients, for each one with gradients."""
+    """Forward passes without gradients per one with gradients."""
     steps_per_generation: int | None = None
     generation_batch: int | None = None
     keeps_cache: bool = True
     gathers: bool = True
-    """Under ZeRO-3, whole weights on each GPU while it samples."""
+    """Under ZeRO-3, unsharded weights on each GPU during sampling."""
     uncounted: tuple[str, ...] = ()
-    """Memory that the plan leaves out, as text."""
+    """Memory that the plan does not include, as text."""
 
 
 def read_stage_needs(recipe: Recipe) -> StageNeeds:
-    """CptError if a teacher is missing or cannot be read."""
+    """Read a stage's needs; CptError if a teacher is missing or cannot be read."""
     training, stage = recipe.training, recipe.stage
     kind = KINDS.get(stage, StageKind(WHOLE))
     reference = kind.reference or kind.beta is not None and float(training.get("beta", kind.beta)) > 0
@@ -169,7 +169,7 @@ def read_stage_needs(recipe: Recipe) -> StageNeeds:
             raise RecipeError(f"`training.{TEACHER}` is missing: a Hub id, a folder or a run (runs/NAME).")
         config = load_config(Model(path=path, revision=training.get("teacher_model_revision")))
         teacher = replace(sizes_of_model(config, None, 1), weights_bytes=2 if training.get("bf16") else 4)
-    judges: list[ModelSizes] = []  # reward models, whole on each GPU in the type they were saved in
+    judges: list[ModelSizes] = []  # reward models, unsharded on each GPU in their saved dtype
     uncounted: list[str] = []
     for reward in recipe.rewards:
         if reward.name != JUDGE:
@@ -191,7 +191,7 @@ def read_stage_needs(recipe: Recipe) -> StageNeeds:
         completion = int(training.get(key) or default)
     samples_here = completion and not training.get("use_vllm")
     if completion and not samples_here:
-        uncounted.append("the memory that vLLM takes (`training.vllm_gpu_memory_utilization`)")
+        uncounted.append("the memory of vLLM (`training.vllm_gpu_memory_utilization`)")
     return StageNeeds(
         stage=stage,
         logits=kind.logits,
@@ -211,7 +211,7 @@ def read_stage_needs(recipe: Recipe) -> StageNeeds:
 
 
 def with_own_head(facts: ModelSizes, needs: StageNeeds, *, adapters: bool) -> ModelSizes:
-    """The model as its stage trains it: with one score in place of the language model's head, or a value head."""
+    """Adapt sizes to the stage: one score instead of the language model's head, or an added value head."""
     if needs.stage == "ppo":
         head = facts.hidden + 1
         return replace(facts, parameters=facts.parameters + (0 if adapters else head), trained=facts.trained + head)

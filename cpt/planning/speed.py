@@ -1,4 +1,4 @@
-"""How fast the target machine is, and how long a run takes there."""
+"""Estimate the speed of the target machine, and the duration of a run there."""
 
 import timeit
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,10 @@ from cpt.plugins import closest
 from cpt.runs.folder import METRICS, read_objects
 
 ASSUMED_HOST_GIB = 64.0
-MATRIX = 1024  # rows of a product that measures the CPU
-# GB/s each way that collectives reach: from one GPU to others of its machine, and from a machine with such GPUs to
-# others. NVLink at 77 to 80 % of its data sheet, PCIe at 76 %, or 32 % between GeForce cards, which copy through the
-# host (NVIDIA/nccl-tests issue 307); InfiniBand at 90 %, with an adapter for each NVLink GPU.
+MATRIX = 1024  # rows of a matrix product to measure the CPU
+# GB/s per direction reached by collectives: between GPUs of a machine, and between machines. NVLink at 77 to 80 % of
+# its data sheet, PCIe at 76 %, or 32 % between GeForce cards, which copy through the host (NVIDIA/nccl-tests issue
+# 307); InfiniBand at 90 %, with one adapter per NVLink GPU.
 LINKS = {
     **dict.fromkeys(("A100-40GB", "A100-80GB"), (231.0, 180.0)),
     **dict.fromkeys(("H100", "H200"), (360.0, 360.0)),
@@ -43,13 +43,13 @@ LINKS_OF_OTHERS = (24.0, 1.0)
 ASSUMED_MFU, MFU_RANGE = 0.35, (0.25, 0.5)
 ASSUMED_MFU_NOT_COMPILED = 0.30  # torchtitan, Llama 3.1 8B, one node of H100: compiled layers are 1.16 times as fast
 COMPUTED_AGAIN = 4 / 3  # the forward pass twice
-ADAM_TRAFFIC = 30  # bytes of host memory that DeepSpeed's AdamW reads and writes for each number
+ADAM_TRAFFIC = 30  # bytes of host memory that DeepSpeed's AdamW reads and writes per weight
 HOST_BANDWIDTH = 40e9  # bytes/s, of two channels of DDR5; servers have more
 PCIE_BANDWIDTH = 22e9  # bytes/s each way, of 16 lanes of PCIe 4.0
-BOTH_WAYS = 0.85  # of that, while as much goes the other way
+BOTH_WAYS = 0.85  # of that, with equal traffic in the other direction
 REACHED_BANDWIDTH = 0.85  # of the GPU's memory, by kernels that only read and write
-HIDDEN = 0.8  # share of the computing that communication can overlap with; assumed
-NOTED = 0.05  # share of a step that is worth a line
+HIDDEN = 0.8  # share of compute time that communication can overlap with; assumed
+NOTED = 0.05  # smallest share of a step that is reported
 IN_WORDS = {"half": "", "tf32": " in tf32", "fp32": " in fp32"}
 
 
@@ -61,7 +61,7 @@ class Target:
     memory_gib: float
     """Memory of each GPU, or of the host without GPUs."""
     peak_flops: float
-    """In bfloat16, dense; of a CPU in float32."""
+    """FLOP/s in bfloat16, dense; for a CPU in float32."""
     host_memory_gib: float
     host_source: str
     host_is_known: bool = True
@@ -69,9 +69,9 @@ class Target:
     other_peaks: Mapping[str, float] = field(default_factory=dict)
     """Peaks in `fp32` and `tf32`, if the table has them."""
     gpu_link: float = 0.0
-    """Bytes/s each way from one GPU to others of its machine; 0 leaves communication out of the plan."""
+    """Bytes/s per direction from one GPU to others of its machine; 0 disables communication in the plan."""
     network: float = 0.0
-    """Bytes/s each way from one machine to the others."""
+    """Bytes/s per direction from one machine to the others."""
     bandwidth: float = 0.0
     """Bytes/s of each GPU's memory; 0 if unknown."""
 
@@ -81,15 +81,13 @@ class Target:
 
 
 def named_gpus(gpu: str | None, gpus: int | None, nodes: int, found: Sequence[Gpu]) -> tuple[str, int]:
-    """Name and total number of the GPUs to plan for: what was given, else what is here."""
+    """Name and total number of GPUs to plan for: as given, else this machine's."""
     if gpu is None and not found:
-        raise ResourceError('this machine has no GPU. Name one, such as --gpu "RTX 4090", or --gpu cpu.')
+        raise ResourceError('no GPU on this machine. Name one, such as --gpu "RTX 4090", or --gpu cpu.')
     if gpu is not None and gpu.strip().lower() == "cpu" and nodes > 1:
-        raise ResourceError("--gpu cpu: only one machine can be planned. Leave out --nodes.")
+        raise ResourceError("--gpu cpu: only one machine is supported. Remove --nodes.")
     if gpus is None and gpu is not None and nodes > 1:
-        raise ResourceError(
-            f"--nodes {nodes}: say how many GPUs all machines have together, such as --gpus {8 * nodes}."
-        )
+        raise ResourceError(f"--nodes {nodes}: set the total number of GPUs, such as --gpus {8 * nodes}.")
     number = gpus or (1 if gpu is not None else nodes * len(found))
     if number % nodes:
         raise ResourceError(f"--gpus {number} cannot be divided evenly over --nodes {nodes}.")
@@ -105,12 +103,12 @@ def find_target(
     peak_tflops: float | None = None,
     network_gbit: float | None = None,
 ) -> Target:
-    """The machine that `--gpu "RTX 4090" --gpus 2` means.
+    """Return the machine for `--gpu "RTX 4090" --gpus 2`.
 
     Args:
         gpus: on all machines together.
         host_memory: GiB of each machine; by default this machine's if it has that GPU, else an assumption.
-        memory: GiB of each GPU, for one that is not in the table.
+        memory: GiB per GPU, for a GPU that is not in the table.
         peak_tflops: dense bf16 peak of a GPU that is not in the table.
         network_gbit: Gbit/s of each machine's network.
 
@@ -156,7 +154,7 @@ def find_gpu_type(name: str) -> GpuType:
     hint = f" Did you mean `{by_name[near].name}`?" if near else ""
     raise ResourceError(
         f"--gpu: unknown GPU `{name}`.{hint} Known: {', '.join(kind.name for kind in GPU_TYPES)}, and cpu. For others,"
-        " `cpt plan` has --memory-gib and --peak-tflops (dense bf16); for `cpt init` name one with as much memory."
+        " `cpt plan` has --memory-gib and --peak-tflops (dense bf16); for `cpt init` name one with the same memory."
     )
 
 
@@ -166,10 +164,10 @@ class Speed:
     """Tokens per second of all GPUs together."""
     source: str
     waits: str = ""
-    """A sentence about what slows a step, or empty."""
+    """A sentence on the main delay of a step, or empty."""
 
     def hours(self, tokens: int) -> float:
-        """Without evaluation and saving."""
+        """Duration without evaluation and saving."""
         return tokens / self.tokens_per_second / 3600
 
 
@@ -190,21 +188,21 @@ def planned_speed(facts: ModelSizes, setup: Setup, target: Target, mfu: float) -
     moving = updating = 0.0
     slow: dict[str, float] = {}
     if zero is not None and zero.offload_optimizer:
-        # each micro-batch moves weights to the GPU and gradients to the host, at the same time
+        # each micro-batch moves weights to the GPU and gradients to the host simultaneously
         gradients, passes = setup.weights_bytes * trained, 3 if setup.checkpointing else 2
         weights = passes * setup.weights_bytes * facts.parameters if zero.offload_parameters else 0
         moving = max(gradients, weights) / setup.gpus / PCIE_BANDWIDTH
         back = 0.0 if zero.offload_parameters else gradients / setup.gpus / PCIE_BANDWIDTH
         updating = ADAM_TRAFFIC * trained / setup.nodes / HOST_BANDWIDTH + back
-        slow["the update in host memory: more tokens in a step"] = updating
+        slow["the update in host memory: more tokens per step"] = updating
     elif target.bandwidth:
         here = trained / (1 if zero is None else setup.gpus)
         updating = update_traffic(setup) * here / (REACHED_BANDWIDTH * target.bandwidth)
     if setup.optimizer == PAGED and zero is None:
         paging = state_bytes(facts, setup) / (BOTH_WAYS * PCIE_BANDWIDTH)
-        # Released gradients are used while the backward pass computes, so paging overlaps with it.
+        # Released gradients are applied during the backward pass, so paging overlaps with it.
         updating = max(updating, paging - (backward if setup.releases else 0.0))
-        slow["moving the optimizer's states over PCIe: more tokens in a step"] = updating
+        slow["moving the optimizer's states over PCIe: more tokens per step"] = updating
     waiting = waiting_seconds(facts, setup, target, computing=computing, backward=backward)
     step = setup.accumulation * max(computing, moving) + updating + waiting
     slow |= {
@@ -212,13 +210,13 @@ def planned_speed(facts: ModelSizes, setup: Setup, target: Target, mfu: float) -
         "waiting for other GPUs: larger micro-batches": waiting,
     }
     what, seconds = max(slow.items(), key=lambda one: one[1])
-    waits = f"{seconds / step:.0%} of a step is {what} make that less" if seconds > NOTED * step else ""
+    waits = f"{seconds / step:.0%} of a step is spent on {what} reduce this" if seconds > NOTED * step else ""
     source = f"{mfu:.0%} of {target.name}'s peak of {peak / 1e12:.3g} TFLOP/s{IN_WORDS[setup.precision]}"
     return Speed(setup.tokens_per_step / step, source, waits)
 
 
 def waiting_seconds(facts: ModelSizes, setup: Setup, target: Target, *, computing: float, backward: float) -> float:
-    """Seconds per step of communication that does not overlap with computing."""
+    """Return the seconds per step of communication that does not overlap with compute."""
     if not target.gpu_link or setup.gpus == 1:
         return 0.0
     links = [target.gpu_link] if setup.gpus_per_node > 1 else []
@@ -230,7 +228,7 @@ def waiting_seconds(facts: ModelSizes, setup: Setup, target: Target, *, computin
 
 
 def sent_bytes(facts: ModelSizes, setup: Setup) -> tuple[float, float]:
-    """Bytes that each GPU sends in a step, while it computes and after that (arXiv 1910.02054, section 7).
+    """Return the bytes that each GPU sends per step, during and after compute (arXiv 1910.02054, section 7).
 
     A ring of n GPUs sends (n-1)/n of the data from each for a gather or reduce-scatter, twice that for an all-reduce.
     ZeRO-2 and ZeRO-3 reduce gradients after every micro-batch, DDP and ZeRO-1 once a step.
@@ -257,6 +255,6 @@ def measured_speed(run: Path) -> Speed:
     figures = [float(row[key]) for row in read_objects(run / METRICS) if key in row]
     if not figures:
         raise RecipeError(
-            f"--measured: {run} has no {key} in its metrics.jsonl. Give the folder of a run that trained."
+            f"--measured: {run} lacks {key} in its metrics.jsonl. Use the folder of a run that has trained."
         )
     return Speed(median_high(figures), f"the median of {len(figures)} measurements in {run}")

@@ -1,4 +1,4 @@
-"""Read from a recipe the settings that decide how much memory and time its run takes."""
+"""Read the settings from a recipe that determine its run's memory and time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -27,12 +27,12 @@ from cpt.planning.model_sizes import KINDS, MASKED_FORMS, StageNeeds, read_stage
 from cpt.recipe.keys import ACCUMULATION, AUTO, COMPILING, DEFAULT_MICRO_BATCH, MICRO_BATCH
 from cpt.recipe.schema import Recipe
 
-FEWEST_STEPS = 100  # compiling takes 20 to 60 seconds, which fewer steps do not win back
+FEWEST_STEPS = 100  # compiling takes 20 to 60 seconds, which fewer steps do not recover
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How DeepSpeed or FSDP2 divides a run; sizes in elements, with DeepSpeed's names and defaults."""
+    """Sharding by DeepSpeed or FSDP2; sizes in elements, with DeepSpeed's names and defaults."""
 
     stage: int
     offload_optimizer: bool = False
@@ -48,7 +48,7 @@ class Sharding:
     """Gradients of several micro-batches (`data_types.grad_accum_dtype`)."""
     is_fsdp: bool = False
     keeps_gathered: bool = False
-    """FSDP2: weights stay whole from the forward to the backward pass (`reshard_after_forward: false`)."""
+    """FSDP2: weights stay gathered from the forward to the backward pass (`reshard_after_forward: false`)."""
     reduces_each_micro_batch: bool = False
     """FSDP2: gradients are reduced after each micro-batch, not only after a step's last (`sync_each_batch`)."""
 
@@ -59,35 +59,35 @@ class Setup:
     """Processes on all machines, each with a GPU, or all on the CPU."""
     on_cpu: bool
     micro_batch: int
-    """Rows that a process takes at once."""
+    """Rows per process at once."""
     sequence_length: int
     accumulation: int
-    """Micro-batches in a step."""
+    """Micro-batches per step."""
     half: bool
     """Computes in bf16 or fp16."""
     weights_bytes: int
-    """Bytes of one weight that layers compute with, or of a frozen one."""
+    """Bytes per weight that layers compute with, or per frozen weight."""
     checkpointing: bool
     fused_loss: bool
-    """Wanted; `memory_parts.fuses` knows whether the model allows it."""
+    """Requested; `memory_parts.fuses` tests whether the model supports it."""
     packed: bool
-    """Rows have a mask unless attention is flash's, because of several documents or of padding."""
+    """Rows have several documents or padding, which need a mask except with flash attention."""
     attention: str
     optimizer: str
     lora: Mapping[str, Any] | None
     zero: Sharding | None
     tf32: bool = False
     recomputing: Recomputing = Recomputing()
-    """Which layers are computed again under checkpointing, and where kept activations wait."""
+    """Layers that checkpointing recomputes, and the place of saved activations."""
     rounding: str | None = None
     """Rounding of bfloat16 weights without a master copy."""
     releases: bool = False
-    """Each gradient is used and dropped as soon as it is there."""
+    """Each gradient is applied and freed as soon as it is computed."""
     needs: StageNeeds = StageNeeds()
     nodes: int = 1
-    """Machines, with equally many of the GPUs."""
+    """Machines, with equal numbers of GPUs."""
     batch_is_given: bool = False
-    """The recipe sets the tokens of a step, and accumulation follows from them."""
+    """The recipe sets the tokens per step, which determine accumulation."""
     scales_loss: bool = False
     """Computes in fp16."""
     compiles: bool = False
@@ -100,18 +100,18 @@ class Setup:
 
     @property
     def as_computed(self) -> Self:
-        """With the weights as layers see them: FSDP2 gathers them in the precision that computes."""
+        """Return the setup with weights in the compute dtype, in which FSDP2 gathers them."""
         is_cast = self.zero is not None and self.zero.is_fsdp and self.half
         return replace(self, weights_bytes=2) if is_cast else self
 
     @property
     def sequences(self) -> int:
-        """That go through the model at once, on each process."""
+        """Sequences per process that are processed at once."""
         return self.micro_batch * self.needs.sequences
 
     @property
     def length(self) -> int:
-        """Tokens of the longest sequence: a row, and what the model itself adds to it."""
+        """Tokens of the longest sequence: a row, plus generated tokens."""
         return self.sequence_length + self.needs.completion
 
     @property
@@ -124,7 +124,7 @@ class Setup:
         needs = self.needs
         if not needs.completion:
             return 0
-        if needs.stage == "gkd":  # samples each micro-batch on its own
+        if needs.stage == "gkd":  # samples each micro-batch separately
             return self.micro_batch
         if needs.generation_batch is not None:
             return max(1, needs.generation_batch // self.gpus)
@@ -136,7 +136,7 @@ class Setup:
 
     @property
     def tokens_per_step(self) -> int:
-        """Over all processes, with each row counted as `sequence_length`."""
+        """Tokens per step over all processes; each row counts as `sequence_length`."""
         return self.gpus * self.micro_batch * self.accumulation * self.sequence_length
 
 
@@ -149,16 +149,16 @@ def read_setup(
     on_cpu: bool = False,
     nodes: int = 1,
 ) -> Setup:
-    """CptError if a teacher is missing or cannot be read.
+    """Read the setup; CptError if a teacher is missing or cannot be read.
 
     Args:
         gpus: processes on all machines; with a global batch, accumulation follows from them.
         profile: the DeepSpeed profile's content.
-        attention: what `model.attention: auto` means there; on a GPU, `attention_on_gpu`.
+        attention: attention for `model.attention: auto`; on a GPU, `attention_on_gpu`.
     """
     training = recipe.training
     parallelism = read_parallelism(training)
-    length = recipe.data.sequence_length // parallelism.sp_size  # what a process has of a row
+    length = recipe.data.sequence_length // parallelism.sp_size  # a process's part of a row
     micro_batch = int(training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH))
     accumulation = int(training.get(ACCUMULATION, 1))
     if recipe.budget.global_batch_tokens is not None:
@@ -167,7 +167,7 @@ def read_setup(
     written = {"float32": 4, "bfloat16": 2, "float16": 2}.get(recipe.model.dtype)
     automatic = automatic_dtype(recipe, deepspeed=profile is not None, on_gpu=not on_cpu).itemsize
     if training.get("fp16") and profile is not None:
-        automatic = 2  # the engine rounds what it is given
+        automatic = 2  # the engine rounds its weights
     needs = read_stage_needs(recipe)
     uncounted = list(needs.uncounted)
     if parallelism.sharing_rows > parallelism.sp_size:
@@ -208,7 +208,7 @@ def read_setup(
 
 
 def attention_on_gpu(recipe: Recipe, config: PreTrainedConfig) -> str:
-    """What `model.attention` means on a GPU with flash kernels; users' functions are masked like sdpa."""
+    """Resolve `model.attention` on a GPU with flash kernels; custom functions are masked like sdpa."""
     wanted, training = recipe.model.attention, recipe.training
     if wanted != "auto":
         return "sdpa" if ":" in wanted else wanted
@@ -221,7 +221,7 @@ def attention_on_gpu(recipe: Recipe, config: PreTrainedConfig) -> str:
 
 
 def read_deepspeed_sharding(profile: Mapping[str, Any]) -> Sharding | None:
-    """The profile's ZeRO part with DeepSpeed's defaults; None at stage 0."""
+    """Read the profile's ZeRO section with DeepSpeed's defaults; None at stage 0."""
     section = profile.get("zero_optimization") or {}
     stage = int(section.get("stage", 0))
     if stage == 0:
@@ -262,9 +262,9 @@ def compiles(recipe: Recipe, *, zero3: bool, on_cpu: bool, model: PreTrainedMode
     """Whether the decoder layers are compiled, and the reason. Without a model: for a plain transformer."""
     training, stage = recipe.training, recipe.stage
     if wanted_compiling(training) is not None:
-        return True, "the recipe asks for it"
+        return True, "the recipe enables it"
     if training.get(COMPILING, AUTO) != AUTO:
-        return False, "the recipe switches it off"
+        return False, "the recipe disables it"
     checkpoints: dict[str, Any] = next((given for name in SWITCHES if (given := training.get(f"{name}_kwargs"))), {})
     selective = bool(checkpoints.get("selective"))
     writes = stage in KINDS and KINDS[stage].written is not None
@@ -272,21 +272,21 @@ def compiles(recipe: Recipe, *, zero3: bool, on_cpu: bool, model: PreTrainedMode
     tokens, each_step = recipe.budget.tokens, recipe.budget.global_batch_tokens
     is_short = tokens is not None and each_step is not None and tokens < FEWEST_STEPS * each_step
     reasons = {
-        "it is for GPUs": on_cpu,
+        "it needs a GPU": on_cpu,
         UNEVEN: is_uneven,
         UNDER_ZERO3: zero3,
         UNDER_FSDP: recomputes_under_fsdp(training),
         "processes share rows": read_parallelism(training).sharing_rows > 1,
         f"the run has fewer than {FEWEST_STEPS} steps": is_short,
-        "it has not been tried with weights in 4 bit": bool((recipe.model.lora or {}).get("quantize")),
-        "it has not been tried with a model's own code": recipe.model.trust_remote_code,
+        "it is not tested with 4-bit weights": bool((recipe.model.lora or {}).get("quantize")),
+        "it is not tested with custom model code": recipe.model.trust_remote_code,
         "checkpoints are of torch's older kind (`use_reentrant`)": bool(checkpoints.get("use_reentrant")),
     }
     if model is not None:
         reasons |= {
-            f"transformers marks no decoder layers in {type(model).__name__}": not decoder_layers(model),
+            f"transformers does not mark decoder layers in {type(model).__name__}": not decoder_layers(model),
             "the model has recurrent layers": runs_along_the_row(model),
-            "`selective` cannot look into compiled parts of layers with experts": selective and has_experts(model),
+            "`selective` does not work in compiled parts of layers with experts": selective and has_experts(model),
         }
     why_not = next((reason for reason, applies in reasons.items() if applies), None)
     return why_not is None, why_not or "the run is on a GPU"

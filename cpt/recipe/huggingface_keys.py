@@ -1,4 +1,4 @@
-"""What Hugging Face's config classes and a user's stage take, read from their source: importing takes seconds."""
+"""Read the keys of Hugging Face's config classes and of custom stages from source: importing takes seconds."""
 
 import ast
 import builtins
@@ -33,7 +33,7 @@ STAGE_CONFIGS = {
     "distill_on_policy": "trl:DistillationConfig",
     "gkd": "trl.experimental.gkd:GKDConfig",
 }
-"""Stage -> the class that `training:` goes to."""
+"""Stage -> the config class for `training:`."""
 LORA = "lora"
 PEFT_METHODS = {
     LORA: "peft:LoraConfig",
@@ -49,8 +49,8 @@ PEFT_METHODS = {
     "randlora": "peft:RandLoraConfig",
     "road": "peft:RoadConfig",
 }
-"""`model.lora.method` -> the class of its options. Methods that put virtual tokens before each row do not work with
-packed documents, and what AdaLoRA measures while it trains is in no checkpoint."""
+"""`model.lora.method` -> the class of its options. Methods with virtual tokens before each row do not work with packed
+documents, and checkpoints lack what AdaLoRA measures in training."""
 TAKES_4_BIT = (LORA, "ia3", "randlora", "road")
 
 PYTHONS = {**vars(typing), **vars(builtins)}
@@ -60,9 +60,9 @@ ANYTHING: frozenset[type] = frozenset({bool, int, float, str, list, dict, NoneTy
 @dataclass(frozen=True)
 class Key:
     kinds: frozenset[type]
-    """What it may be, of `ANYTHING`."""
+    """The allowed types, from `ANYTHING`."""
     choices: tuple[str, ...] = ()
-    """The words it may be; empty where any text will do."""
+    """The allowed words; empty if any text is allowed."""
     description: str = ""
 
 
@@ -79,13 +79,13 @@ def method_of(lora: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=16)
 def keys_of_config(config: str) -> Mapping[str, Key]:
-    """The keys of a config class, such as `trl:DPOConfig`, those of its base classes included."""
+    """The keys of a config class, such as `trl:DPOConfig`, including those of its base classes."""
     module, _, name = config.partition(":")
     found = find_class(module, name)
     if found is None or not (keys := keys_of_class(*found)):
         raise ResourceError(
             f"cannot find the keys of {name} in the installed `{module.partition('.')[0]}`. Install a version that cpt"
-            " knows."
+            " supports."
         )
     return keys
 
@@ -98,7 +98,7 @@ def keys_of_class(source: ModuleSource, node: ast.ClassDef) -> dict[str, Key]:
             keys |= keys_of_class(*above)
         elif name not in {"object", "ABC", "Generic", "Protocol"}:
             raise ResourceError(
-                f"cannot find `{name}`, the base of {node.name} in {source.path}. Install a version that cpt knows."
+                f"cannot find `{name}`, the base of {node.name} in {source.path}. Install a version that cpt supports."
             )
     if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
         for statement in node.body:
@@ -109,7 +109,7 @@ def keys_of_class(source: ModuleSource, node: ast.ClassDef) -> dict[str, Key]:
 
 
 def key_of(field: ast.AnnAssign, module: str) -> Key | None:
-    """What the field's annotation, default and metadata say; None for what the class sets itself."""
+    """Read the field's annotation, default and metadata; None if the class sets the field itself."""
     given: dict[Any, ast.expr] = {} if field.value is None else {"default": field.value}
     if isinstance(field.value, ast.Call) and last_name(field.value.func) == "field":
         given = {keyword.arg: keyword.value for keyword in field.value.keywords}
@@ -121,7 +121,7 @@ def key_of(field: ast.AnnAssign, module: str) -> Key | None:
         metadata = {literal(key): value for key, value in zip(about.keys, about.values, strict=True)}
     names: set[str] = set()
     kinds = kinds_in(field.annotation, names)
-    # Annotations forget kinds: `num_layers: int = None`, or the `const: True` of `fsdp: str | None`.
+    # Annotations omit types: `num_layers: int = None`, or the `const: True` of `fsdp: str | None`.
     for value in (given.get("default"), metadata.get("const")):
         kinds |= kinds_of_class(type(literal(value)))
     description = literal(metadata.get("help"))
@@ -135,7 +135,7 @@ def key_of(field: ast.AnnAssign, module: str) -> Key | None:
 
 
 def literal(expression: ast.expr | None) -> Any:
-    """The value of a literal; Ellipsis for all other expressions."""
+    """Return the value of a literal; Ellipsis for other expressions."""
     try:
         return ast.literal_eval(expression)  # type: ignore[arg-type]
     except ValueError:
@@ -143,7 +143,7 @@ def literal(expression: ast.expr | None) -> Any:
 
 
 def kinds_in(hint: ast.expr, names: set[str]) -> set[type]:
-    """The kinds that a type hint allows; the names of classes that are not Python's are added to `names`."""
+    """Return the types that a type hint allows; add the names of non-builtin classes to `names`."""
     if isinstance(hint, ast.Constant):
         if isinstance(hint.value, str):
             return kinds_in(ast.parse(hint.value, mode="eval").body, names)
@@ -178,7 +178,7 @@ def kinds_of_class(kind: Any) -> set[type]:
 
 @lru_cache(maxsize=128)
 def enum_values(module: str, name: str) -> tuple[str, ...]:
-    """The words that an enum class lists; empty for any other class."""
+    """Return the values of an enum class; empty for any other class."""
     found = find_class(module, name)
     if found is None or not any("Enum" in last_name(base) for base in found[1].bases):
         return ()
@@ -188,7 +188,7 @@ def enum_values(module: str, name: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=128)
 def find_class(module: str, name: str) -> tuple[ModuleSource, ast.ClassDef] | None:
-    """The class that `from module import name` would give, followed through imports, and where it is defined."""
+    """Find the class that `from module import name` gives, following imports, and its module."""
     source = parse_module(module)
     if source is None:
         return None
@@ -210,20 +210,20 @@ def last_name(node: ast.expr) -> str:
 
 
 def imported_module(source: ModuleSource, node: ast.ImportFrom) -> str:
-    """The full name of the module in `from ..module import name`."""
+    """Return the full name of the module in `from ..module import name`."""
     package = source.module if source.path.name == "__init__.py" else source.module.rpartition(".")[0]
     return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
 
 
 @lru_cache(maxsize=128)
 def parse_module(name: str) -> ModuleSource | None:
-    """The module's source, looked for by the machinery of `import`, which imports nothing; None where it is not in
-    Python (built-in modules, compiled ones)."""
+    """Return the module's source, found by Python's import system without importing it; None if it is not in Python
+    (built-in or compiled modules)."""
     top, *below = name.split(".")
     spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, [str(Path.cwd())])
     if spec is None:
         raise ResourceError(f"the package `{top}` is not installed. Install it: pip install {top}")
-    for step in below:  # transformers sets its folder as a Path, which PathFinder passes over
+    for step in below:  # transformers sets its folder as a Path, which PathFinder skips
         folders = [str(folder) for folder in (spec and spec.submodule_search_locations) or ()]
         spec = PathFinder.find_spec(step, folders)
     path = Path((spec and spec.origin) or "")
@@ -245,7 +245,7 @@ BUILT_IN_COLUMNS: dict[str, tuple[str, ...]] = {
 
 
 def columns_of_stage(stage: str) -> tuple[str, ...]:
-    """The columns of the examples of a built-in stage, or of the user's `package.module`."""
+    """Return the example columns of a built-in stage, or of a custom `package.module`."""
     if stage in BUILT_IN_COLUMNS:
         return BUILT_IN_COLUMNS[stage]
     try:
@@ -254,12 +254,12 @@ def columns_of_stage(stage: str) -> tuple[str, ...]:
         raise RecipeError(f"`stage`: {problem}") from problem
     if columns is None:
         example = 'COLUMNS = ("prompt", "chosen", "rejected")'
-        raise RecipeError(f"`stage`: `{stage}` must say which columns its examples have, as in {example}.")
+        raise RecipeError(f"`stage`: `{stage}` must define the columns of its examples, such as {example}.")
     return columns
 
 
 def columns_in(module: str) -> tuple[str, ...] | None:
-    """The columns that a module assigns or imports."""
+    """Return the columns that a module assigns or imports."""
     source = parse_module(module)
     for node in source.tree.body if source else ():
         match node:

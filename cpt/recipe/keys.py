@@ -1,4 +1,4 @@
-"""Where a key belongs: the keys of the schema, and where a recipe has the keys of Hugging Face and other tools."""
+"""Find the place of a key: the keys of the schema, and the places for keys of Hugging Face and other tools."""
 
 from collections.abc import Iterator, Mapping
 from types import NoneType, UnionType
@@ -13,7 +13,7 @@ from cpt.recipe.tree import Location, dotted, steps_of
 
 
 def keys_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The keys of a section as users write them (`import`, not `import_`)."""
+    """Return the keys of a section as users write them (`import`, not `import_`)."""
     return {field.alias or name: field for name, field in section.model_fields.items()}
 
 
@@ -32,18 +32,18 @@ def section_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def is_free_mapping(annotation: Any) -> bool:
-    """True for `dict[str, ...]`: a section whose keys are someone else's."""
+    """True for `dict[str, ...]`: a section whose keys the schema does not define."""
     return get_origin(without_none(annotation)) is dict
 
 
 def item_in(annotation: Any) -> Any:
-    """The annotation of a list's items, None for what is not a list."""
+    """Return the annotation of a list's items; None if it is not a list."""
     inner = without_none(annotation)
     return get_args(inner)[0] if get_origin(inner) is list else None
 
 
 def child_annotation(annotation: Any, step: str | int) -> Any:
-    """The annotation of what stands one step below, None where the schema does not say."""
+    """Return the annotation one step below; None if the schema does not define it."""
     if isinstance(step, int):
         return item_in(annotation)
     if is_free_mapping(annotation):
@@ -62,7 +62,7 @@ def annotation_at(location: Location) -> Any:
 
 
 def all_keys(annotation: Any = Recipe, above: Location = ()) -> Iterator[Location]:
-    """Every key of the schema with the way to it; of a list's items, those of item 0."""
+    """Yield the location of every key of the schema; for lists, the keys of item 0."""
     section = section_in(annotation) or section_in(item_in(annotation))
     if section is None:
         return
@@ -138,39 +138,39 @@ OF_OTHERS = {  # axolotl, LLaMA-Factory, TRL's scripts
     "training.dataloader_num_workers": "num_workers",
 }
 MOVED: dict[str, Location] = {word: steps_of(key) for word, key in by_word(OF_HUGGING_FACE).items()}
-"""Hugging Face's key -> where a recipe has it."""
+"""Hugging Face's key -> its key in a recipe."""
 PLACES = {word: steps_of(key) for word, key in by_word(OF_OTHERS).items()} | MOVED
-"""The same, with words that no key of Hugging Face's Trainer has."""
+"""The same, for words that are not keys of Hugging Face's Trainer."""
 
 NOTES = by_word(
     {
-        "in tokens: steps x tokens of a step": "max_steps warmup_steps max_train_steps warmup num_warmup_steps",
+        "in tokens: steps x tokens per step": "max_steps warmup_steps max_train_steps warmup num_warmup_steps",
         "a list of both: [0.9, 0.95]": "adam_beta1 adam_beta2",
         "in tokens: rows x data.sequence_length": "global_batch_size",
         "nf4 or fp4": "load_in_4bit quantization_bit",
     }
 )
-"""What to know when writing a key in its new place."""
+"""Notes on converting a value to the new key."""
 NO_EFFECT = by_word(
     {
-        "it is always off: it would log a lost run as loss 0": "logging_nan_inf_filter",
-        "rows come in an order that is fixed by the seed, so that a run resumes exactly": (
+        "it is always off: it would log a diverged run as loss 0": "logging_nan_inf_filter",
+        "the seed fixes the order of rows, so that a run resumes exactly": (
             "train_sampling_strategy group_by_length length_column_name"
         ),
-        "a resumed run starts at the row where the checkpoint stands": "ignore_data_skip",
-        "every step is full": "dataloader_drop_last",
-        "rows hold the columns that the stage needs, and no others": "remove_unused_columns label_names",
-        "it is always off while training: a cache would let packed documents see each other": "use_cache",
-        "a batch that changes on the way would change which rows make a step": "auto_find_batch_size",
+        "a resumed run starts at the checkpoint's row": "ignore_data_skip",
+        "all steps have the same number of rows": "dataloader_drop_last",
+        "rows only have the columns that the stage needs": "remove_unused_columns label_names",
+        "it is always off in training: with a cache, packed documents attend to each other": "use_cache",
+        "a batch size that changes during the run would change the rows of each step": "auto_find_batch_size",
         "it is always off: under DeepSpeed it saves a checkpoint that trains a batch twice": "enable_jit_checkpoint",
         "the run's last weights are exported; compare checkpoints by their held-out losses": (
             "load_best_model_at_end metric_for_best_model greater_is_better"
         ),
         "checkpoints are complete, so that a run can resume from each": "save_only_model",
-        "checkpoints are written once": "save_on_each_node",
+        "checkpoints are saved once for all nodes": "save_on_each_node",
         "weights are always saved as safetensors": "save_safetensors",
-        "a run resumes by itself from its newest sound checkpoint": "resume_from_checkpoint",
-        "trackers write into the run's folder": "logging_dir",
+        "a run resumes automatically from its newest intact checkpoint": "resume_from_checkpoint",
+        "trackers log to the run's folder": "logging_dir",
         "cpt shows its own progress": "disable_tqdm",
         "the launcher sets it": "local_rank",
         "held-out sets are evaluated by cpt, in loss, perplexity and bits per byte": (
@@ -179,31 +179,29 @@ NO_EFFECT = by_word(
         ),
     }
 )
-"""Keys of `training:` that would have no effect, with the reason."""
+"""Keys of `training:` without effect, and the reason."""
 NO_EFFECT_ON_EXAMPLES = by_word(
     {
-        "stage `sft` trains on the assistant's words, always": "assistant_only_loss",
-        "stage `sft` trains on the completion, always": "completion_only_loss",
-        "`data.packing` lays examples out without padding": "padding_free",
-        "`data.sources[].text_column` and `chat` say what is where": "dataset_text_field",
-        "the data layer reads and tokenises, with its own worker processes": (
-            "dataset_kwargs dataset_num_proc pad_to_multiple_of"
-        ),
-        "the tokenizer's own template is used: `tokenizer.path`": "chat_template_path",
-        "it is the tokenizer's": "eos_token pad_token",
-        "rows come in an order that is fixed by the seed, so that a run resumes exactly": "shuffle_dataset",
-        "the `model` section says how it is loaded": "model_init_kwargs",
-        "what the reference says of a row is worked out when its turn comes, in any order of rows": (
+        "stage `sft` always trains on the assistant's messages only": "assistant_only_loss",
+        "stage `sft` always trains on the completion only": "completion_only_loss",
+        "`data.packing` already avoids padding": "padding_free",
+        "`data.sources[].text_column` and `chat` name the columns": "dataset_text_field",
+        "cpt tokenizes the data in its own worker processes": ("dataset_kwargs dataset_num_proc pad_to_multiple_of"),
+        "the template of `tokenizer.path` is used": "chat_template_path",
+        "the tokenizer defines it": "eos_token pad_token",
+        "the seed fixes the order of rows, so that a run resumes exactly": "shuffle_dataset",
+        "the `model` section configures the loading": "model_init_kwargs",
+        "the reference's log probabilities are computed during training, for each batch": (
             "precompute_ref_log_probs precompute_ref_batch_size"
         ),
-        "the reference is the model that the run started from, also after a resume": "sync_ref_model",
+        "the reference is always the model that the run started from": "sync_ref_model",
     }
 )
-"""Keys of TRL's configs that have no effect in our own stages; a user's stage may use them."""
+"""Keys of TRL's configs without effect in built-in stages; custom stages may use them."""
 
 
 def format_new_key(key: str) -> str:
-    """`optimizer.learning_rate`, with what to know when writing it there."""
+    """`optimizer.learning_rate`, with the note on converting the value."""
     note = f" ({NOTES[key]})" if key in NOTES else ""
     return f"`{dotted(PLACES[key])}`{note}"
 
@@ -214,7 +212,7 @@ ACCUMULATION = "gradient_accumulation_steps"
 CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
 LOADING = ("dataloader_num_workers", "dataloader_prefetch_factor")
 COMPILING = "torch_compile"
-DEFAULT_MICRO_BATCH = 8  # of TrainingArguments
+DEFAULT_MICRO_BATCH = 8  # TrainingArguments' default
 AUTOMATIC = (MICRO_BATCH, ACCUMULATION, *CHECKPOINTING, *LOADING, COMPILING)
 
 
@@ -223,7 +221,7 @@ def automatic_keys(training: Mapping[str, Any]) -> list[str]:
 
 
 def refuse_automatic(recipe: Recipe) -> Recipe:
-    """The recipe; a RecipeError if a key of it still says `auto`."""
+    """Return the recipe; RecipeError if a key is still `auto`."""
     if keys := automatic_keys(recipe.training):
         names = ", ".join(f"`training.{key}`" for key in keys)
         raise RecipeError(f"{names}: auto. Write a value, use `cpt train`, or call `resolve_recipe(recipe)` first.")
@@ -231,7 +229,7 @@ def refuse_automatic(recipe: Recipe) -> Recipe:
 
 
 def accumulation(recipe: Recipe) -> int:
-    """Micro-batches in a step of one process; 1 where the recipe leaves that open."""
+    """Micro-batches per step of one process; 1 if the recipe does not set it."""
     rows, steps = recipe.training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH), recipe.training.get(ACCUMULATION, 1)
     if not isinstance(rows, int) or not isinstance(steps, int):
         return 1

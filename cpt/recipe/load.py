@@ -1,4 +1,4 @@
-"""YAML file -> Recipe, or one RecipeError that lists every mistake with its file and line."""
+"""Load a recipe from YAML, or raise one RecipeError that lists every mistake with its file and line."""
 
 import json
 import os
@@ -44,8 +44,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, lora: bool =
     """Read a recipe.
 
     Args:
-        overrides: `key.path=value`, on top of the file.
-        lora: turn `model.lora` on with its defaults, unless the recipe has it already.
+        overrides: `key.path=value`, applied after the file.
+        lora: add `model.lora` with its defaults, unless the recipe has it.
 
     Raises:
         RecipeError: all mistakes, one per line, as `file:line: what is wrong`.
@@ -55,14 +55,14 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, lora: bool =
 
 
 def load_with_places(path: str | Path, overrides: Sequence[str] = (), *, lora: bool = False) -> tuple[Recipe, Node]:
-    """As `load_recipe`, and the tree: `tree.place_of(root, ("data", "sources", 0))` is where that was written."""
+    """Return the recipe, and its tree: `tree.place_of(root, ("data", "sources", 0))` is its file and line."""
     path, mistakes = Path(path), Mistakes()
     root = read_or_raise(path, mistakes)
     keys = root.value.keys()
     if keys & {"steps", "base_model", "model_name_or_path"} and not keys & {"data", "budget", "base"}:
         raise RecipeError(
-            f"{path} is not a recipe. Check a pipeline: cpt pipeline {path} --dry-run. Translate a config of axolotl"
-            f" or LLaMA-Factory: cpt import {path} --output my_recipe.yaml"
+            f"{path} is not a recipe. Check a pipeline: cpt pipeline {path} --dry-run. Translate an axolotl"
+            f" or LLaMA-Factory config: cpt import {path} --output my_recipe.yaml"
         )
     root = resolve_references(root, Recipe, mistakes, trail=(path.resolve(),))
     root = apply_overrides(root, overrides, mistakes)
@@ -75,8 +75,8 @@ def load_with_places(path: str | Path, overrides: Sequence[str] = (), *, lora: b
 
 
 def load_mixture(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Data, int]:
-    """The `data:` section and the seed of a recipe, or a mixture file: a `data:` section in a file of its own, with
-    the default seed. Overrides are `data.key=value`."""
+    """Return the `data:` section and the seed of a recipe, or of a mixture file, which contains only a `data:` section
+    and has the default seed. Overrides are `data.key=value`."""
     mistakes = Mistakes()
     root = read_or_raise(Path(path), mistakes)
     if root.value.keys() & keys_of(Recipe).keys():
@@ -90,12 +90,12 @@ def load_mixture(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Data,
 
 
 def check_tree(root: Node, mistakes: Mistakes) -> Recipe:
-    """The recipe of a tree, or one error with all mistakes."""
+    """Return the recipe of a tree, or raise one error with all mistakes."""
     check_passed_on_keys(root, mistakes)
     deepspeed = node_at(root, ("training", "deepspeed"))
     if deepspeed is not None and isinstance(deepspeed.value, str) and not deepspeed.value.lstrip().startswith("{"):
         path = find_file(deepspeed, mistakes)
-        deepspeed.value = deepspeed.value if path is None else shown_path(path)  # as seen from the current folder
+        deepspeed.value = deepspeed.value if path is None else shown_path(path)  # relative to the current folder
     read_option_numbers(root, mistakes)
     values = plain(root)
     recipe, faulty = check_shape(root, values, mistakes)
@@ -115,17 +115,17 @@ def check_tree(root: Node, mistakes: Mistakes) -> Recipe:
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """The resolved recipe as YAML that `load_recipe` reads back to an equal one: every key in the schema's order,
-    defaults too."""
+    """Return the resolved recipe as YAML that `load_recipe` reads back as an equal recipe: every key in the schema's
+    order, including defaults."""
     return write_yaml(recipe.model_dump(mode="json", by_alias=True))
 
 
-REPOSITORY = SHIPPED_FILES  # in an installed package, the part of it that recipes refer to
+REPOSITORY = SHIPPED_FILES  # in an installed package, the files that recipes refer to
 
 
 def resolve_references(node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:
-    """The tree with every reference below `node` replaced by what it refers to. `trail`: the files that led here, to
-    find those that refer to each other in a circle."""
+    """Replace every reference below `node` by the content of its file. `trail`: the files that led here, to detect
+    circular references."""
     section, value = section_in(annotation), node.value
     if isinstance(value, list) and item_in(annotation) is not None:
         items = [resolve_references(item, item_in(annotation), mistakes, trail) for item in value]
@@ -159,11 +159,11 @@ def resolve_references(node: Node, annotation: Any, mistakes: Mistakes, trail: t
 
 
 def read_base(written: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:
-    """The section in the file that `written` names, its own references resolved."""
+    """Return the section in the file that `written` names, with its references resolved."""
     path = find_file(written, mistakes)
     if path is not None and path.resolve() in trail:
         circle = " -> ".join(shown_path(file) for file in (*trail[trail.index(path.resolve()) :], path.resolve()))
-        mistakes.add(written.place, f"files that refer to each other in a circle: {circle}")
+        mistakes.add(written.place, f"circular reference: {circle}")
     elif path is not None:
         with suppress(UnreadableError):
             return resolve_references(read_yaml(path, mistakes), annotation, mistakes, (*trail, path.resolve()))
@@ -171,8 +171,8 @@ def read_base(written: Node, annotation: Any, mistakes: Mistakes, trail: tuple[P
 
 
 def find_file(written: Node, mistakes: Mistakes) -> Path | None:
-    """The file that a path in a recipe means: beside the file that names it, in the current folder, or among the
-    recipes that come with cpt. A mistake and None when there is none."""
+    """Find the file that a path in a recipe names: in the folder of the recipe, in the current folder, or among the
+    recipes that come with cpt. If there is no such file, add a mistake and return None."""
     beside = Path(written.place.file).parent if written.place.line else Path()
     folders = [beside, Path(), REPOSITORY / "recipes", REPOSITORY]
     asked = Path(written.value).expanduser()
@@ -180,18 +180,18 @@ def find_file(written: Node, mistakes: Mistakes) -> Path | None:
         if (folder / asked).is_file():
             return Path(os.path.normpath(folder / asked))
     looked = dict.fromkeys(str(folder.resolve()) for folder in folders)
-    where = "" if asked.is_absolute() else f" (looked in {', '.join(looked)})"
+    where = "" if asked.is_absolute() else f" (searched: {', '.join(looked)})"
     mistakes.add(written.place, f"no such file: {written.value}{where}")
     return None
 
 
 def apply_overrides(root: Node, overrides: Sequence[str], mistakes: Mistakes) -> Node:
-    """The tree with each override in its place; a later one wins."""
+    """Apply the overrides to the tree; later ones win."""
     for override in overrides:
         place = Place(f"on the command line: `{override}`", 0)
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
-            mistakes.add(place, "write it as `key.path=value`")
+            mistakes.add(place, "expected `key.path=value`")
             continue
         with suppress(UnreadableError):
             value = compose(text, place, mistakes) or Node(None, place)
@@ -202,14 +202,14 @@ def apply_overrides(root: Node, overrides: Sequence[str], mistakes: Mistakes) ->
 
 
 def set_value(root: Node, steps: Location, value: Node) -> str | None:
-    """Write `value` at a location, making sections on the way; why not, if that is impossible."""
+    """Set a value, creating sections as needed; return the reason if that is impossible."""
     here = root
     for number, step in enumerate(steps):
         is_last, above = number == len(steps) - 1, dotted(steps[:number])
         if isinstance(here.value, list):
             if not isinstance(step, int) or step >= len(here.value):
                 entries = f"{len(here.value)} {'entry' if len(here.value) == 1 else 'entries'}, counted from 0"
-                return f"`{above}` has {entries}: there is no `{step}`"
+                return f"`{above}` has {entries}: `{step}` is not one of them"
             if is_last:
                 here.value[step] = value
             here = here.value[step]
@@ -217,9 +217,9 @@ def set_value(root: Node, steps: Location, value: Node) -> str | None:
         if here.value is None:
             here.value = {}
         if not isinstance(here.value, dict):
-            return f"`{above}` is a single value: nothing stands below it"
+            return f"`{above}` is a single value and has no keys below it"
         if is_last and step == "base" and here.own_file:
-            return f"`{above}` stands on a file already, whose keys would stay: write `{above}=FILE` instead"
+            return f"`{above}` has a `base` already, whose keys would remain: write `{above}=FILE` instead"
         if is_last:
             here.value[str(step)] = value
         else:
@@ -227,35 +227,35 @@ def set_value(root: Node, steps: Location, value: Node) -> str | None:
     return None
 
 
-# --- in which keys recipes differ, and which of them may change while a run continues ---
+# --- differences between recipes, and keys that may change when a run resumes ---
 
 
 UNSET = object()
-"""The value of a key that only another recipe has."""
+"""The value of a key that only the other recipe has."""
 
 CLASSES_IN_TRAINING = {
-    "free": (  # what is logged, how the run is launched, and how its processes share the model
+    "free": (  # logging, launching, and sharding
         *("logging_*", "log_*", "report_to", "project", "trackio_*", "include_num_input_tokens_seen"),
         *("push_to_hub*", "hub_*", "skip_memory_metrics", "disable_tqdm", "per_device_eval_batch_size"),
         *("dataloader_*", "ddp_timeout", "parallelism_config", "deepspeed", "fsdp", "fsdp_config", "vllm_server_*"),
     ),
     "fixed": (
         *("bf16", "fp16"),  # the optimizer's state has the type of the weights
-        *("loss_type", "loss_weights", "trust_remote_code"),  # another loss is another objective
-        *("teacher_*", "ref_*"),  # so is another teacher or reference
+        *("loss_type", "loss_weights", "trust_remote_code"),  # the loss defines the objective
+        *("teacher_*", "ref_*"),  # so do teacher and reference
     ),
 }
-"""Class -> keys of `training:`. All others may change from a step on, as `max_grad_norm` does: the config class is
-built anew at each start."""
+"""Class -> keys of `training:`. All others may change from a step on, such as `max_grad_norm`: the config object is
+created again at each start."""
 
 
 def class_of_change(key: str) -> str:
-    """When a key may change: `free`, at any time between a stop and a resume; `from_step`, from a step on; `fixed`, in
-    another run only. A KeyError if the recipe has no such section.
+    """Return when a key may change: `free`, whenever a run resumes; `from_step`, from a step on; `fixed`, only in
+    another run. KeyError if the recipe has no such section.
 
     Args:
-        key: such as `optimizer.betas`, `data.sources[general].weight` or `training.bf16`. An option, which the schema
-            does not list, has the class of its section.
+        key: such as `optimizer.betas`, `data.sources[general].weight` or `training.bf16`. Options that the schema
+            does not list have the class of their section.
     """
     first, *below = (step for step in re.sub(r"\[.*?\]", "", key).split(".") if not step.isdigit())
     if first == "training" and below:
@@ -273,13 +273,13 @@ def class_of_change(key: str) -> str:
 
 
 def own_class_of_change(field: FieldInfo) -> str | None:
-    """The class that a field of the schema was given; None for the name of a component, which has its section's."""
+    """Return the class of a field of the schema; None for a component's name, which has its section's class."""
     return next((mark for mark in field.metadata if mark in CLASSES_OF_CHANGE), None)
 
 
 def differing_keys(before: Recipe, after: Recipe) -> list[str]:
-    """A line `optimizer.learning_rate: 1e-5 -> 2e-5` for each key that differs and is not free to, in the schema's
-    order."""
+    """Return a line `optimizer.learning_rate: 1e-5 -> 2e-5` for each different key that may not change freely, in the
+    schema's order."""
     trees = [recipe.model_dump(mode="json", by_alias=True) for recipe in (before, after)]
     lines = []
     for key, values in differing_values(trees):
@@ -290,9 +290,9 @@ def differing_keys(before: Recipe, after: Recipe) -> list[str]:
 
 
 def differing_values(values: Sequence[Any], above: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """The deepest keys whose values differ, as `data.sources[general].weight`, with the value of each recipe.
+    """Yield the deepest keys whose values differ, such as `data.sources[general].weight`, with each recipe's value.
 
-    Sections in a list are compared by their names, or by their places where names are missing or repeated.
+    Sections in a list are compared by their names, or by index if names are missing or repeated.
     """
     trees: list[Any] = [by_name(value) if isinstance(value, list) else value for value in values]
     if trees and all(isinstance(tree, dict) for tree in trees):
@@ -308,7 +308,7 @@ def differing_values(values: Sequence[Any], above: str = "") -> Iterator[tuple[s
 
 
 def by_name(items: list[Any]) -> list[Any] | dict[str, Any]:
-    """A list of sections by name or place; any other list as it is."""
+    """Index a list of sections by name or position; return any other list unchanged."""
     if not items or not all(isinstance(item, dict) for item in items):
         return items
     names = [str(item.get("name") or place) for place, item in enumerate(items)]

@@ -1,4 +1,4 @@
-"""What does a path in a recipe mean: this machine, the Hub, a function, or the model of a finished run?"""
+"""Decide what a path in a recipe names: a local file, the Hub, a function, or the model of a finished run."""
 
 import json
 import re
@@ -8,12 +8,12 @@ DOCUMENT_FILES = {".txt", ".md", ".jsonl", ".json", ".parquet", ".csv", ".tsv", 
 COMPRESSED_FILES = {".gz", ".zst"}
 TEXT_FILES = {".txt", ".md"}
 MODEL_FILES = {".pth", ".pt", ".bin", ".safetensors", ".nemo", ".gguf", ".model"}
-RUNS = "runs/"  # the default of `output_dir`: what is there was trained here
+RUNS = "runs/"  # the default of `output_dir`: its folders are local runs
 
 
 def is_local(path: str) -> bool:
-    """True for a path on this machine, whether it exists or not; False for what can only be `name` or `owner/name` on
-    the Hub. If the first part is a folder here, it is a path: a typing mistake must not turn it into a Hub id."""
+    """True for a path on this machine, whether it exists or not; False for a `name` or `owner/name` on the Hub. If the
+    first part is a folder here, it is a local path, so a typo does not turn it into a Hub id."""
     return (
         path.startswith((".", "/", "~", RUNS))
         or "\\" in path
@@ -28,7 +28,7 @@ def is_local(path: str) -> bool:
 
 
 def document_suffix(path: str) -> str:
-    """`.jsonl` of `a.jsonl` and of `a.jsonl.gz`; empty for what is not a file of documents."""
+    """`.jsonl` of `a.jsonl` and of `a.jsonl.gz`; empty if it is not a file of documents."""
     name = Path(path.lower())
     suffix = Path(name.stem).suffix if name.suffix in COMPRESSED_FILES else name.suffix
     return suffix if suffix in DOCUMENT_FILES else ""
@@ -40,11 +40,11 @@ def is_function(path: str) -> bool:
 
 
 RECIPE, STATUS, EXPORT = "recipe.yaml", "status.json", "final"
-"""Files of a run's folder, and the folder of the model that it came to."""
+"""Files of a run's folder, and the folder of its final model."""
 
 
 def result_of_run(path: str | None) -> str | None:
-    """The exported model of a finished run; any other path as it is."""
+    """Return the exported model of a finished run; any other path unchanged."""
     if path is None or not is_run(path) or unfinished_run(path):
         return path
     return str(Path(path) / EXPORT)
@@ -56,18 +56,18 @@ def is_run(path: str) -> bool:
 
 
 def unfinished_run(path: str) -> str | None:
-    """What to say of a run that has no model to go on from yet; None for all other paths."""
+    """Return the error for a run that has no model to continue from yet; None for all other paths."""
     if not is_run(path):
         return None
     folder = Path(path).expanduser()
     try:
         state = json.loads((folder / STATUS).read_text()).get("state", "unknown")
-    except (FileNotFoundError, ValueError, AttributeError):  # not there, or damaged
+    except (FileNotFoundError, ValueError, AttributeError):  # missing or damaged
         state = "not started"
     if state == "finished" and (folder / EXPORT / "config.json").is_file():
         return None
     how = "has lost its model" if state == "finished" else f"has not finished (its state: {state})"
     return (
-        f"{path} is a run that {how}. Let it end: cpt train {Path(path) / RECIPE}; or name one of its checkpoints:"
+        f"{path} is a run that {how}. Finish it: cpt train {Path(path) / RECIPE}; or use one of its checkpoints:"
         f" {path}/checkpoint-N."
     )

@@ -1,7 +1,7 @@
-"""The second gate: do the sections fit together?
+"""Check rules between sections, the second check of a recipe.
 
-A rule names the sections that it reads as its parameters, and runs if these have no other mistake. It reads values,
-never whether a default was written out, so that a resolved recipe gives the same answer as the short one.
+A rule's parameters are the sections that it reads; it runs if these have no other mistake. It reads values, not
+whether a default was written out, so that a resolved recipe gives the same result as the short one.
 """
 
 import inspect
@@ -35,25 +35,25 @@ PARTS_OF_EXAMPLES = (
     *("messages", "prompt", "completion", "user", "assistant"),
     *("chosen", "rejected", "label", "tools", "system", "history"),
 )
-"""What `chat` of a source may name a column for."""
+"""The parts for which `chat` of a source may name a column."""
 
 
 @dataclass(frozen=True)
 class Violation:
-    """Two values that contradict each other, or one that has no effect."""
+    """Two values that contradict each other, or a value without effect."""
 
     location: str | Location
-    """Such as `data.sources[0].path`; steps where a name, which may hold dots, is one of them."""
+    """Such as `data.sources[0].path`; steps if one of them is a name, which may contain dots."""
     text: str
     other: str | None = None
-    """The other side of the contradiction."""
+    """The other key of the contradiction."""
 
 
 Violations = Iterator[Violation]
 
 
 def check_rules(sections: Mapping[str, Any], root: Node, mistakes: Mistakes) -> None:
-    """Run every rule whose sections are all there; `sections` has those of the right shape by their key."""
+    """Run every rule whose sections are all valid; `sections`: key -> valid section."""
     for rule in RULES:
         needed = inspect.signature(rule).parameters
         if not all(name in sections for name in needed):
@@ -67,7 +67,7 @@ def check_rules(sections: Mapping[str, Any], root: Node, mistakes: Mistakes) -> 
 
 
 def not_both(location: str, other: str) -> Violation:
-    return Violation(location, f"give this or `{other}`, not both", other)
+    return Violation(location, f"set either this or `{other}`", other)
 
 
 def no_effect(location: str, why: str, other: str | None = None) -> Violation:
@@ -76,45 +76,45 @@ def no_effect(location: str, why: str, other: str | None = None) -> Violation:
 
 def check_budget(budget: Budget) -> Violations:
     if budget.tokens is None and budget.epochs is None:
-        yield Violation("budget", "`budget.tokens` or `budget.epochs` is missing: how long to train")
+        yield Violation("budget", "the length of the training is missing: set `budget.tokens` or `budget.epochs`")
     if budget.tokens is not None and budget.epochs is not None:
         yield not_both("budget.epochs", "budget.tokens")
 
 
 def check_global_batch(budget: Budget, data: Data, training: dict[str, Any]) -> Violations:
-    """A step is a whole number of micro-batches, on one GPU at least."""
+    """A step must be a whole number of micro-batches, at least on one GPU."""
     rows = training.get(MICRO_BATCH) or DEFAULT_MICRO_BATCH
     wanted = budget.global_batch_tokens
     if wanted is None or not isinstance(rows, int) or rows <= 0:
         return
     tokens = rows * data.sequence_length
     if wanted % tokens:
-        text = f"no multiple of a micro-batch of {tokens:,} tokens; the next is {-(-wanted // tokens) * tokens}"
+        text = f"must be a multiple of a micro-batch of {tokens:,} tokens, such as {-(-wanted // tokens) * tokens}"
         yield Violation("budget.global_batch_tokens", text, "data.sequence_length")
 
 
 def check_accumulation(budget: Budget, training: dict[str, Any]) -> Violations:
-    """Gradient accumulation follows from the global batch; the tokens of a step must not depend on what fits."""
+    """Gradient accumulation follows from the global batch: the tokens per step must not depend on memory."""
     if budget.global_batch_tokens is not None and training.get(ACCUMULATION, AUTO) != AUTO:
-        yield Violation(f"training.{ACCUMULATION}", "one knob is set twice: remove one", "budget.global_batch_tokens")
+        yield Violation(f"training.{ACCUMULATION}", "sets the same thing: remove one", "budget.global_batch_tokens")
     for key in (MICRO_BATCH, ACCUMULATION):
         if training.get(key) == AUTO and budget.global_batch_tokens is None:
             yield Violation(f"training.{key}", "auto needs `budget.global_batch_tokens`", "budget")
 
 
 def check_phase_ends(budget: Budget, data: Data) -> Violations:
-    """Each phase begins where the one before ends, and the run gets that far.
+    """Each phase must end after it begins, and within the run.
 
-    Where a phase ends at a learning rate is only known from the schedule, for a run whose length is in tokens.
+    The end of a phase at a learning rate follows from the schedule, if the budget is in tokens.
     """
     begins, lowest = 0, 1.0
     for index, phase in enumerate(data.phases):
         here = f"data.phases[{index}]"
         until, rate = f"{here}.until", f"{here}.until_learning_rate"
         if index and budget.tokens is not None and begins >= budget.tokens:
-            yield Violation(here, f"never begins: the phase before ends at {begins:,} tokens", "budget.tokens")
+            yield Violation(here, f"never begins: the previous phase ends at {begins:,} tokens", "budget.tokens")
         if phase.until is None and phase.until_learning_rate is None and index < len(data.phases) - 1:
-            yield Violation(until, "missing: only the last phase may last to the end of the run")
+            yield Violation(until, "missing: only the last phase may run to the end without it")
             return
         if phase.until is not None and phase.until <= begins:
             yield Violation(until, f"the phase starts at {begins:,} tokens", f"data.phases[{index - 1}].until")
@@ -129,34 +129,34 @@ def check_phase_ends(budget: Budget, data: Data) -> Violations:
 
 
 def check_phases(data: Data) -> Violations:
-    """Phases weigh sources that exist, cut documents no longer than rows, and change from a phase to a given end."""
-    if data.phases and data.temperature is not None:  # either takes the place of the sources' own weights
+    """Phases must weight known sources, cut documents to at most a row, and have an end if they change linearly."""
+    if data.phases and data.temperature is not None:  # each replaces the sources' weights
         yield not_both("data.temperature", "data.phases")
     names = [reported_name(source) for source in data.sources]
     for index, phase in enumerate(data.phases):
         here = f"data.phases[{index}]"
         for name in phase.weights:
             if name not in names:
-                text = f"no source is called `{name}`.{did_you_mean(name, names)} There is: {', '.join(names)}"
+                text = f"unknown source `{name}`.{did_you_mean(name, names)} Sources: {', '.join(names)}"
                 yield Violation((*steps_of(here), "weights", name), text)
         if not any(phase.weights.values()):
-            yield Violation(f"{here}.weights", "one source at least needs a weight above 0")
+            yield Violation(f"{here}.weights", "at least one source needs a weight above 0")
         length = f"{here}.context_length"
         if phase.context_length is not None and phase.context_length > data.sequence_length:
             yield Violation(length, f"rows have {data.sequence_length:,} tokens", "data.sequence_length")
         if phase.context_length is not None and data.packing == "token_budget":
-            yield Violation(length, "`packing: token_budget` does not cut documents: take best_fit", "data.packing")
+            yield Violation(length, "`packing: token_budget` does not cut documents: use best_fit", "data.packing")
         if phase.change == "linear" and index == 0:
-            yield Violation(f"{here}.change", "the first phase has no phase before it to change from")
+            yield Violation(f"{here}.change", "the first phase cannot change from a previous one")
         elif phase.change == "linear" and phase.until is None and phase.until_learning_rate is None:
             yield Violation(f"{here}.change", "a linear change needs the phase's `until` or `until_learning_rate`")
     for index, name in enumerate(names):
         if data.phases and not any(phase.weights.get(name) for phase in data.phases):
-            yield Violation(f"data.sources[{index}]", f"no phase gives `{name}` a weight", "data.phases")
+            yield Violation(f"data.sources[{index}]", f"`{name}` needs a weight in at least one phase", "data.phases")
 
 
 def check_stride(data: Data) -> Violations:
-    """Only sliding windows have a stride, and they skip no token."""
+    """Only sliding windows have a stride, which must not skip tokens."""
     if data.packing == "sliding_window" and data.stride is None:
         yield Violation("data.packing", f"needs `data.stride`, such as {max(1, data.sequence_length // 2)}")
     if data.packing != "sliding_window" and data.stride is not None:
@@ -167,21 +167,21 @@ def check_stride(data: Data) -> Violations:
 
 
 def check_token_budget(data: Data, training: dict[str, Any]) -> Violations:
-    """Rows that are batches are not batched again."""
+    """Rows of a token budget are already batches, so the batch size must be 1."""
     if data.packing == "token_budget" and training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH) != 1:
         text = f"a row of token_budget is a whole micro-batch: write `training.{MICRO_BATCH}: 1`"
         yield Violation("data.packing", text, f"training.{MICRO_BATCH}")
 
 
 def check_names(data: Data, evaluation: Evaluation) -> Violations:
-    """Reports can tell sources apart, and held-out sets, shares of sources included."""
+    """Names of sources and of held-out sets in reports must be unique, including held-out shares of sources."""
     first: dict[str, str] = {}
     for location, entry in keyed_sources(data, evaluation):
         if location == "evaluation.perplexity[0]" and evaluation.held_out_share is None:
-            first = {}  # no source is reported next to the held-out sets
+            first = {}  # reports of held-out sets do not list sources
         name = reported_name(entry)
         if name in first:
-            yield Violation(location, f"a second `{name}`: give this one a `name` of its own", first[name])
+            yield Violation(location, f"duplicate name `{name}`: set another `name` here", first[name])
         first.setdefault(name, location)
 
 
@@ -191,7 +191,7 @@ def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, Doc
 
 
 def reported_name(entry: DocumentSource) -> str:
-    """Its name in reports: `name`, or the last part of its path that is no pattern, without a document's suffix."""
+    """The name in reports: `name`, or the last part of the path that is not a pattern, without a document suffix."""
     parts = [part for part in Path(entry.path).parts if not set(part) & set("*?[")]
     last = Path(parts[-1]) if parts else Path(entry.path)
     if last.suffix.lower() in COMPRESSED_FILES and document_suffix(last.stem):
@@ -200,7 +200,7 @@ def reported_name(entry: DocumentSource) -> str:
 
 
 def check_source_options(data: Data, evaluation: Evaluation) -> Violations:
-    """Every option of a source has an effect, and a document is made in one way: column, template or chat."""
+    """Every option of a source must have an effect, and only one of column, template and chat may be set."""
     for location, entry in keyed_sources(data, evaluation):
         if is_local(entry.path) or ":" in entry.path:
             given: dict[str, Any] = {"subset": entry.subset, "revision": entry.revision}
@@ -209,30 +209,30 @@ def check_source_options(data: Data, evaluation: Evaluation) -> Violations:
                 if value not in (None, False, []):
                     yield no_effect(f"{location}.{key}", f": `{entry.path}` is not a dataset on the Hub")
         if entry.options and not is_function(entry.path):
-            yield no_effect(f"{location}.options", f": `{entry.path}` is not your own `package.module:function`")
+            yield no_effect(f"{location}.options", f": `{entry.path}` is not a `package.module:function`")
         *others, last = [key for key, is_given in ways_to_make_text(entry).items() if is_given] or [""]
         for other in others:
             yield not_both(f"{location}.{last}", f"{location}.{other}")
         for name in entry.chat if isinstance(entry.chat, dict) else ():
             if name not in PARTS_OF_EXAMPLES:
-                text = f"not a part of an example.{did_you_mean(name, PARTS_OF_EXAMPLES)} There is:"
+                text = f"not a part of an example.{did_you_mean(name, PARTS_OF_EXAMPLES)} Parts:"
                 yield Violation((*steps_of(location), "chat", name), f"{text} {', '.join(PARTS_OF_EXAMPLES)}")
         if entry.chat is not None and isinstance(entry, Source) and entry.fill_in_the_middle is not None:
             yield not_both(f"{location}.fill_in_the_middle", f"{location}.chat")
-        if suffix := document_suffix(entry.path):  # of folders it is known when their files are listed
+        if suffix := document_suffix(entry.path):  # for folders, known after listing their files
             for key in options_without_effect(entry, {suffix}):
                 yield no_effect(f"{location}.{key}", f" on {suffix} files: remove it")
 
 
 def ways_to_make_text(entry: DocumentSource) -> dict[str, bool]:
-    """The keys that say what a row's text is, and whether each was given."""
+    """The keys that define a row's text, and whether each is set."""
     chat = entry.chat is not None
     return {"text_column": entry.text_column != "text", "template": entry.template is not None, "chat": chat}
 
 
 def options_without_effect(entry: DocumentSource, suffixes: Collection[str]) -> list[str]:
-    """Keys of a source that files with these suffixes do not use: plain text has no columns, and rows have no text
-    between documents."""
+    """Keys of a source that files with these suffixes do not use: plain text has no columns, and rows have no
+    separator between documents."""
     if TEXT_FILES.issuperset(suffixes):
         by_column = isinstance(entry, Source) and entry.order_by is not None and not is_function(entry.order_by)
         given = {**ways_to_make_text(entry), "order_by": by_column}
@@ -248,8 +248,8 @@ GENERAL_TEXT = "`{path: HuggingFaceFW/fineweb-edu, subset: sample-10BT, name: ge
 
 def check_stage(stage: str) -> Violations:
     if stage not in STAGE_CONFIGS and not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", stage):
-        text = f"no stage called `{stage}`.{did_you_mean(stage, STAGE_CONFIGS)} Built in: {', '.join(STAGE_CONFIGS)}."
-        yield Violation("stage", f"{text} Your own: `package.module`")
+        text = f"unknown stage `{stage}`.{did_you_mean(stage, STAGE_CONFIGS)} Built in: {', '.join(STAGE_CONFIGS)}."
+        yield Violation("stage", f"{text} Custom: `package.module`")
 
 
 def check_start(stage: str, model: Model) -> Violations:
@@ -259,7 +259,7 @@ def check_start(stage: str, model: Model) -> Violations:
 
 
 def check_rewards(stage: str, rewards: list[Reward]) -> Violations:
-    """Rewards are for the stages that generate completions."""
+    """Stages that generate completions need rewards; other stages do not use them."""
     if stage in REWARDED and not rewards:
         yield Violation("stage", f"stage `{stage}` needs `rewards`, as in `rewards: [exact_match]`")
     if rewards and stage in STAGE_CONFIGS and stage not in REWARDED:
@@ -267,31 +267,31 @@ def check_rewards(stage: str, rewards: list[Reward]) -> Violations:
 
 
 def check_stage_options(stage: str, training: dict[str, Any]) -> Violations:
-    """A student has a teacher; at beta 0 every answer has the same loss, and the gradient is 0."""
+    """Distillation needs a teacher; with beta 0 all answers have the same loss, and the gradient is 0."""
     if stage in TAUGHT and training.get("teacher_model_name_or_path") is None:
         yield Violation("stage", f"stage `{stage}` needs a teacher: `training.teacher_model_name_or_path`")
     if stage in PAIRED and training.get("beta") == 0:
-        yield Violation("training.beta", f"stage `{stage}` learns nothing with `training.beta` 0", "stage")
+        yield Violation("training.beta", f"stage `{stage}` has zero gradients with `training.beta` 0", "stage")
 
 
 def check_weights(model: Model) -> Violations:
-    """A model is loaded from a path, or initialised from a config; new rows are part of whole, trained tables."""
+    """A model is loaded from a path or initialized from a config; `train_only` needs trained weights without LoRA."""
     from_scratch, train_only = "model.from_scratch", "model.train_only"
     if not model.from_scratch and model.path is None:
         yield Violation("model.path", "missing; for new weights write `from_scratch: true` and `config`")
     if model.from_scratch and model.path is None and model.config is None:
-        yield Violation(from_scratch, "new weights need an architecture: give `model.config` or `model.path`")
+        yield Violation(from_scratch, "new weights need an architecture: set `model.config` or `model.path`")
     if model.config is not None and "model_type" not in model.config:
         yield Violation("model.config.model_type", "missing: llama, qwen3, gpt2, ...")
     if model.lora is not None and model.from_scratch:
-        yield Violation("model.lora", "LoRA adapts trained weights: remove it, or start from a model", from_scratch)
+        yield Violation("model.lora", "LoRA needs trained weights: remove it, or set `model.path`", from_scratch)
     if model.trust_remote_code and re.fullmatch(r"[0-9a-f]{40}", model.revision or "") is None:
         text = "needs a full commit hash (40 hex digits) as `model.revision`"
         yield Violation("model.trust_remote_code", text, "model.revision")
     if model.train_only is not None and model.lora is not None:
         yield Violation(train_only, "LoRA freezes what `train_only: new_rows` trains: remove one", "model.lora")
     if model.train_only is not None and model.from_scratch:
-        yield no_effect(train_only, ": `new_rows` keeps trained weights, and there are none", from_scratch)
+        yield no_effect(train_only, ": `new_rows` needs trained weights", from_scratch)
 
 
 def check_sharded_rows(model: Model, training: dict[str, Any]) -> Violations:
@@ -300,11 +300,11 @@ def check_sharded_rows(model: Model, training: dict[str, Any]) -> Violations:
 
 
 def check_tokenizer(model: Model, tokenizer: Tokenizer) -> Violations:
-    """There is a tokenizer, and each path and revision has an effect."""
+    """There must be a tokenizer, and each path and revision must have an effect."""
     if model.from_scratch and model.config is not None and tokenizer.path is not None and model.path is not None:
-        yield no_effect("model.path", ": the shape is that of `model.config`. Write `path: null`", "model.config")
+        yield no_effect("model.path", ": `model.config` defines the shape. Write `path: null`", "model.config")
     if model.path is None and model.from_scratch and tokenizer.path is None:
-        yield Violation("tokenizer.path", "missing: a model from scratch brings no tokenizer")
+        yield Violation("tokenizer.path", "missing: a model from scratch needs a tokenizer")
     if model.revision is not None and model.path is None:
         yield no_effect("model.revision", " without `model.path`")
     if tokenizer.revision is not None and tokenizer.path is None and model.path is None:
@@ -312,7 +312,7 @@ def check_tokenizer(model: Model, tokenizer: Tokenizer) -> Violations:
 
 
 def check_saving(checkpoints: Checkpoints) -> Violations:
-    """Only a checkpoint that is saved can be kept."""
+    """`keep` needs saved checkpoints."""
     if checkpoints.every_tokens is not None and checkpoints.every_steps is not None:
         yield not_both("checkpoints.every_steps", "checkpoints.every_tokens")
     saves = checkpoints.every_tokens is not None or checkpoints.every_steps is not None
@@ -321,7 +321,7 @@ def check_saving(checkpoints: Checkpoints) -> Violations:
 
 
 def check_average(checkpoints: Checkpoints, model: Model) -> Violations:
-    """An average is of several whole models that are still there."""
+    """An average needs several full models that are kept."""
     if checkpoints.average is None:
         return
     here, kept = "checkpoints.average", checkpoints.kept
@@ -335,7 +335,7 @@ def check_average(checkpoints: Checkpoints, model: Model) -> Violations:
 
 
 def check_evaluation(evaluation: Evaluation) -> Violations:
-    """An evaluation has something to measure, and a run can only stop where it is evaluated."""
+    """Evaluation needs held-out sets, and early stopping needs evaluations."""
     every_steps, every_tokens = evaluation.every_steps, evaluation.every_tokens
     if every_steps is not None and every_tokens is not None:
         yield not_both("evaluation.every_steps", "evaluation.every_tokens")
@@ -345,7 +345,7 @@ def check_evaluation(evaluation: Evaluation) -> Violations:
     for name, rise in evaluation.retain.items():
         if rise is not None and every_steps is None and every_tokens is None:
             here = ("evaluation", "retain", name)
-            yield Violation(here, "never stops the run without `evaluation.every_tokens`: give it, or write null")
+            yield Violation(here, "never stops the run without `evaluation.every_tokens`: set it, or write null")
 
 
 def check_retained_sets(data: Data, evaluation: Evaluation) -> Violations:
@@ -354,15 +354,15 @@ def check_retained_sets(data: Data, evaluation: Evaluation) -> Violations:
         names += [reported_name(source) for source in data.sources]
     for name in evaluation.retain:
         if name not in names:
-            text = f"no held-out set is called `{name}`.{did_you_mean(name, names)} There is:"
+            text = f"unknown held-out set `{name}`.{did_you_mean(name, names)} Sets:"
             public = f"A public general set, for `evaluation.perplexity`: {GENERAL_TEXT}"
             yield Violation(("evaluation", "retain", name), f"{text} {', '.join(names) or 'none'}. {public}")
     if evaluation.retain and names and not set(names) - set(evaluation.retain):
-        yield Violation("evaluation.retain", "must leave a held-out set to measure the domain")
+        yield Violation("evaluation.retain", "must leave at least one held-out set for the domain")
 
 
 def check_option_names(optimizer: Optimizer, schedule: Schedule) -> Violations:
-    """Hugging Face's names for options of our optimizers and schedules."""
+    """Options of optimizers and schedules must not use Hugging Face's names."""
     sections: dict[str, Component] = {"optimizer": optimizer, "schedule": schedule}
     for key, section in sections.items():
         for option in section.options:

@@ -1,4 +1,4 @@
-"""The first gate: does every key exist, and is every value of its type? Keys of Hugging Face's classes too."""
+"""Check that keys exist and values have the right type, the first check; also for Hugging Face's keys."""
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -38,12 +38,12 @@ COMPARISONS = {
 }
 KINDS = {"bool_type": bool, "int_type": int, "float_type": float, "string_type": str, "path_type": str}
 KINDS |= {"list_type": list, "dict_type": dict, "model_type": dict}
-"""pydantic's problem -> what was expected."""
+"""pydantic's problem -> the expected value."""
 MOST_LISTED = 30  # keys in a message
 
 
 def check_shape(root: Node, plain_recipe: Mapping[str, Any], mistakes: Mistakes) -> tuple[Recipe | None, set[str]]:
-    """The recipe if its shape is right, else None; and the top-level keys that something is wrong with."""
+    """Return the recipe if its shape is right, else None; and the top-level keys with mistakes."""
     try:
         return Recipe.model_validate(plain_recipe), set()
     except ValidationError as found:
@@ -58,7 +58,7 @@ def check_shape(root: Node, plain_recipe: Mapping[str, Any], mistakes: Mistakes)
 def read_option_numbers(node: Node, mistakes: Mistakes, annotation: Any = Recipe, location: Location = ()) -> None:
     """Read the units of numbers in options (`schedule: {warmup_tokens: 20M}`), and check their bounds.
 
-    Options stand beside a name, and the schema does not list them.
+    Options are written next to a name, and the schema does not list them.
     """
     if isinstance(node.value, list):
         for index, child in enumerate(node.value):
@@ -72,7 +72,7 @@ def read_option_numbers(node: Node, mistakes: Mistakes, annotation: Any = Recipe
         here = (*location, key)
         if not issubclass(section, Component) or key in keys_of(section):
             read_option_numbers(child, mistakes, child_annotation(annotation, key), here)
-        elif section is Schedule and key == "schedule":  # of `continued`: the schedule of the run before
+        elif section is Schedule and key == "schedule":  # of `continued`: the schedule of the previous run
             read_option_numbers(child, mistakes, Schedule, here)
         elif child.value is not None and not child.broken:
             bounds = None if is_own or not location else OPTIONS.get(str(location[-1]), {}).get(key)
@@ -81,7 +81,7 @@ def read_option_numbers(node: Node, mistakes: Mistakes, annotation: Any = Recipe
 
 
 def read_option(node: Node, location: Location, annotation: Any, mistakes: Mistakes) -> None:
-    """Replace a text with a unit by its number; note what is out of bounds."""
+    """Replace a text with a unit by its number; add a mistake if it is out of bounds."""
     adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
     try:
         value = adapter.validate_python(plain(node))
@@ -96,7 +96,7 @@ def read_option(node: Node, location: Location, annotation: Any, mistakes: Mista
 
 
 def sentences(problems: Iterable[ErrorDetails], written: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
-    """What is wrong, and where; of a key that takes several types, pydantic reports a problem for each of them."""
+    """Yield mistakes and their locations; pydantic reports a problem for each type that a key may have."""
     by_key: dict[Location, list[ErrorDetails]] = {}
     for problem in problems:
         location = location_of(problem, written)
@@ -113,7 +113,7 @@ def sentences(problems: Iterable[ErrorDetails], written: Mapping[str, Any]) -> I
 
 
 def location_of(problem: ErrorDetails, written: Any) -> Location:
-    """The steps to a key, without those that pydantic adds: names of types, and "[key]" of a mapping's key."""
+    """Return the steps to a key without those that pydantic adds: names of types, and "[key]" for a mapping's key."""
     location: Location = ()
     for step in problem["loc"]:
         if step in written if isinstance(written, dict) else isinstance(written, list) and isinstance(step, int):
@@ -122,7 +122,7 @@ def location_of(problem: ErrorDetails, written: Any) -> Location:
 
 
 def sentence(problem: ErrorDetails, location: Location) -> str:
-    """What is wrong with one key: unknown, missing, or of a wrong value."""
+    """Describe the mistake of one key: unknown, missing, or with a wrong value."""
     *above, key = location
     section = section_in(annotation_at(tuple(above)))
     fields = keys_of(section) if section else {}
@@ -137,7 +137,7 @@ def sentence(problem: ErrorDetails, location: Location) -> str:
 
 
 def suggestion(name: str, beside: Collection[str], above: Location) -> str:
-    """The key that was meant: a slip of one beside it, else one of that very name elsewhere, else one much like it."""
+    """Suggest a key: a similar one in the same section, else the same name elsewhere, else a similar one elsewhere."""
     if simplified(name) in beside:
         return did_you_mean(name, beside)
     if name in PLACES:
@@ -147,14 +147,14 @@ def suggestion(name: str, beside: Collection[str], above: Location) -> str:
         elsewhere = [key for key in all_keys() if key[-1] == name and key[:-1] != above]
         inside = [key for key in elsewhere if key[: len(above)] == above]
         if elsewhere:
-            return f" There is {' and '.join(f'`{dotted(key)}`' for key in inside or elsewhere)}."
+            return f" Use {' or '.join(f'`{dotted(key)}`' for key in inside or elsewhere)}."
         if name in NO_EFFECT:
             return f" It would have no effect: {NO_EFFECT[name]}."
         if name in keys_of_config(STAGE_CONFIGS["cpt"]):
-            return f" It is Hugging Face's: write it as `training.{name}`."
+            return f" It is a Hugging Face key: write it as `training.{name}`."
     if near is not None:
         return f" Did you mean `{near}`?{'' if near in beside else f' It is written as {format_new_key(near)}.'}"
-    return f" There {'are' if len(beside) > 1 else 'is'}: {', '.join(beside)}." if len(beside) <= MOST_LISTED else ""
+    return f" Known keys: {', '.join(beside)}." if len(beside) <= MOST_LISTED else ""
 
 
 def wrong_value(problem: ErrorDetails) -> str:
@@ -165,14 +165,14 @@ def wrong_value(problem: ErrorDetails) -> str:
     if kind == "value_error":
         return f"{context['error']}, got {in_words(got)}"
     if kind == "string_pattern_mismatch":
-        return f"may hold letters, digits, `.`, `_` and `-`, and begins with a letter or digit; got {in_words(got)}"
+        return f"must be letters, digits, `.`, `_` and `-`, starting with a letter or digit; got {in_words(got)}"
     if kind in ("too_short", "string_too_short"):
         return "must not be empty"
     return wrong_type([problem])
 
 
 def wrong_type(problems: Sequence[ErrorDetails]) -> str:
-    """Of one key, by each of the types that it takes."""
+    """Describe a value that has none of the types that the key allows."""
     got, kinds = problems[0]["input"], [KINDS[problem["type"]] for problem in problems if problem["type"] in KINDS]
     listed = ", ".join(problem["ctx"]["expected"] for problem in problems if problem["type"] == "literal_error")
     words = listed.replace("'", "").replace(" or ", ", ").split(", ") + ["true", "false"] * (bool in kinds)
@@ -206,7 +206,7 @@ BOUNDS: Mapping[str, Any] = {
     **dict.fromkeys(SHARES, Annotated[float, Field(ge=0, le=1)]),
     "logging_steps": StepsOrShare,
 }
-"""Numbers that Hugging Face's classes accept outside these bounds, and fail on later or use in an unexpected way."""
+"""Bounds that Hugging Face's classes do not check: other values fail later or have unexpected effects."""
 LORA_IS_SET = {
     *("peft_type", "task_type", "inference_mode", "base_model_name_or_path"),
     *("auto_mapping", "peft_version", "revision"),
@@ -215,12 +215,11 @@ LORA_CHOICES = {"preset": LORA_PRESETS, **LORA_QUANTIZATION}
 
 
 def check_passed_on_keys(root: Node, mistakes: Mistakes) -> None:
-    """Check the keys of `training:` and `model.lora`, and give whole numbers and paths the form that Hugging Face
-    wants."""
+    """Check the keys of `training:` and `model.lora`, and convert whole numbers and paths for Hugging Face."""
     training, lora, stage = (node_at(root, key) for key in (("training",), ("model", "lora"), ("stage",)))
     if training is not None and isinstance(training.value, dict):
         name = str(stage.value) if stage else "cpt"
-        # The class of a user's stage checks its own keys.
+        # The class of a custom stage checks its keys itself.
         config = None if "." in name else STAGE_CONFIGS.get(name, STAGE_CONFIGS["cpt"])
         for key, node in training.value.items():
             if key in MOVED:
@@ -234,7 +233,7 @@ def check_passed_on_keys(root: Node, mistakes: Mistakes) -> None:
 
 
 def check_lora_keys(lora: Node, mistakes: Mistakes) -> None:
-    """The options of the method's own config class, and what cpt adds to them."""
+    """Check the options of the method's config class, and those that cpt adds."""
     method = method_of({key: node.value for key, node in lora.value.items() if key == "method"})
     if method not in PEFT_METHODS:
         mistakes.add(lora.value["method"].place, f"`model.lora.method`: {one_of(PEFT_METHODS, method)}")
@@ -252,16 +251,16 @@ def check_lora_keys(lora: Node, mistakes: Mistakes) -> None:
 
 
 def explain_moved_key(key: str, node: Node, root: Node) -> str:
-    """Where a key is written here, and that it is written there already, if so."""
+    """Name the recipe's key for it, and whether that is set already."""
     ours = node_at(root, MOVED[key])
     if ours is None or len(MOVED[key]) == 1 and MOVED[key][0] in ("name", "stage") or MOVED[key][0] == "training":
-        return f"`training.{key}` is not written here: write {format_new_key(key)}"
+        return f"`training.{key}` does not belong here: write {format_new_key(key)}"
     name, there = dotted(MOVED[key]), ours.place.seen_from(node.place)
-    return f"one knob is set twice: `training.{key}` and `{name}` ({there}). Keep `{name}`"
+    return f"`training.{key}` and `{name}` ({there}) set the same thing. Keep `{name}`"
 
 
 def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -> None:
-    """Does the class have the key, and is the value of its type and within its bounds?"""
+    """Check that the class has the key, and that the value has its type and is within its bounds."""
     keys, name, value = keys_of_config(config), str(location[-1]), plain(node)
     if name not in keys:
         usable = keys.keys() - {*MOVED, *NO_EFFECT, *LORA_IS_SET}

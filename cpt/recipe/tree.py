@@ -1,4 +1,4 @@
-"""Read YAML, by YAML 1.2 without PyYAML's traps, into a tree that knows the file and line of every value."""
+"""Read YAML 1.2, without PyYAML's YAML 1.1 surprises, into a tree with the file and line of every value."""
 
 import math
 import re
@@ -13,12 +13,12 @@ from cpt.errors import RecipeError
 from cpt.plugins import closest
 
 Location = tuple[str | int, ...]
-"""The way to a value: `("data", "sources", 0, "weight")`."""
+"""The steps to a value: `("data", "sources", 0, "weight")`."""
 
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """Where something was written. Line 0: not in a file but on the command line."""
+    """File and line of a value. Line 0: on the command line."""
 
     file: str
     line: int
@@ -32,15 +32,15 @@ class Place:
 
 @dataclass
 class Node:
-    """A value with its place; of a key's value, the place of the key."""
+    """A value with its place; for a value with a key, the place of the key."""
 
     value: Any
     """None, bool, int, float, str, a list of nodes, or a dict of nodes."""
     place: Place
     own_file: bool = False
-    """The section names the file that it is based on, so nothing of an outer base flows into it."""
+    """The section names its own base file, so it inherits nothing from an outer base."""
     broken: bool = False
-    """What stands here could not be read, which was already said: expect nothing of it."""
+    """The value could not be read, which is already reported: do not report it again."""
 
 
 class UnreadableError(Exception):
@@ -48,7 +48,7 @@ class UnreadableError(Exception):
 
 
 class Mistakes:
-    """Collects what is wrong with a recipe, to say all of it at once."""
+    """Collects the mistakes in a recipe, to report them together."""
 
     def __init__(self) -> None:
         self.found: set[tuple[Place, str]] = set()
@@ -57,13 +57,13 @@ class Mistakes:
         self.found.add((place, text))
 
     def unreadable(self, place: Place, text: str) -> UnreadableError:
-        """Add what makes the whole file unreadable; raise the result."""
+        """Add a mistake that makes the whole file unreadable, and return the error to raise."""
         self.add(place, text)
         return UnreadableError()
 
     def raise_if_any(self) -> None:
-        """Raise one RecipeError with a line `file:line: what is wrong` for each mistake; the command line's come
-        last."""
+        """Raise one RecipeError with a line `file:line: what is wrong` for each mistake; those of the command line
+        come last."""
         if self.found:
             in_order = sorted(self.found, key=lambda mistake: (mistake[0].line == 0, *mistake))
             raise RecipeError("\n".join(f"{place}: {text}" for place, text in in_order))
@@ -78,7 +78,7 @@ def plain(node: Node) -> Any:
 
 
 def holds_broken(node: Node) -> bool:
-    """True when the node or something below it could not be read."""
+    """Whether the node or a node below it could not be read."""
     below = node.value.values() if isinstance(node.value, dict) else node.value
     return node.broken or isinstance(node.value, dict | list) and any(holds_broken(child) for child in below)
 
@@ -107,7 +107,7 @@ def place_of(root: Node, location: Location) -> Place:
 
 
 def merged(over: Node, base: Node) -> Node:
-    """`over` on top of `base`: keys of both are merged at every depth, lists and single values replace."""
+    """Merge `over` into `base`: keys are merged at every depth, lists and single values are replaced."""
     if over.own_file or not (isinstance(over.value, dict) and isinstance(base.value, dict)):
         return over
     together = dict(base.value)
@@ -122,7 +122,7 @@ def dotted(location: Iterable[str | int]) -> str:
 
 
 def leaves(value: Any, above: Location = ()) -> Iterator[tuple[Location, Any]]:
-    """The deepest keys of a section with their values; a list without sections is a value."""
+    """Yield the deepest keys of a section with their values; a list without sections is a value."""
     children: Any = ()
     if isinstance(value, dict):
         children = value.items()
@@ -139,7 +139,7 @@ def steps_of(key: str) -> Location:
     return tuple(int(step) if step.isdigit() else step for step in re.sub(r"\[(\d+)\]", r".\1", key).split("."))
 
 
-MAX_DEPTH, MAX_NODES = 40, 50_000  # aliases of aliases grow without end
+MAX_DEPTH, MAX_NODES = 40, 50_000  # nested aliases grow exponentially
 NOT_TEXT = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 DIGITS = r"[0-9]+(?:_[0-9]+)*"
@@ -156,20 +156,20 @@ CONSTANTS = {
 
 
 class Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
-    """Leaves the types of unquoted words to `resolve_scalar`."""
+    """Reads unquoted words as text; `resolve_scalar` decides their types."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}
 
 
 def read_yaml(path: Path, mistakes: Mistakes) -> Node:
-    """Read a file; an UnreadableError if that fails, with the reason in `mistakes`."""
+    """Read a file; if that fails, add the reason to `mistakes` and raise UnreadableError."""
     shown = shown_path(path)
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         there = closest(path.name, (file.name for file in path.parent.glob("*.y*ml")))
         hint = f" Did you mean {path.parent / there}?" if there else ""
-        reason = f"no such file (looked from {Path.cwd()}).{hint}"
+        reason = f"no such file (current folder: {Path.cwd()}).{hint}"
     except OSError as problem:
         reason = f"cannot be read: {problem.strerror}"
     else:
@@ -178,7 +178,7 @@ def read_yaml(path: Path, mistakes: Mistakes) -> Node:
 
 
 def read_or_raise(path: Path, mistakes: Mistakes) -> Node:
-    """As `read_yaml`; a RecipeError if that fails."""
+    """As `read_yaml`, but raise RecipeError on failure."""
     try:
         return read_yaml(path, mistakes)
     except UnreadableError:
@@ -187,7 +187,7 @@ def read_or_raise(path: Path, mistakes: Mistakes) -> Node:
 
 
 def read_text(data: bytes, shown: str, mistakes: Mistakes) -> Node:
-    """As `read_yaml`, from a file's bytes."""
+    """As `read_yaml`, from a file's content."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
@@ -196,7 +196,7 @@ def read_text(data: bytes, shown: str, mistakes: Mistakes) -> Node:
         raise mistakes.unreadable(Place(shown, line), text) from None
     root = compose(text, Place(shown, 1), mistakes)
     if root is None or root.value is None:
-        raise mistakes.unreadable(Place(shown, 1), "the file is empty: it holds no keys")
+        raise mistakes.unreadable(Place(shown, 1), "the file is empty")
     if not isinstance(root.value, dict):
         raise mistakes.unreadable(root.place, "expected `key: value` lines, got a list or a single value")
     return root
@@ -210,7 +210,7 @@ def resolve_scalar(text: str) -> Any:
     if text in CONSTANTS:
         return CONSTANTS[text]
     if LEADING_ZERO.fullmatch(text):
-        raise ValueError(f'`{text}` begins with 0: write {int(text.replace("_", ""))} for a number, "{text}" for text')
+        raise ValueError(f'`{text}` starts with 0: write {int(text.replace("_", ""))} for a number, "{text}" for text')
     if INTEGER.fullmatch(text):
         return int(text)
     if FLOAT.fullmatch(text) and math.isfinite(float(text)):  # 12e4567 is a commit's hash sooner than a number
@@ -227,10 +227,10 @@ def shown_path(path: Path) -> str:
 
 
 def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
-    """The tree of the only document, None for empty text.
+    """Return the tree of the only document; None for empty text.
 
     Args:
-        start: of the text; line 0 on the command line.
+        start: place of the text; line 0 on the command line.
     """
     builder = TreeBuilder(start, mistakes)
     try:
@@ -238,14 +238,14 @@ def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
         events: Any = yaml.parse(text, Loader=Loader)
         for event in events:  # the composer below is recursive: 100,000 brackets crash it
             if (tag := getattr(event, "tag", None)) not in (None, "!"):  # `!`: quoted
-                text_of_tag = f"the tag `{tag}` is not allowed: a recipe holds plain values only"
+                text_of_tag = f"the tag `{tag}` is not allowed: a recipe has plain values only"
                 mistakes.add(builder.place(event.start_mark.line), text_of_tag)
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
                 raise mistakes.unreadable(builder.place(event.start_mark.line), "nested too deeply")
         documents = list(yaml.compose_all(text, Loader=Loader))
     except yaml.MarkedYAMLError as problem:
-        # What is never closed is reported where it was opened.
+        # Unclosed brackets and quotes are reported where they were opened.
         lines, marks = text.split("\n"), (problem.problem_mark, problem.context_mark)
         line = next((mark.line for mark in marks if mark is not None and any(lines[mark.line :])), 0)
         reason = ", ".join(part for part in (problem.context, problem.problem) if part)
@@ -262,7 +262,7 @@ def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
 
 
 class TreeBuilder:
-    """Turns PyYAML's nodes into ours, and notes what a recipe cannot hold."""
+    """Converts PyYAML's nodes to `Node`, and adds mistakes for YAML features that recipes do not support."""
 
     def __init__(self, start: Place, mistakes: Mistakes) -> None:
         self.start = start
@@ -270,7 +270,7 @@ class TreeBuilder:
         self.num_nodes = 0
 
     def node(self, found: yaml.Node, depth: int = 0) -> Node:
-        """One node with all below it; each alias gets a copy."""
+        """Convert one node recursively; each alias gets a copy."""
         place = self.place(found.start_mark.line)
         self.num_nodes += 1
         if depth > MAX_DEPTH or self.num_nodes > MAX_NODES:
@@ -289,14 +289,14 @@ class TreeBuilder:
             return Node(found.value, place)
 
     def mapping(self, found: yaml.MappingNode, depth: int) -> dict[str, Node]:
-        """The entries, each with the place of its key; a key is its text, whatever it looks like."""
+        """Return the entries, each with the place of its key; keys are always text."""
         entries: dict[str, Node] = {}
         for key, value in found.value:
             place, node = self.place(key.start_mark.line), self.node(value, depth + 1)
             if not isinstance(key, yaml.ScalarNode):
                 self.mistakes.add(place, "a key must be a single word")
             elif key.value == "<<" and not key.style:
-                self.mistakes.add(place, "`<<` is not supported: name a file to build on with `base:`")
+                self.mistakes.add(place, "`<<` is not supported: name a base file with `base:`")
             elif key.value in entries:
                 first = entries[key.value].place.line
                 self.mistakes.add(place, f"`{key.value}` is written twice, first in line {first}")

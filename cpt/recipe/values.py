@@ -1,4 +1,4 @@
-"""How values are written: as YAML, with units (20M tokens, 16GB), and in words for error messages."""
+"""Read and write values: as YAML, with units (20M tokens, 16GB), and described for error messages."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from cpt.recipe.tree import resolve_scalar
 
 
 def expected(kinds: Collection[type], got: object) -> str:
-    """`expected a whole number, got the text "abc"`, with what to write instead where that is plain."""
+    """`expected a whole number, got the text "abc"`, with a remedy if it is obvious."""
     wanted = [kind for kind in IN_WORDS if kind in kinds and not (kind is int and float in kinds)]
     shown = [IN_WORDS[kind] for kind in wanted if kind is not NoneType or len(wanted) == 1]
     remedy = ""
@@ -44,7 +44,7 @@ def in_words(value: object) -> str:
 
 
 def in_yaml(value: object) -> str:
-    """A value in one line, as YAML would have it: 1e-5 and not 1e-05."""
+    """Format a value as one line of YAML, with 1e-5 instead of 1e-05."""
     if isinstance(value, float) and math.isfinite(value):
         mantissa, e, exponent = repr(value).partition("e")
         return f"{mantissa}e{int(exponent)}" if e else mantissa
@@ -68,12 +68,12 @@ THOUSANDS = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 SIZES = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 SIZES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 UNITS: dict[str, dict[str, int]] = {"tokens": THOUSANDS, "bytes": SIZES}
-"""`unit` in a field's JSON schema -> what may follow the number."""
+"""`unit` in a field's JSON schema -> allowed suffixes of the number."""
 LONGEST_ROW = 2**24
 
 
 def whole_number(value: object) -> object:
-    """1e9 is a whole number too, though Python reads it as a float."""
+    """Accept 1e9, which Python reads as a float."""
     if isinstance(value, str) and WITH_UNIT.fullmatch(value):
         raise ValueError("expected a whole number without a unit")
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -89,7 +89,7 @@ def in_units(value: object, units: dict[str, int], expected: str) -> object:
 
 
 def steps_or_share(value: float) -> float:
-    """A number from 1 on counts steps, so it is whole."""
+    """A number of 1 or more counts steps, so it must be whole."""
     if value >= 1 and not value.is_integer():
         raise ValueError("expected a whole number of steps, or a share of the run below 1")
     return int(value) if value >= 1 else value
@@ -126,12 +126,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("skips", "rollbacks"), Annotated[int, Field(ge=0), BeforeValidator(whole_number)]),
     },
 }
-"""Section -> bounds of the options that its built-ins take; the schema does not list them."""
+"""Section -> bounds of the options of its built-in components, which the schema does not list."""
 OF_ANY_FUNCTION: dict[str, Any] = {
     "_tokens": Annotated[int, Field(ge=0), IN_TOKENS],
     "_bytes": Annotated[int, Field(ge=0), IN_BYTES],
 }
-"""Ending of an option's name -> what it holds."""
+"""Ending of an option's name -> kind of its value."""
 
 
 TAGS = {type(None): "null", bool: "bool", int: "int", float: "float"}
@@ -142,7 +142,7 @@ def write_yaml(values: Any) -> str:
 
 
 class Writer(yaml.SafeDumper):
-    """Quotes text that other readers (YAML 1.1: `no`) or ours (`1e-4`) would take for something else; writes no
+    """Quotes text that other readers (YAML 1.1: `no`) or this one (`1e-4`) would read as another type; writes no
     anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:

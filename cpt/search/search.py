@@ -1,4 +1,4 @@
-"""Search for better values of a recipe's keys: draw values, train each trial in separate processes, prune, report."""
+"""Search for better values of a recipe's keys: sample values, train trials in processes, prune, report."""
 
 import math
 import shutil
@@ -28,16 +28,16 @@ from cpt.search.space import REASON, Space, ask, import_optuna, overrides_of, un
 
 SEARCHED, BEST, RESULTS, LOGS = "searched.yaml", "best.yaml", "results.json", "logs"
 SECONDS_BETWEEN_LOOKS = 1.0
-SECONDS_TO_END = 120.0  # for a save, after which a pruned trial is killed
-MOST_FAILURES = 3  # in a row; a loss that diverges is a result and does not count
-CELLS = 100  # of a run's length: trials with different batches are compared at the same tokens
+SECONDS_TO_END = 120.0  # time to save before a pruned trial is killed
+MOST_FAILURES = 3  # in a row; a diverging loss is a result and does not count
+CELLS = 100  # per run: trials with different batches are compared at the same tokens
 TEXT_STAGES = ("pretrain", "cpt")
-ORDER = ("complete", "pruned", "running", "fail")  # of the table
+ORDER = ("complete", "pruned", "running", "fail")  # order of the table
 TRAIN = (sys.executable, "-m", "cpt", "train")
 
 
 def options_of_train(processes: int, launcher: str | None) -> list[str]:
-    """The options of `cpt train` for a trial: restart it only if it ran out of memory, end it if it hangs."""
+    """The options of `cpt train` for a trial: restart it only after out-of-memory, stop it if it hangs."""
     started_by = ["--processes", str(processes)] if launcher is None else ["--launcher", launcher]
     return ["--supervise", "--restarts", "0", *started_by]
 
@@ -52,7 +52,7 @@ class Trial:
     is_pruned: bool = False
 
     def signal(self, number: int) -> None:
-        """Have the run save and end; later calls do nothing."""
+        """Ask the run to save and stop; later calls have no effect."""
         if self.signalled_at is None:
             self.signalled_at = time.monotonic()
             self.child.send_signal(number)
@@ -65,13 +65,13 @@ class Search:
     space: Space
     study: Any
     options: Sequence[str] = ()  # of `cpt train`
-    environments: Sequence[Mapping[str, str]] = ({},)  # variables, one entry for each trial that runs at the same time
+    environments: Sequence[Mapping[str, str]] = ({},)  # environment variables of each parallel trial
     running: dict[int, Trial] = field(default_factory=dict)
     failures: int = 0
     preempted: str = ""
 
     def __call__(self) -> None:
-        """Run all trials that have not ended; after a signal they have saved."""
+        """Run all unfinished trials; after a signal, return when they have saved."""
         waiting, received = deque(unfinished(self.study, self.space)), ReceivedSignals()
         with received.noted():
             try:
@@ -85,7 +85,7 @@ class Search:
                         if self.is_over(trial):
                             del self.running[slot]
             finally:
-                for trial in self.running.values():  # after an error; otherwise none is left
+                for trial in self.running.values():  # only after an error
                     trial.signal(signal.SIGTERM)
         if received.first == signal.SIGINT:
             raise KeyboardInterrupt
@@ -93,7 +93,7 @@ class Search:
             raise Interrupted(self.preempted or f"{signal.Signals(received.first).name}: the trials have stopped.")
 
     def fill(self, waiting: deque[Any], *, is_stopping: bool) -> bool:
-        """Start trials in free slots; whether any is running."""
+        """Start trials in free slots; return whether any is running."""
         for slot, environment in enumerate(self.environments):
             if slot in self.running or is_stopping:
                 continue
@@ -108,8 +108,8 @@ class Search:
         tell(f"{name_of(drawn.number)} of {self.space.settings.trials}: {', '.join(overrides)}")
         run, log = Run(self.folder / name_of(drawn.number)), self.folder / LOGS / f"{name_of(drawn.number)}.log"
         if run.folder.is_dir() and (lock := hold(run.folder, SECONDS_TO_END)) is not None:
-            lock.close()  # until now, a process that an earlier search left was saving
-        # Tasks would be evaluated for the base again in each trial: the run of the best recipe has them.
+            lock.close()  # it was held while a process of an earlier search was saving
+        # Tasks would evaluate the base in each trial again; only the run of the best recipe has them.
         evaluation = self.recipe.evaluation
         has_questions = self.recipe.stage in TEXT_STAGES and (evaluation.held_out_share or evaluation.perplexity)
         tasks = f"evaluation.tasks=[{'{name: domain_test, questions: 0}' if has_questions else ''}]"
@@ -123,7 +123,7 @@ class Search:
     def is_over(self, trial: Trial) -> bool:
         """Report a trial's new values to Optuna, prune it, or record how it ended."""
         has_ended, metric = trial.child.poll() is not None, self.space.settings.metric
-        lines = read_objects(trial.run.folder / METRICS)  # a resumed run may repeat some
+        lines = read_objects(trial.run.folder / METRICS)  # a resumed run may repeat lines
         points = [(int(line["tokens"]), float(line[metric])) for line in lines if metric in line]
         reported = self.study.get_trials(deepcopy=False)[trial.drawn.number].intermediate_values
         cell = max(1, (self.recipe.budget.tokens or 0) // CELLS)
@@ -141,7 +141,7 @@ class Search:
         return has_ended
 
     def end(self, trial: Trial, last: float | None) -> None:
-        """Record how a trial ended; TrainingError if it failed, like those before it."""
+        """Record how a trial ended; TrainingError if too many trials in a row failed."""
         states, status = import_optuna().trial.TrialState, trial.run.status()
         name, number, is_finished = trial.run.folder.name, trial.drawn.number, trial.run.is_finished
         self.failures, before = 0, self.failures
@@ -154,7 +154,7 @@ class Search:
         elif not is_finished and (trial.signalled_at or trial.child.returncode == Interrupted.exit_code):
             if trial.signalled_at is None:
                 self.preempted = f"{name} was stopped: {status.get('message')}"
-            return  # it is continued later
+            return  # it resumes later
         else:
             metric = self.space.settings.metric
             if is_finished:
@@ -175,7 +175,7 @@ class Search:
             raise TrainingError(f"{self.failures} trials in a row failed. The last one: {reason}")
 
     def results(self) -> list[dict[str, Any]]:
-        """All started trials, the best first."""
+        """Return all started trials, the best first."""
         found = []
         for trial in self.study.get_trials(deepcopy=False):
             last = max(trial.intermediate_values, default=None)
@@ -189,7 +189,7 @@ class Search:
         return [one for state in ORDER for one in found if one["state"] == state]
 
     def write_results(self) -> Path | None:
-        """Write results.json and the best recipe; returns the path of the latter, None while no trial is complete."""
+        """Write results.json and the best recipe; return the recipe's path, or None if no trial is complete."""
         settings, results = self.space.settings, self.results()
         best = next((one for one in results if one["state"] == "complete"), None)
         content = {"metric": settings.metric, "direction": settings.direction, "best": best and best["number"]}
@@ -231,30 +231,30 @@ def name_of(number: int) -> str:
     return f"trial-{number:03d}"
 
 
-FEWEST = 20  # steps that make a curve
+FEWEST = 20  # minimal steps for a curve
 WINDOW = 1 / 20  # of the test, over which losses are smoothed
 RISE = 1.1  # times the lowest smoothed loss: diverged
 
 
 def exponential(tokens: float, total_tokens: float, *, lowest: float, highest: float = 1.0) -> float:
-    """The schedule: grow by the same factor in each step, from `lowest` to `highest` times the recipe's rate."""
+    """The schedule: grow exponentially, from `lowest` to `highest` times the recipe's rate."""
     return float(highest * (lowest / highest) ** (1 - min(1.0, tokens / total_tokens)))
 
 
 def range_test(
     recipe: Path, overrides: Sequence[str], low: float, high: float, *, steps: int, options: Sequence[str], new: bool
 ) -> None:
-    """Learning-rate range test (arXiv 1506.01186): one short run whose learning rate grows until the loss diverges. It
-    prints a tenth of the rate at the lowest smoothed loss, the rule of fastai's lr_find (arXiv 2002.04688)."""
+    """Learning-rate range test (arXiv 1506.01186): one short run whose learning rate grows until the loss diverges.
+    Suggest a tenth of the rate at the lowest smoothed loss, the rule of fastai's lr_find (arXiv 2002.04688)."""
     if not 0 < low < high < math.inf:
         raise RecipeError(f"--learning-rates {low:g} {high:g}: expected two numbers above 0, the lower one first.")
     loaded = load_recipe(recipe, overrides)
     batch = loaded.budget.global_batch_tokens
     if batch is None:
-        raise RecipeError("a range test needs `budget.global_batch_tokens`: add it, such as 65_536, to the command.")
+        raise RecipeError("a range test needs `budget.global_batch_tokens`: add it, such as 65_536.")
     folder = loaded.output_dir / f"{loaded.name}-learning-rates"
     run = Run(free_name(folder) if new else folder)
-    rate = min(high, 1.0)  # a recipe's limit; the schedule's factor goes beyond it
+    rate = min(high, 1.0)  # a recipe's limit; the schedule's factor may exceed it
     ends = {"lowest": low / rate, "highest": high / rate}
     changes: dict[str, Any] = {
         "schedule": {"name": f"{exponential.__module__}:{exponential.__name__}", **ends},
@@ -268,30 +268,30 @@ def range_test(
         "name": run.folder.name,
     }
     words = [*overrides, *(f"{key}={in_yaml(value)}" for key, value in changes.items())]
-    load_recipe(recipe, words)  # its mistakes first
+    load_recipe(recipe, words)  # report its mistakes first
     tell(f"{run.folder}: {steps} steps, {low:g} to {high:g} ...")
     code, signalled = Child([*TRAIN, str(recipe), *words, *options]).wait_for_end()
     if signalled == signal.SIGINT:
         raise typer.Exit(130)
     if signalled:
-        raise Interrupted(f"{signal.Signals(signalled).name}. The same command starts the range test again.")
+        raise Interrupted(f"{signal.Signals(signalled).name}. Repeat the command to restart the range test.")
     logged = [(line["tokens"], line["loss"]) for line in read_objects(run.folder / METRICS) if "loss" in line]
     points = [(tokens, loss) for tokens, loss in logged if math.isfinite(loss)]
     if len(points) < FEWEST:
         raise TrainingError(f"the range test ended with code {code} after {len(points)} steps with a loss.")
-    remove_weights(run.folder)  # of a model that was spoilt on purpose
+    remove_weights(run.folder)  # of a diverged model
     rates = [rate * exponential(tokens, steps * batch, **ends) for tokens, _ in points]
     decay, mean, losses = 1 - 1 / max(2.0, WINDOW * steps), 0.0, []
-    for number, (_, loss) in enumerate(points, start=1):  # an exponential mean, corrected for its beginning
+    for number, (_, loss) in enumerate(points, start=1):  # an exponential moving average with bias correction
         mean = decay * mean + (1 - decay) * loss
         losses.append(mean / (1 - decay**number))
     lowest = min(range(len(losses)), key=losses.__getitem__)
     above = next((at for at in range(lowest, len(losses)) if losses[at] > RISE * losses[lowest]), None)
     tell(f"The smoothed loss is lowest at {rates[lowest]:.1e}: {losses[lowest]:.4g}")
     if above is not None:
-        tell(f"It is a tenth above that at {rates[above]:.1e}")
+        tell(f"It exceeds that by a tenth at {rates[above]:.1e}")
     if above is None and len(points) == len(logged):
-        tell(f"It did not diverge up to {high:g}, so there is no suggestion. Repeat with a higher rate, and --new.")
+        tell(f"It did not diverge up to {high:g}, so no rate is suggested. Repeat with a higher rate, and --new.")
     else:
         suggested = in_yaml(float(f"{rates[lowest] / 10:.1e}"))
         tell(f"Suggested peak: optimizer.learning_rate={suggested}, a tenth of the rate at the lowest loss.")

@@ -1,4 +1,4 @@
-"""What a search tries, SPACE.yaml, and what it has tried: the trials in Optuna's study."""
+"""The values to search, SPACE.yaml, and the trials so far, in Optuna's study."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,12 +33,12 @@ class Settings(Section):
     """The `search:` section."""
 
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """The search's folder is output_dir/name; by default the recipe's name and `-search`."""
+    """Name of the search, in the folder output_dir/name; by default the recipe's name and `-search`."""
     metric: str
-    """A figure of metrics.jsonl, its last value: `eval_<held-out set>_bits_per_byte`, `loss`, ..."""
+    """A metric of metrics.jsonl; its last value counts: `eval_<held-out set>_bits_per_byte`, `loss`, ..."""
     direction: Literal["minimize", "maximize"] = "minimize"
     trials: Positive = 20
-    """Pruned and failed ones included."""
+    """Number of trials, including pruned and failed ones."""
     sampler: Named = Component(name="tpe")
     """tpe, random, grid (all combinations of lists), or a class such as `optuna.samplers:CmaEsSampler`."""
     pruner: Named = Component(name="median")
@@ -46,12 +46,12 @@ class Settings(Section):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of the sampler. The runs use the recipe's seed."""
     keep: Literal["all", "best"] = "all"
-    """best: only the best trial keeps its checkpoints and its model; all keep their metrics."""
+    """best: only the best trial keeps its checkpoints and model; all trials keep their metrics."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A key of the recipe with Optuna's distribution of its values. Choices are YAML text: they may be sections."""
+    """A key of the recipe with Optuna's distribution of its values. Choices are YAML text."""
 
     key: str
     place: Place
@@ -59,7 +59,7 @@ class Axis:
 
     @property
     def ends(self) -> tuple[Any, ...]:
-        """The values to check before the search: where both ends of a range pass, those between do too."""
+        """The values to check before the search: if both ends of a range are valid, so are those between."""
         return tuple(self.distribution.choices) if self.is_list else (self.distribution.low, self.distribution.high)
 
     @property
@@ -78,7 +78,7 @@ class Space:
         return {axis.key: axis.distribution for axis in self.axes}
 
     def combinations(self) -> list[dict[str, Any]]:
-        """The trials of `sampler: grid`; none with another sampler."""
+        """The trials of `sampler: grid`; empty for other samplers."""
         if self.settings.sampler.name != GRID:
             return []
         found = [dict(zip(self.distributions, one, strict=True)) for one in product(*(a.ends for a in self.axes))]
@@ -86,7 +86,7 @@ class Space:
 
 
 def import_optuna() -> Any:
-    """Optuna without its log; ResourceError if it is not installed."""
+    """Import Optuna and disable its log; ResourceError if it is not installed."""
     try:
         import optuna
     except ImportError as problem:
@@ -96,7 +96,7 @@ def import_optuna() -> Any:
 
 
 def load_space(path: Path) -> Space:
-    """Read the file; RecipeError with all mistakes. `recipes_at_ends` checks its values against a recipe."""
+    """Read the file; RecipeError lists all mistakes. `recipes_at_ends` checks its values against a recipe."""
     mistakes = Mistakes()
     root = read_or_raise(path, mistakes)
     entries: dict[str, Node] = root.value
@@ -117,10 +117,10 @@ def load_space(path: Path) -> Space:
             except (ValueError, TypeError) as reason:
                 mistakes.add(node.place, f"`{key}`: {reason}")
     if entries.keys() <= {SEARCH}:
-        mistakes.add(root.place, f"no key of the recipe to search, such as `optimizer.learning_rate: {EXAMPLE}`")
+        mistakes.add(root.place, f"no key to search: add one, such as `optimizer.learning_rate: {EXAMPLE}`")
     for axis, above in permutations(axes, 2):
         if steps_of(axis.key)[: len(steps_of(above.key))] == steps_of(above.key):
-            mistakes.add(axis.place, f"`{axis.key}` is part of `{above.key}` (line {above.place.line}): keep one")
+            mistakes.add(axis.place, f"`{axis.key}` is part of `{above.key}` (line {above.place.line}): remove one")
     for axis in axes:
         if settings is not None and settings.sampler.name == GRID and not axis.is_list:
             mistakes.add(axis.place, f"`{axis.key}`: `sampler: grid` needs a list of values")
@@ -130,20 +130,20 @@ def load_space(path: Path) -> Space:
 
 
 def distribution_of(key: str, value: Any) -> Any:
-    """Optuna's distribution of a list or a range, of whole numbers if the recipe's key or all numbers are; ValueError
-    or TypeError if it is neither."""
+    """Return Optuna's distribution of a list or a range, of integers if the recipe's key or all numbers are;
+    ValueError or TypeError if it is neither."""
     distributions = import_optuna().distributions
     if steps_of(key)[0] in SET_BY_SEARCH:
-        raise ValueError("the search sets it for each trial")
+        raise ValueError("each trial sets it")
     if isinstance(value, list):
         return distributions.CategoricalDistribution([in_yaml(one) for one in value])
     if not isinstance(value, dict) or not {"low", "high"} <= value.keys():
         raise ValueError(f"expected a range such as {EXAMPLE}, or a list of values, got {in_words(value)}")
     for name in value.keys() - OF_A_RANGE:
-        raise ValueError(f"a range has no `{name}`.{did_you_mean(name, OF_A_RANGE)}")
+        raise ValueError(f"unknown key `{name}` of a range.{did_you_mean(name, OF_A_RANGE)}")
     numbers = {name: whole_number(number) for name, number in value.items() if name != "log"}
     wanted = without_none(annotation_at(steps_of(key)))
-    # `{low: 0, high: 1}` of a key that takes any number, such as a weight, means the numbers between, too.
+    # `{low: 0, high: 1}` for a key with any number, such as a weight, includes the numbers between.
     is_whole = wanted is int or wanted is not float and all(isinstance(value[name], int) for name in numbers)
     kind = distributions.IntDistribution if is_whole else distributions.FloatDistribution
     return kind(**numbers, log=bool(value.get("log", False)))
@@ -154,7 +154,7 @@ def overrides_of(values: Mapping[str, Any]) -> list[str]:
 
 
 def recipes_at_ends(space: Space, recipe: Path, overrides: Sequence[str] = ()) -> dict[str, Recipe]:
-    """Load the recipe with each value of a list and each end of a range; RecipeError with all that do not fit."""
+    """Load the recipe with each value of a list and each end of a range; RecipeError lists all invalid ones."""
     found, wrong = {}, []
     for axis in space.axes:
         for value in axis.ends:
@@ -169,17 +169,17 @@ def recipes_at_ends(space: Space, recipe: Path, overrides: Sequence[str] = ()) -
     return found
 
 
-HOST, REASON = "host", "reason"  # attributes of a trial: the machine that runs it; why it failed
+HOST, REASON = "host", "reason"  # attributes of a trial: its machine; reason of failure
 
 
 def open_study(url: str, name: str, space: Space) -> Any:
-    """The study with its trials so far; a new grid's trials wait in it. ResourceError if the storage is unusable."""
+    """Open the study with its trials; a new grid's trials are enqueued. ResourceError if the storage is unusable."""
     optuna, settings = import_optuna(), space.settings
     build_sampler(space, 0)
     kinds = optuna.pruners
     pruners = {"median": kinds.MedianPruner, "hyperband": kinds.HyperbandPruner, "none": kinds.NopPruner}
     pruner = build("pruner", settings.pruner, pruners, space)
-    with storage_errors(url, RuntimeError):  # of Optuna: another version has written it
+    with storage_errors(url, RuntimeError):  # from Optuna: another version has written it
         study = optuna.create_study(
             storage=url, study_name=name, direction=settings.direction, pruner=pruner, load_if_exists=True
         )
@@ -189,8 +189,8 @@ def open_study(url: str, name: str, space: Space) -> Any:
 
 
 def build_sampler(space: Space, number: int) -> Any:
-    """The sampler of trial `number`. A new one for each trial, seeded by the search's seed and that number, makes a
-    resumed search draw the same values: all that samplers know is in the study."""
+    """Build the sampler of trial `number`. A new one per trial, seeded by the search's seed and that number, lets a
+    resumed search sample the same values: samplers' only other state is the study."""
     samplers = import_optuna().samplers
     seed = int(np.random.SeedSequence([space.settings.seed, number]).generate_state(1)[0])
     known = {"tpe": samplers.TPESampler, "random": samplers.RandomSampler, GRID: samplers.RandomSampler}
@@ -205,7 +205,7 @@ def build(kind: str, section: Component, known: Mapping[str, Callable[..., Any]]
 
 
 def ask(study: Any, space: Space) -> Any:
-    """The next trial with its values drawn; None if all were started."""
+    """Return the next trial with sampled values; None if all are started."""
     trials = study.get_trials(deepcopy=False)
     started = sum(trial.state.name != "WAITING" for trial in trials)
     if started >= (len(space.combinations()) or space.settings.trials):
@@ -221,14 +221,14 @@ def ask(study: Any, space: Space) -> Any:
 
 
 def unfinished(study: Any, space: Space) -> list[Any]:
-    """The trials that an earlier search on this machine left, to continue with the same values."""
+    """Return unfinished trials of an earlier search on this machine, to continue with the same values."""
     found, kinds = [], import_optuna().trial
     for trial in study.get_trials(deepcopy=False, states=(kinds.TrialState.RUNNING,)):
         if trial.user_attrs.get(HOST) != gethostname():
             continue
         if trial.params.keys() == space.distributions.keys():
             found.append(kinds.Trial(study, trial_id(trial)))
-        else:  # killed while the values were drawn
+        else:  # killed while values were sampled
             study.tell(trial.number, state=kinds.TrialState.FAIL)
     return found
 

@@ -1,4 +1,4 @@
-"""`cpt serve` and `cpt chat`: Hugging Face's own server, with checks of what it would ignore."""
+"""`cpt serve` and `cpt chat`: Hugging Face's server, with checks for parameters that it would ignore."""
 
 import json
 import logging
@@ -39,7 +39,7 @@ from cpt.runs.record import EXPORT, RECIPE, Run
 WAIT_SECONDS = 0.05
 SECONDS_TO_FINISH = 20
 EVERY_ADDRESS = ("0.0.0.0", "::")
-DEFAULT_MAX_TOKENS = 1024  # of Hugging Face's server
+DEFAULT_MAX_TOKENS = 1024  # Hugging Face's server's default
 COMPLETIONS, CHATS = "/v1/completions", ("/v1/chat/completions", "/v1/responses")
 WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -51,13 +51,11 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "response_format": ({"type": "text"},),
 }
-"""Parameters that would change the answer and that Hugging Face's server ignores -> their values without effect."""
+"""Parameters that Hugging Face's server ignores although they affect the answer -> their neutral values."""
 HOST, PORT = "127.0.0.1", 7860  # of the page in the browser
-MAX_TOKENS = 256  # of a text that a model without a chat template continues
+MAX_TOKENS = 256  # for text completion without a chat template
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
-OwnModule = Annotated[
-    str | None, typer.Option("--import", help="Your own package.module that registers the model's family.")
-]
+OwnModule = Annotated[str | None, typer.Option("--import", help="package.module that registers the model's family.")]
 ModelName = Annotated[
     str, typer.Argument(help="Folder of an exported model, a finished run, or an id in the Hub's cache.")
 ]
@@ -68,7 +66,7 @@ def serving(model: str, has_chat_template: bool, *, host: str, port: int, dtype:
     """Load the model and serve it; yields the URL. LaunchError if the server does not start."""
     from transformers.cli.serve import Serve
 
-    # Without uvicorn's lines about starting and stopping: by a filter, since uvicorn sets levels when it starts.
+    # Without uvicorn's lines about starting and stopping: by a filter, because uvicorn sets levels at start.
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.levelno >= logging.WARNING)
     try:
         serve = Serve(model, dtype=dtype, device=device, host=host, port=port, log_level="error", non_blocking=True)
@@ -79,18 +77,18 @@ def serving(model: str, has_chat_template: bool, *, host: str, port: int, dtype:
         logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
         while not serve.server.started:
             if not server_thread(serve).is_alive():
-                raise LaunchError(f"the server on {host}:{port} ended before it was ready; its message is above.")
+                raise LaunchError(f"the server on {host}:{port} exited before it was ready; see its message above.")
             time.sleep(WAIT_SECONDS)
         shown = "localhost" if host in EVERY_ADDRESS else f"[{host}]" if ":" in host else host
         yield f"http://{shown}:{port}"
     finally:
-        serve.server.should_exit = True  # takes no new requests, and finishes those that it has
+        serve.server.should_exit = True  # finishes current requests, and refuses new ones
         server_thread(serve).join(timeout=SECONDS_TO_FINISH)
         serve.kill_server()
 
 
 def adapt_requests(app: Any, model: str, has_chat_template: bool) -> None:
-    """Put routes before Hugging Face's own: requests as OpenAI means them, errors in OpenAI's form, one model."""
+    """Add routes before Hugging Face's: OpenAI's meaning of requests, OpenAI's error format, one model."""
     from fastapi import Body, HTTPException, Request, Response
     from fastapi.responses import JSONResponse
     from fastapi.routing import APIRoute
@@ -99,7 +97,7 @@ def adapt_requests(app: Any, model: str, has_chat_template: bool) -> None:
         route.path: route.endpoint for route in app.router.routes if isinstance(route, APIRoute)
     }
 
-    def models() -> dict[str, Any]:  # Hugging Face's own answer lists the Hub's cache
+    def models() -> dict[str, Any]:  # Hugging Face's route lists the Hub cache
         entry = {"id": model, "object": "model", "created": int(time.time()), "owned_by": "cpt"}
         return {"object": "list", "data": [entry]}
 
@@ -111,13 +109,13 @@ def adapt_requests(app: Any, model: str, has_chat_template: bool) -> None:
         async def answer(request: Request, body: Annotated[dict[str, Any], Body()]) -> Response:
             if path in CHATS and not has_chat_template:
                 remedy = f"Send a `prompt` to {COMPLETIONS} instead."
-                return error(f"{model} has no chat template: it continues text. {remedy}")
+                return error(f"{model} is not a chat model: its chat template is missing. {remedy}")
             try:
                 response: Response = await handlers[path](request, translated(body))
                 return response
             except HTTPException as failed:
                 return error(str(failed.detail), failed.status_code)
-            # The chat template may refuse messages; transformers reads some values only when it generates.
+            # The chat template may refuse messages; transformers reads some values only in generation.
             except (TemplateError, ValueError, TypeError) as problem:
                 return error(str(problem))
 
@@ -128,18 +126,18 @@ def adapt_requests(app: Any, model: str, has_chat_template: bool) -> None:
 
 
 def translated(body: dict[str, Any]) -> dict[str, Any]:
-    """The request with what Hugging Face's server reads differently from OpenAI's: it samples only if
-    `generation_config` says so, takes biases as floats, and streams by default. ValueError if it would ignore a
-    parameter."""
+    """Translate parameters that Hugging Face's server reads differently from OpenAI's: it samples only if
+    `generation_config` says so, expects biases as floats, and streams by default. ValueError for ignored
+    parameters."""
     body = {name: value for name, value in body.items() if value is not None}
     for name, same in WITHOUT_EFFECT.items():
         if name in body and not any(body[name] == one and type(body[name]) is type(one) for one in same):
             got = json.dumps(body[name])[:60]
-            raise ValueError(f"This server does not support `{name}` (got {got}). Leave it out.")
+            raise ValueError(f"`{name}` is not supported (got {got}). Remove it.")
         body.pop(name, None)
     if not isinstance(body.get("prompt", ""), str):
         if len(body["prompt"]) != 1:
-            raise ValueError("`prompt`: expected one text. Send one request for each text.")
+            raise ValueError("`prompt`: expected one text. Send one request per text.")
         body["prompt"] = body["prompt"][0]
     body["stream"] = body.get("stream", False)
     if "logit_bias" in body:
@@ -150,7 +148,7 @@ def translated(body: dict[str, Any]) -> dict[str, Any]:
 
 
 class Servable(NamedTuple):
-    name: str  # folder or Hub id, which requests repeat in `model`
+    name: str  # folder or Hub id, expected as `model` in requests
     has_chat_template: bool
 
 
@@ -158,13 +156,13 @@ def serve(
     model: ModelName,
     host: Annotated[str, typer.Option(help="Address; 0.0.0.0 is open to all, without a key.")] = "localhost",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
-    dtype: Annotated[Dtype, typer.Option(help="What the weights are held in; auto: as they are stored.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda:0.")] = "auto",
+    dtype: Annotated[Dtype, typer.Option(help="Data type of the weights; auto: as stored.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda:0.")] = "auto",
     module: OwnModule = None,
 ) -> None:
     """Serve a model until Ctrl-C or SIGTERM.
 
-    It answers as OpenAI's own server does, at /v1/chat/completions and /v1/completions.
+    It implements OpenAI's API at /v1/chat/completions and /v1/completions.
 
     Example: cpt serve runs/my-run --port 8000
     """
@@ -179,7 +177,7 @@ def serve(
             path, offers = "chat/completions", "chat and completions"
             body |= {"messages": [{"role": "user", "content": "Hello!"}]}
         else:
-            path, offers = "completions", "completions only: the model has no chat template"
+            path, offers = "completions", "completions only: the chat template is missing"
             body |= {"prompt": "Once upon a time"}
         request = f"{url}/v1/{path} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
         typer.echo(f"Ready: {url}/v1 ({offers}). Ctrl-C stops it. Try:\ncurl {request}")
@@ -194,35 +192,35 @@ def wait_for_signal(received: ReceivedSignals) -> None:
 
 def chat(
     model: ModelName,
-    flags: Annotated[list[str] | None, typer.Argument(help="For generate: max_new_tokens=200 temperature=0.7")] = None,
-    browser: Annotated[bool, typer.Option("--browser", help="On a page in the browser.")] = False,
+    flags: Annotated[list[str] | None, typer.Argument(help="Options: max_new_tokens=200 temperature=0.7")] = None,
+    browser: Annotated[bool, typer.Option("--browser", help="Open a page for the browser.")] = False,
     host: Annotated[str, typer.Option(help="Address of the page; 0.0.0.0: open to all, no password.")] = HOST,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the page.")] = PORT,
-    system_prompt: Annotated[str | None, typer.Option(help="In the terminal: what the model is told first.")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="What the weights are held in; auto: as they are stored.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda:0.")] = "auto",
+    system_prompt: Annotated[str | None, typer.Option(help="System prompt, only in the terminal.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Data type of the weights; auto: as stored.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda:0.")] = "auto",
     module: OwnModule = None,
 ) -> None:
-    """Chat with a model in the terminal, where !exit ends it, or in the browser; Ctrl-C ends both.
+    """Chat with a model in the terminal (!exit quits) or in the browser; Ctrl-C stops both.
 
     Example: cpt chat runs/my-run
     """
     disable_progress_bar()
     if browser and (flags or system_prompt is not None):  # Gradio 6.31 sends a system message in the first turn only
-        raise LaunchError("--system-prompt and generate's options are for the terminal. Leave them out, or --browser.")
+        raise LaunchError("--system-prompt and generation options need the terminal. Remove them, or --browser.")
     if not browser and (host, port) != (HOST, PORT):
-        raise LaunchError("--host and --port are for the page in the browser. Add --browser.")
+        raise LaunchError("--host and --port need --browser. Add it.")
     if browser and find_spec("gradio") is None:
         raise ResourceError(f"the page needs Gradio. Install it: {install_line('chat')}")
     if unknown := next((word for word in flags or () if "=" not in word), None):
-        raise LaunchError(f"`{unknown}`: write it as name=value, such as max_new_tokens=200.")
+        raise LaunchError(f"`{unknown}`: expected name=value, such as max_new_tokens=200.")
     servable = check_servable(model, module)
     if browser:
         check_port(host, port)
     elif not servable.has_chat_template:
         raise CheckpointError(
-            f"{servable.name} has no chat template: it continues text. Try it in the browser (--browser), use"
-            f" completions (cpt serve {servable.name}), give it a chat_template.jinja, or add a chat vector: cpt merge"
+            f"{servable.name} is missing a chat template. Try it in the browser (--browser), use"
+            f" completions (cpt serve {servable.name}), add a chat_template.jinja, or add a chat vector: cpt merge"
             " --method task_arithmetic"
         )
     typer.echo(f"Loading {servable.name} ...")
@@ -230,9 +228,9 @@ def chat(
         if browser:
             show_page(servable, url, host, port)
             return
-        # In a process of its own: with HF_HUB_OFFLINE, `transformers chat` refuses to connect to this machine, too.
+        # In a separate process: with HF_HUB_OFFLINE, `transformers chat` refuses local connections, too.
         environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-        signal.signal(signal.SIGINT, lambda number, frame: None)  # Ctrl-C is for the chat, which ends by itself
+        signal.signal(signal.SIGINT, lambda number, frame: None)  # Ctrl-C goes to the chat process, which then exits
         options = [] if system_prompt is None else ["--system-prompt", system_prompt]
         words = ["transformers.cli.transformers", "chat", servable.name, url, *(flags or []), *options]
         ended = subprocess.run([sys.executable, "-m", *words], env=environment)
@@ -243,7 +241,7 @@ def show_page(model: Servable, url: str, host: str, port: int) -> None:
     received, page = ReceivedSignals(), build_page(model, url)
     from gradio.themes import Default  # after build_page, which switches Gradio's telemetry off
 
-    theme = Default(font="sans-serif", font_mono="monospace")  # nothing is fetched from Google
+    theme = Default(font="sans-serif", font_mono="monospace")  # no fonts from Google
     options = {"prevent_thread_lock": True, "quiet": True, "ssr_mode": False, "theme": theme}
     with received.noted():
         page.launch(server_name=host, server_port=port, **options)
@@ -254,7 +252,7 @@ def show_page(model: Servable, url: str, host: str, port: int) -> None:
 
 
 def build_page(model: Servable, url: str) -> Any:
-    """Gradio's chat with the server; without a chat template, a page that continues text."""
+    """Build Gradio's chat page; without a chat template, a page for text completion."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when a page is made
     import gradio
     from openai import OpenAI
@@ -270,15 +268,15 @@ def build_page(model: Servable, url: str) -> Any:
             written += part.choices[0].text
             yield written
 
-    about = "This model has no chat template: it continues the text that you write."
+    about = "This model lacks a chat template: it continues your text."
     return gradio.ChatInterface(continued, description=about, **options)
 
 
 def check_servable(model: str, module: str | None = None) -> Servable:
-    """Check a folder's files, one by one, or that the Hub's cache has the id; of a finished run its exported model.
+    """Check each file of a folder (of a finished run, its exported model), or that the Hub cache has the id.
 
     Args:
-        module: the user's own `package.module` that registers the model's family; by default that of the run's recipe.
+        module: `package.module` that registers the model's family; by default that of the run's recipe.
     """
     if not is_serve_available():
         raise ResourceError(f"serving needs fastapi, uvicorn and openai. Install them: {install_line('serving')}")
@@ -288,12 +286,12 @@ def check_servable(model: str, module: str | None = None) -> Servable:
     else:
         name = model
         if folder.exists():
-            raise CheckpointError(f"{model} is a file. Give the folder of an exported model.")
+            raise CheckpointError(f"{model} is a file. Use the folder of an exported model.")
         try:
             validate_repo_id(model)
             read_config(Model(path=model))
         except HFValidationError as problem:
-            raise CheckpointError(f"{model} is neither a folder (looked in {Path.cwd()}) nor a Hub id.") from problem
+            raise CheckpointError(f"{model} is neither a folder (in {Path.cwd()}) nor a Hub id.") from problem
         except (RecipeError, ResourceError) as problem:
             raise type(problem)(str(problem).replace("model.path: ", "")) from problem
     try:
@@ -305,7 +303,7 @@ def check_servable(model: str, module: str | None = None) -> Servable:
 
 
 def check_folder(folder: Path, module: str | None = None) -> Path:
-    """The folder to serve: this one, or a finished run's model."""
+    """Return the folder to serve: this one, or a finished run's model."""
     if (folder / RECIPE).is_file() and kind_of(folder) == "nothing":
         if not Run(folder).is_finished:
             raise CheckpointError(
@@ -313,7 +311,7 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
             )
         folder = folder / EXPORT
     if "@" in str(folder) or str(folder).endswith(".gguf"):
-        raise CheckpointError(f"{folder}: the server takes `@` for a revision. Rename the folder.")
+        raise CheckpointError(f"{folder}: the server reads `@` as a revision. Rename the folder.")
     kind = kind_of(folder)
     if kind == "adapter":
         raise CheckpointError(
@@ -322,19 +320,19 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
     has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
     if kind != "model" or not (folder / "config.json").is_file() or not has_tokenizer:
         what = "is not a complete model with weights, config.json and a tokenizer"
-        raise CheckpointError(f"{folder} {what}. Copy what is missing, or: cpt export RUN --output FOLDER")
-    Tensors(folder)  # opens each file, so that one that is missing or cut short is found now
+        raise CheckpointError(f"{folder} {what}. Copy the missing files, or: cpt export RUN --output FOLDER")
+    Tensors(folder)  # opens each file, to detect missing or truncated ones
     model_type = config_json(folder).get("model_type")
     if model_type in FAMILIES:
         raise CheckpointError(
-            f"{folder} is of `{model_type}`, which only cpt reads. Export it: cpt export {folder} --output FOLDER"
+            f"{folder} is a `{model_type}`, which only cpt loads. Export it: cpt export {folder} --output FOLDER"
         )
     check_architecture(folder, module)
     return folder
 
 
 def check_architecture(folder: Path, module: str | None = None) -> None:
-    """Hugging Face's server takes the class that config.json names, and nothing else."""
+    """Hugging Face's server only accepts the class that config.json names."""
     config = config_json(folder)
     architecture, model_type = (config.get("architectures") or ["(none named)"])[0], config.get("model_type", "")
     if module is not None or not can_be_served(architecture, model_type):
@@ -342,14 +340,14 @@ def check_architecture(folder: Path, module: str | None = None) -> None:
     if not can_be_served(architecture, model_type):
         remedy = NAME_IT if brings_its_code(folder) else "Export it with cpt export, or update transformers."
         raise CheckpointError(
-            f"{folder}: config.json names {architecture}, no causal language model of transformers"
+            f"{folder}: config.json names {architecture}, not a causal language model of transformers"
             f" {transformers.__version__}. {remedy}"
         )
 
 
 def can_be_served(architecture: str, model_type: str) -> bool:
-    """Whether the server will find the class: transformers' own, or one registered with AutoModelForCausalLM. The
-    server of transformers 5.23 takes `getattr(transformers, architecture)`, so a registered one is put there."""
+    """Whether the server will find the class: in transformers, or registered with AutoModelForCausalLM. The server of
+    transformers 5.23 uses `getattr(transformers, architecture)`, so a registered class is set there."""
     if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         return True
     if model_type not in CONFIG_MAPPING:
@@ -363,7 +361,7 @@ def can_be_served(architecture: str, model_type: str) -> bool:
 
 
 def check_port(host: str, port: int) -> None:
-    """Refuse a port that is taken, before a model is loaded for minutes."""
+    """Refuse a port in use before loading a model for minutes."""
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as problem:

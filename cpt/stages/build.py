@@ -1,4 +1,4 @@
-"""From a recipe to its stage's trainer, callbacks included."""
+"""Build the trainer of a recipe's stage, including callbacks."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -53,8 +53,7 @@ TRAINERS: dict[str, tuple[str, ...]] = {
     "distill_on_policy": ("cpt.stages.generating:StepsOfPrompts", "trl:DistillationTrainer"),
     "gkd": ("cpt.stages.distill:WholeConversations", "trl.experimental.gkd:GKDTrainer"),
 }
-"""Our trainer; or what a trainer of TRL's needs to train on our rows, and that trainer: its loss, metrics and
-generation stay."""
+"""Our trainer; or our mixin for a TRL trainer, and that trainer, whose loss, metrics and generation are kept."""
 
 
 def build_trainer(
@@ -66,15 +65,15 @@ def build_trainer(
     *,
     watchers: Sequence[TrainerCallback] = (),
 ) -> CPTTrainer:
-    """The trainer of the recipe's stage, a `transformers.Trainer`. Its checkpoints and metrics go to
+    """Build the trainer of the recipe's stage, a `transformers.Trainer`. It writes checkpoints and metrics to
     `output_dir`/`name`.
 
     Args:
-        arguments: Hugging Face's config; under ZeRO-3 it was made before the model, elsewhere it is optional.
+        arguments: Hugging Face's config; under ZeRO-3 it must be created before the model, otherwise it is optional.
         watchers: further callbacks.
 
     Raises:
-        RecipeError: no such stage, or a value that Hugging Face refuses.
+        RecipeError: unknown stage, or a value that Hugging Face refuses.
     """
     if arguments is None:
         arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
@@ -82,7 +81,7 @@ def build_trainer(
     trainer = stage_trainer(recipe, model, tokenizer, data, arguments)
     if not isinstance(trainer, CPTTrainer):
         raise RecipeError(
-            f"`stage`: {recipe.stage} builds a {type(trainer).__name__}, which does not save and resume as runs here"
+            f"`stage`: {recipe.stage} builds a {type(trainer).__name__}, which does not save and resume as cpt runs"
             " do. Derive it from cpt.training.trainer.CPTTrainer."
         )
     trainer.remove_callback(PrinterCallback)
@@ -123,14 +122,14 @@ def trainer_class(stage: str) -> Callable[..., Trainer]:
 
 
 def watching_callbacks(recipe: Recipe, trainer: CPTTrainer, data: PreparedData) -> list[TrainerCallback]:
-    """Those that add metrics, those of the recipe, then those that write the metrics."""
+    """Build callbacks in order: those that add metrics, the recipe's, then those that write metrics."""
     monitoring, folder, tokens = recipe.monitoring, trainer.run_folder, trainer.length.tokens_per_step
     check_profiled_steps(monitoring.profile, trainer.length.steps)
     rows = trainer.rows_of_steps
     callbacks: list[TrainerCallback] = [TrainingClock(tokens), SmoothedLoss(), RealisedShares(data, rows)]
     if data.form in PACKED and len(data.sources) > 1:
         callbacks.append(SourceLosses(data, rows, sharing_rows=trainer.shared_rows.parts))
-    if recipe.stage in (*OWN_LOSS, "distill_text"):  # each token's forward and backward pass, and nothing besides
+    if recipe.stage in (*OWN_LOSS, "distill_text"):  # one forward and backward pass per token, nothing else
         gpu = torch.cuda.get_device_name() if trainer.args.device.type == "cuda" else None
         trains_weights = recipe.model.lora is None and recipe.model.train_only is None
         callbacks.append(ModelFlopsUtilization(data, rows, gpu, trains_weights=trains_weights))

@@ -1,5 +1,5 @@
-"""Distillation on fixed data: the student learns the teacher's probabilities of each next token, not only the token
-that came."""
+"""Distillation on fixed data: the student learns the teacher's probabilities of each next token, not only the correct
+token."""
 
 import math
 from collections.abc import Callable
@@ -44,9 +44,9 @@ class DistillConfig(TrainingArguments):
 
 
 class DistillTrainer(CPTTrainer):
-    """The loop of SFT, with the divergence from a teacher over the same vocabulary in place of the cross entropy.
+    """The loop of SFT, with the divergence from a teacher over the same vocabulary instead of the cross entropy.
 
-    Held-out sets are measured in cross entropy, as everywhere.
+    Held-out sets are evaluated by cross entropy, as in other stages.
     """
 
     trains_on_model_loss = False
@@ -71,7 +71,7 @@ class DistillTrainer(CPTTrainer):
     def mean_divergence(
         self, outputs: Any, labels: torch.Tensor | None, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """The mean over the labelled tokens of the step, with the experts' auxiliary loss as models add it."""
+        """Return the mean over the step's labelled tokens, plus the experts' auxiliary loss."""
         assert labels is not None and self.taught is not None
         counts = labels[:, 1:] != IGNORED
         student, teacher = outputs["logits"][:, :-1][counts], self.taught[:, :-1][counts]
@@ -86,11 +86,11 @@ class DistillTrainer(CPTTrainer):
 def summed_divergence(
     student: torch.Tensor, teacher: torch.Tensor, *, beta: float, temperature: float = 1.0
 ) -> torch.Tensor:
-    """The divergence summed over tokens, in fp32 for some of them at a time, which the backward pass computes again.
+    """Return the divergence summed over tokens, in fp32 chunks that the backward pass recomputes.
 
     Args:
         student, teacher: logits [tokens, vocabulary].
-        beta: 0 is KL(teacher, student), 1 is KL(student, teacher); between them the generalised Jensen-Shannon
+        beta: 0 is KL(teacher, student), 1 is KL(student, teacher); between them the generalized Jensen-Shannon
             divergence.
     """
     total = student.new_zeros((), dtype=torch.float32)
@@ -100,7 +100,7 @@ def summed_divergence(
 
 
 def divergence(student: torch.Tensor, teacher: torch.Tensor, beta: float, temperature: float) -> torch.Tensor:
-    """The divergence of each token, in nats."""
+    """Return each token's divergence, in nats."""
     own = F.log_softmax(student.float() / temperature, dim=-1)
     other = F.log_softmax(teacher.float() / temperature, dim=-1)
     if beta == 0.0:
@@ -122,25 +122,25 @@ class WholeConversations(ExampleTrainer):
     def __init__(self, recipe: Recipe, model: nn.Module, arguments: TrainingArguments, **options: Any) -> None:
         if recipe.data.packing != "none":
             raise RecipeError(
-                "`data.packing`: stage `gkd` samples its own answers to each conversation: write `packing: none`."
+                "`data.packing`: stage `gkd` samples answers to each conversation: write `packing: none`."
             )
         super().__init__(recipe, model, arguments, **options)
 
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:
-        """Whole conversations, and what comes before the assistant's first word: the student samples from that."""
+        """Collate conversations, and the prompts before the first answer, from which the student samples."""
         tokenizer: Any = self.processing_class
         pad = tokenizer.pad_token_id
 
         def collate(rows: list[Row]) -> dict[str, torch.Tensor]:
             labels = torch.stack([row["labels"] for row in rows])
-            # Positions restart where the padding begins: it counts as a document.
+            # Positions restart at the padding, which counts as a document.
             lengths = torch.stack([(row["position_ids"].diff() == 1).long().cumprod(0).sum() + 1 for row in rows])
             places = torch.arange(labels.size(1))
             first = (labels != IGNORED).long().argmax(dim=1)
             ids = torch.stack([row["input_ids"] for row in rows])
             width = int(first.max())
             prompts, mask = torch.full((len(rows), width), pad), torch.zeros((len(rows), width), dtype=torch.long)
-            # Padding is on the left: generation continues on the right.
+            # Padding is on the left, since generation continues on the right.
             for line, (row, end) in enumerate(zip(ids, first.tolist(), strict=True)):
                 prompts[line, width - end :] = row[:end]
                 mask[line, width - end :] = 1

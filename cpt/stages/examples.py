@@ -1,4 +1,4 @@
-"""Train with TRL's trainers on our rows, with the same resuming, guards and evaluation as every other run."""
+"""Train with TRL's trainers on our rows, with the same resuming, guards and evaluation as other runs."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -28,17 +28,17 @@ Collate = Callable[[list[Any]], Any]
 
 
 class ExampleTrainer(ExampleHooks, CPTTrainer):
-    """To be put in front of a trainer of TRL's: `class DPOTrainer(ExampleTrainer, trl.DPOTrainer)`.
+    """Mixin for TRL's trainers: `class DPOTrainer(ExampleTrainer, trl.DPOTrainer)`.
 
-    TRL's own loss, metrics and generation stay; all else is as in every run.
+    TRL's loss, metrics and generation are kept; everything else is as in other runs.
     """
 
     trains_on_model_loss = False
-    metrics_of_evaluation = "eval"  # where TRL's trainer stores them
+    metrics_of_evaluation = "eval"  # key of TRL's stored metrics
 
     def __init__(self, recipe: Any, model: nn.Module, arguments: TrainingArguments, **options: Any) -> None:
         if arguments.use_liger_kernel:
-            raise RecipeError(f"`training.use_liger_kernel`: stage `{recipe.stage}` has no use for it. Remove it.")
+            raise RecipeError(f"`training.use_liger_kernel`: stage `{recipe.stage}` does not use it. Remove it.")
         tokenizer = options.get("tokenizer")
         if tokenizer is not None and tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
@@ -47,16 +47,16 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         exact = {name: weight.detach().clone() for name, weight in trained} if is_quantized else {}
         try:
             super().__init__(recipe, model, arguments, **options)
-        except (ValueError, NotImplementedError) as problem:  # TRL's own, of keys that do not go together
+        except (ValueError, NotImplementedError) as problem:  # TRL's errors for incompatible keys
             raise RecipeError(f"`training`: stage `{recipe.stage}`: {problem}") from problem
         for read in (model, options.get("ref_model")):
             if read is not None:
                 fit_fused_head(read)
         for name, parameter in model.named_parameters():
-            if name in exact:  # TRL rounds adapters over 4-bit weights to bfloat16; here they stay in fp32
+            if name in exact:  # TRL rounds adapters over 4-bit weights to bfloat16; keep fp32
                 parameter.data = exact[name]
         if isinstance(model, PeftModel) and TRLS_REFERENCE in model.peft_config:
-            # A new adapter changes nothing: without it the model is the reference.
+            # A new adapter has no effect yet: without it the model is the reference.
             model.delete_adapter(TRLS_REFERENCE)
 
     def shown_at_first(self, rows: Dataset[Any]) -> ShownRows:
@@ -67,7 +67,7 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         return self.data_collator
 
     def compute_loss(self, *arguments: Any, **options: Any) -> Any:
-        """TRL's own loss, its auxiliary loss included; a RecipeError where TRL does not know its name."""
+        """Compute TRL's loss, including its auxiliary loss; RecipeError if TRL does not know the loss."""
         try:
             return super(CPTTrainer, self).compute_loss(*arguments, **options)
         except ValueError as problem:
@@ -76,13 +76,13 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
             raise RecipeError(f"`training.loss_type`: {problem}") from problem
 
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
-        """Without TRL's count of tokens, which restarts at each resume."""
+        """Log without TRL's token count, which restarts at each resume."""
         for figures in self.trl_metrics.values():
             figures.pop("num_tokens", None)
         super().log(logs, *arguments, **options)
 
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
-        """In evaluation mode, so that TRL's `log` does not mix its metrics with those of the training."""
+        """Evaluate in evaluation mode, so that TRL's `log` does not mix its metrics with those of training."""
         was_training = self.model.training
         self.model.eval()
         try:
@@ -91,7 +91,7 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
             self.model.train(was_training)
 
     def measure_held_out(self) -> dict[str, float]:
-        """Loss and TRL's own metrics of each set of examples; bits per byte of each set of texts."""
+        """Return loss and TRL's metrics of each set of examples, and bits per byte of each set of texts."""
         texts = {name: held_out for name, held_out in self.held_out.items() if held_out.form in PACKED}
         figures = dict[str, float]()
         for name, held_out in self.held_out.items():
@@ -100,18 +100,18 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         return figures | (self.measure_texts(texts) if texts else {})
 
     def measure(self, held_out: HeldOutSet) -> dict[str, float]:
-        """The metrics of one set, means over its examples, and their number.
+        """Return the metrics of one set, averaged over its examples, and their number.
 
-        A metric is the mean over the batches that have it: without unwanted answers it has no reward of them.
+        A metric is averaged over the batches that have it: batches without unwanted answers lack their reward.
         """
         sums, seen = dict[str, float](), dict[str, int]()
         own = self.trl_metrics[self.metrics_of_evaluation]
         for numbers, count in self.batches_of(len(held_out.rows)):
             own.clear()
             figures = self.metrics_of_batch([held_out.rows[number] for number in numbers])
-            own.pop("num_tokens", None)  # of the training, so far
+            own.pop("num_tokens", None)  # counts the training so far
             for name, values in own.items():
-                # TRL's parts of the loss, as `nll_loss`, must not be taken for the loss of another set
+                # parts of TRL's loss, such as `nll_loss`, must not look like the loss of another set
                 is_part = name.endswith(LOSS)
                 if values:
                     figures[f"loss/{name.removesuffix(LOSS)}" if is_part else name] = sum(values) / len(values)
@@ -122,7 +122,7 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         return {**{name: value / seen[name] for name, value in sums.items()}, "examples": len(held_out.rows)}
 
     def metrics_of_batch(self, rows: list[Any]) -> dict[str, float]:
-        """The loss of a batch of all processes; TRL stores its own metrics."""
+        """Return the loss of a batch over all processes; TRL stores its metrics."""
         collate = self.collate_examples() or self.data_collator
         batch = self.prepare_inputs(collate(rows))
         with torch.no_grad(), self.compute_loss_context_manager():
@@ -130,9 +130,9 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         return {"loss": self.accelerator.gather(loss.detach().reshape(1)).mean().item()}
 
     def batches_of(self, num_rows: int) -> Iterator[tuple[list[int], int]]:
-        """Row numbers of this process's micro-batches, and how many rows the processes have together each time.
+        """Yield row numbers of this process's micro-batches, and the number of rows over all processes.
 
-        As many on each process; where too few are left for all, each has the same ones.
+        All processes have equally many; if too few rows remain, all have the same ones.
         """
         size, world, rank = self.args.per_device_eval_batch_size, self.args.world_size, self.args.process_index
         whole = num_rows // (size * world)
@@ -159,7 +159,7 @@ class JudgedAnswers(ExampleTrainer):
     calculate_KL: bool  # noqa: N815 - TRL's name
 
     def collate_examples(self) -> Collate:
-        """TRL's collator; for the KL term each prompt gets the answer of the row before, as TRL's own rows have it."""
+        """TRL's collator; for the KL term each prompt gets the previous row's answer, as in TRL."""
         collate: Collate = self.data_collator
         if not self.calculate_KL:
             return collate
@@ -176,10 +176,10 @@ class JudgedAnswers(ExampleTrainer):
 class WithoutReference(ExampleTrainer):
     """For TRL's experimental ORPO and CPO, which tokenize themselves and use other names."""
 
-    metrics_of_evaluation = "train"  # among those of the training
+    metrics_of_evaluation = "train"  # key of the training's metrics
 
     def shown_at_first(self, rows: Any) -> ShownRows:
-        """A row of texts, which is never trained on."""
+        """A placeholder row of texts, which is never trained on."""
         return ShownRows.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
 
     def collate_examples(self) -> Collate:
@@ -187,7 +187,7 @@ class WithoutReference(ExampleTrainer):
         return lambda rows: collate([renamed(row, most) for row in rows])
 
     def measure(self, held_out: HeldOutSet) -> dict[str, float]:
-        """The training's metrics since the last log are restored after it."""
+        """Evaluate a set, then restore the training's metrics since the last log."""
         of_training = dict(self.trl_metrics["train"])
         try:
             return super().measure(held_out)
@@ -196,7 +196,7 @@ class WithoutReference(ExampleTrainer):
 
 
 def renamed(row: dict[str, Any], most: int) -> dict[str, list[int]]:
-    """Prompt, and prompt with each answer, of which the answer has labels; cut at `most` tokens."""
+    """Return the prompt, and the prompt with each answer, where only answers have labels; cut at `most` tokens."""
     prompt = row["prompt_ids"]
     found = {"prompt_input_ids": prompt[:most], "prompt_attention_mask": [1] * len(prompt[:most])}
     for side in ("chosen", "rejected"):
@@ -207,14 +207,14 @@ def renamed(row: dict[str, Any], most: int) -> dict[str, list[int]]:
 
 
 def fit_fused_head(model: nn.Module) -> None:
-    """Let log-probabilities and the balance loss be the family's own; to be called after TRL's `add_fused_lm_head`."""
+    """Use the family's log-probabilities and balance loss; call after TRL's `add_fused_lm_head`."""
     whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     bare: Any = whole
     if "forward" not in vars(bare) or not isinstance(whole, CptGPT2ForCausalLM | BalancedForCausalLM):
-        return  # TRL has not put its own in front, or knows all there is to know
+        return  # TRL has not replaced the forward, or supports the family
     if isinstance(whole, CptGPT2ForCausalLM) and is_deepspeed_zero3_enabled():
         raise RecipeError(
-            "`training.deepspeed`: this stage reads the head of `cpt-gpt2` whole. Take ZeRO-2, not ZeRO-3."
+            "`training.deepspeed`: this stage needs the whole head of `cpt-gpt2`. Use ZeRO-2, not ZeRO-3."
         )
     fused: Any = bare.forward
 
@@ -222,7 +222,7 @@ def fit_fused_head(model: nn.Module) -> None:
     def forward(*arguments: Any, fused_lm_head: bool = False, **options: Any) -> Any:
         if not fused_lm_head:
             return fused(*arguments, **options)
-        if isinstance(whole, CptGPT2ForCausalLM):  # of the head only the rows of tokens, without padding
+        if isinstance(whole, CptGPT2ForCausalLM):  # only the head's rows of tokens, without padding
             weight = bare.lm_head.weight[: bare.config.unpadded_vocab_size]
             bare.get_output_embeddings = lambda: SimpleNamespace(weight=weight, bias=None)
             try:
@@ -246,7 +246,7 @@ def fit_fused_head(model: nn.Module) -> None:
 def balance_of_tokens(
     model: BalancedForCausalLM, router_logits: tuple[torch.Tensor, ...], mask: torch.Tensor | None, rows: int
 ) -> torch.Tensor:
-    """The family's own balance loss, without padding tokens: within each row, or over all of them."""
+    """Return the family's balance loss without padding tokens: per row, or over all rows."""
     if mask is None:
         return model.balance(router_logits, num_sequences=rows)
     if not isinstance(model, MiniMind2MoEForCausalLM):

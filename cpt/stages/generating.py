@@ -1,4 +1,4 @@
-"""Stages that sample what they train on: prompts by number, completions that survive an interruption, rewards."""
+"""Stages that train on sampled completions: indexed prompts, completions that survive interruptions, rewards."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
 
     @property
     def generations(self) -> Generations:
-        """How prompts are shared out, with the micro-batches of now."""
+        """The distribution of prompts, for the current micro-batches."""
         raise NotImplementedError
 
     def get_train_dataloader(self) -> CPTDataLoader:
@@ -58,17 +58,17 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
         )
 
     def part_of_process(self, whole: Any) -> Any:
-        """This process's share of a list or tensor, of which each has the same number."""
+        """Return this process's equal share of a list or tensor."""
         size = len(whole) // self.args.world_size
         return whole[self.args.process_index * size :][:size]
 
     def run_epoch(self, checkpoint: str | None, run: Callable[[], None]) -> None:
-        """The Trainer's loop, with TRL's count of micro-batches where the run resumes."""
+        """Run the Trainer's loop, restoring TRL's count of micro-batches on resume."""
         self.micro_batches_done = self.first_step * self.generations.accumulation
         super().run_epoch(checkpoint, run)
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """FLOPs of training on the completions, without sampling them."""
+        """Return the FLOPs of training on the completions, without sampling."""
         if self.sampled_batches is None or not isinstance(inputs, list):
             return 0
         used = self.sampled_batches[(self.micro_batches_done - 1) % len(self.sampled_batches)]
@@ -76,7 +76,7 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
         return super().floating_point_ops({"input_ids": ids})
 
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
-        """With a separate random state: the run's stays unchanged."""
+        """Evaluate with a separate random state, so that the run's does not change."""
         device = self.args.device
         devices, kind = ([], "cuda") if device.type == "cpu" else ([device], device.type)
         with torch.random.fork_rng(devices=devices, device_type=kind):
@@ -85,7 +85,7 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
 
 
 class StepsOfPrompts(PromptTrainer):
-    """For TRL's DistillationTrainer (arXiv 2306.13649). Each step samples new answers: no checkpoint needs them."""
+    """For TRL's DistillationTrainer (arXiv 2306.13649). Each step samples new answers, so none are saved."""
 
     @property
     def generations(self) -> Generations:
@@ -95,31 +95,31 @@ class StepsOfPrompts(PromptTrainer):
         return Generations(rows, arguments.gradient_accumulation_steps, arguments.gradient_accumulation_steps)
 
     def inputs_of_process(self, inputs: Any) -> Any:
-        """The prompts of the whole step, of which each process answers its share at the first micro-batch."""
+        """Return the prompts of the whole step; each process answers its share at the first micro-batch."""
         if isinstance(inputs, list) and self.model.training:
             return self.part_of_process(inputs)
         return inputs
 
 
 class GenerationBatches(PromptTrainer):
-    """To be put in front of TRL's GRPOTrainer or RLOOTrainer, which generate, score and learn.
+    """Mixin for TRL's GRPOTrainer or RLOOTrainer, which generate, score and train.
 
     Args:
-        reference: the model that `beta` holds the trained one to; None without `beta`, and where that is the model
+        reference: the model that `beta` keeps the trained model close to; None without `beta`, or if it is the model
             without its adapter.
     """
 
-    prompts: Sequence[Prompt] = ()  # of the last generation, of all processes
+    prompts: Sequence[Prompt] = ()  # of the last generation, over all processes
     last: dict[str, torch.Tensor] | None = None  # this process's last completions, for a stage that compares with them
 
     def __init__(
         self, recipe: Recipe, model: nn.Module, arguments: Any, *, reference: nn.Module | None, **options: Any
     ) -> None:
         if arguments.reward_weights is not None:
-            raise RecipeError("`training.reward_weights`: write `weight` beside each reward's name in `rewards`.")
+            raise RecipeError("`training.reward_weights`: write `weight` next to each reward's name in `rewards`.")
         rewards = build_rewards(recipe.rewards, [name for name in options["rows"][0] if name != "prompt"])
         arguments.reward_weights = [reward.weight for reward in recipe.rewards]
-        # As many completions at once as the recipe says, where an earlier start learned a smaller micro-batch.
+        # Sample as many completions as the recipe says, even if an earlier start reduced the micro-batch.
         asked = int(recipe.training.get("per_device_train_batch_size", arguments.per_device_train_batch_size))
         parts = asked // arguments.per_device_train_batch_size
         if parts > 1 and recipe.training.get("steps_per_generation") is not None:
@@ -156,7 +156,7 @@ class GenerationBatches(PromptTrainer):
         return Generations(prompts, micro_batches, config.gradient_accumulation_steps)
 
     def inputs_of_process(self, inputs: Any) -> Any:
-        """Where the last completions are used up: this process's prompts, each repeated once per answer."""
+        """After the last completions are used up, return this process's prompts, each repeated once per answer."""
         if isinstance(inputs, list):
             is_new = self.micro_batches_done % self.generations.micro_batches == 0 or self.sampled_batches is None
             if self.model.training and is_new:
@@ -173,7 +173,7 @@ class GenerationBatches(PromptTrainer):
     def train(  # type: ignore[override]
         self, resume_from_checkpoint: str | Path | None = None, **options: Any
     ) -> TrainOutput:
-        """A checkpoint within a generation has its completions, for micro-batches of its size or smaller ones.
+        """Train, resuming completions if the checkpoint is within a generation and micro-batches did not grow.
 
         Completions are sampled again if the number of processes differs or micro-batches were larger.
         """
@@ -189,7 +189,7 @@ class GenerationBatches(PromptTrainer):
                 self.sampled_batches = [part for batch in batches for part in split_tensor_dict(batch, parts)]
             last = kept.get("last")
             self.last = None if last is None else to_device(last, arguments.device)
-            if (checkpoint / STAGE_FILE).exists():  # not where another program wrote it
+            if (checkpoint / STAGE_FILE).exists():  # missing if another program wrote it
                 self.restore_own(load_data(checkpoint / STAGE_FILE))
         return super().train(resume_from_checkpoint, **options)
 
@@ -216,17 +216,16 @@ class GenerationBatches(PromptTrainer):
         return {}
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
-        """Continue with it."""
+        """Restore the stage's state."""
 
     # --- safety ------------------------------------------------------------------------------------------------------
 
     def metrics_to_check(self, figures: torch.Tensor) -> torch.Tensor:
-        """Whether both are finite.
+        """Check only whether both are finite.
 
-        The size of a loss has no meaning here: advantages have no level, and ratios of probabilities no bound. Steps
-        without any gradient are common (all answers equally good), and the first wrong answer after them has one. So
-        loss and gradient have to be finite, and how large a gradient may be is left to clipping; without clipping its
-        norm is checked as in other stages.
+        The size of a loss is meaningless here: advantages have no level, and probability ratios are unbounded. Steps
+        without gradients are common (all answers equally good), followed by a step with some. So loss and gradient
+        must be finite, and clipping limits large gradients; without clipping the norm is checked as in other stages.
         """
         loss, norm = figures
         clipped = norm if self.args.max_grad_norm <= 0 else norm * 0
@@ -241,8 +240,8 @@ class GenerationBatches(PromptTrainer):
                 raise
             raise ResourceError(
                 f"out of memory in step {self.state.global_step + 1}, sampling {self.args.generation_batch_size}"
-                f" completions of up to {self.args.max_completion_length} tokens. Set"
-                " `training.generation_batch_size`, `steps_per_generation` or `max_completion_length` lower."
+                f" completions of up to {self.args.max_completion_length} tokens. Lower"
+                " `training.generation_batch_size`, `steps_per_generation` or `max_completion_length`."
             ) from problem
 
     def metrics_of_batch(self, rows: list[Any]) -> dict[str, float]:
@@ -272,12 +271,12 @@ class SingleAnswers(GRPOConfig):  # type: ignore[misc]
 
     num_generations: int | None = 1
     least_deviation: float = 0.1
-    """The smallest deviation that advantages are divided by. Where all answers are right, what is left of them is the
-    error of the values; made as large as any other, it would unlearn the answers."""
+    """Lower bound of the deviation by which advantages are divided. If all answers are right, only the values' errors
+    remain; scaled up to normal size, they would unlearn the answers."""
 
     def __post_init__(self) -> None:
         answers = self.num_generations
-        if answers == 1:  # GRPOConfig asks for a group to compare: the whole batch, normalised together
+        if answers == 1:  # GRPOConfig needs a group to compare: the whole batch, normalized together
             steps = self.steps_per_generation or self.gradient_accumulation_steps
             at_once = self.per_device_train_batch_size * world_size()
             self.num_generations = int(self.generation_batch_size or at_once * steps)
@@ -286,18 +285,18 @@ class SingleAnswers(GRPOConfig):  # type: ignore[misc]
 
 
 class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
-    """GRPO up to the rewards; a stage then says what they make of advantages."""
+    """GRPO up to the rewards; the stage computes advantages from them."""
 
     rewards_of_all: torch.Tensor
 
     def __init__(self, recipe: Recipe, *arguments: Any, **options: Any) -> None:
         for key in ("scale_rewards", "multi_objective_aggregation"):  # of a group of answers
             if key in recipe.training:
-                raise RecipeError(f"`training.{key}` has no effect in stage `{recipe.stage}`. Remove it.")
+                raise RecipeError(f"`training.{key}` is not used in stage `{recipe.stage}`. Remove it.")
         super().__init__(recipe, *arguments, **options)
 
     def note_rewards(self, rewards: torch.Tensor) -> None:
-        """Keep their weighted sums, NaN where no reward applies."""
+        """Store the weighted sums of rewards, NaN if no reward applies."""
         self.rewards_of_all = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
         self.rewards_of_all[rewards.isnan().all(dim=1)] = torch.nan
 
@@ -305,18 +304,18 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
         return made | self.advantages_of(inputs, made) if self.model.training else made
 
     def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
-        """`advantages` ([B], or [B, T] for each token), and what else the loss of a completion needs."""
+        """`advantages` ([B], or [B, T] for each token), and further inputs of the loss."""
         raise NotImplementedError
 
     def log_probabilities(self, made: dict[str, Any]) -> torch.Tensor:
-        """Log-probabilities [B, T] of the completions' tokens under the current model."""
+        """Return log-probabilities [B, T] of the completions' tokens under the current model."""
         ids = torch.cat((made["prompt_ids"], made["completion_ids"]), dim=1)
         mask = torch.cat((made["prompt_mask"], made["completion_mask"]), dim=1)
-        # recomputing activations is of no use without gradients
+        # recomputing activations is useless without gradients
         with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
             size = self.args.per_device_train_batch_size
             return self.score_tokens(self.model, ids, mask, made["completion_ids"].size(1), batch_size=size)
 
     def add_metric(self, name: str, value: float) -> None:
-        """For the log: means over what is noted until then."""
+        """Add a value to the next log, which shows the mean."""
         self.trl_metrics["train"][name].append(value)

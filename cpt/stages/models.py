@@ -1,4 +1,4 @@
-"""The models of a run: the one that its stage trains, the reference, and the teacher."""
+"""The models of a run: the trained model, the reference, and the teacher."""
 
 from dataclasses import fields
 from functools import partial
@@ -24,13 +24,13 @@ from cpt.tokenizer.load import from_folder_or_hub
 from cpt.training.arguments import find_stage, weights_dtype
 
 PACKED = ("document", "conversation")  # forms of data whose rows hold several documents
-# Stages that always need a reference; those with rewards have one where `training.beta` is not 0.
+# Stages that always need a reference; those with rewards have one if `training.beta` is not 0.
 REFERENCED = ("dpo", "kto")
 KEY = "training.teacher_model_name_or_path"
 
 
 def model_for(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments) -> nn.Module:
-    if recipe.stage == "reward":  # a new head for one score in place of the language model's
+    if recipe.stage == "reward":  # a new head with one score instead of the language model's
         return scoring_model(recipe.model, tokenizer, seed=recipe.seed, dtype=weights_dtype(recipe, arguments))
     return language_model(recipe, tokenizer, arguments)
 
@@ -47,16 +47,16 @@ def language_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments
 
 
 def is_packed(recipe: Recipe) -> bool:
-    """Whether rows hold several documents, which positions alone keep apart."""
+    """Whether rows have several documents, which only positions separate."""
     return recipe.data.packing != "token_budget" and form_of(find_stage(recipe.stage).COLUMNS) in PACKED
 
 
 def reference_model(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments
 ) -> nn.Module | None:
-    """The model that the run starts from, frozen; None with an adapter, without which the trained model is that one.
+    """Build the frozen start model of the run; None with an adapter, since disabling it gives that model.
 
-    It is made from the recipe, and not from the trained model, so that a resumed run has the same reference.
+    It is built from the recipe instead of the trained model, so that a resumed run has the same reference.
     """
     if recipe.model.lora is not None:
         check_reference(recipe)
@@ -66,29 +66,29 @@ def reference_model(
 
 
 def check_reference(recipe: Recipe) -> None:
-    """Refuse adapters that start in the base's weights, where the stage compares the model with its start."""
+    """Refuse adapters that change the base weights if the stage compares the model with its start."""
     start = str((recipe.model.lora or {}).get("init_lora_weights")).partition("_niter")[0]
     if start not in START_IN_THE_BASE or recipe.stage not in (*REFERENCED, *REWARDED):
         return
     defaults = {field.name: field.default for field in fields(find_stage(recipe.stage).CONFIG)}
     if recipe.stage in REFERENCED or recipe.training.get("beta", defaults["beta"]):
         raise RecipeError(
-            f"`model.lora.init_lora_weights: {start}` takes the adapter out of the base's weights: without it they are"
-            f" no reference for stage `{recipe.stage}`. Remove it."
+            f"`model.lora.init_lora_weights: {start}` subtracts the adapter from the base weights: without it they are"
+            f" not a reference for stage `{recipe.stage}`. Remove it."
         )
 
 
 def build_teacher(
     recipe: Recipe, student: nn.Module, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments
 ) -> PreTrainedModel:
-    """The model that `training.teacher_model_name_or_path` names (a Hub id, a folder, or a finished run), frozen.
+    """Load the frozen model of `training.teacher_model_name_or_path` (a Hub id, a folder, or a finished run).
 
-    Its weights are in bfloat16 where the run computes in that, else in fp32.
+    Its weights are in bfloat16 if the run computes in bfloat16, else in fp32.
     """
     values = vars(arguments)
     path, revision = result_of_run(values["teacher_model_name_or_path"]), values.get("teacher_model_revision")
     if path is None:
-        raise RecipeError(f"`{KEY}` is missing. Name the teacher: a Hub id, a folder or a run (runs/NAME).")
+        raise RecipeError(f"`{KEY}` is missing. Set the teacher: a Hub id, a folder or a run (runs/NAME).")
     section = Model(path=path, revision=revision, attention=recipe.model.attention)
     build = partial(
         build_model,
@@ -100,12 +100,12 @@ def build_teacher(
     )
     with_key(KEY, partial(check_vocabulary, student, tokenizer, section))
     teacher = with_key(KEY, build)
-    assert isinstance(teacher, PreTrainedModel), "a teacher has no adapter"
+    assert isinstance(teacher, PreTrainedModel), "teachers are plain models"
     return teacher.requires_grad_(False).eval()
 
 
 def check_vocabulary(student: Any, tokenizer: PreTrainedTokenizerBase, teacher: Model) -> None:
-    """Refuse a teacher with other tokens: another number of rows, or another id of a token."""
+    """Refuse a teacher with another vocabulary: another number of rows, or other ids of tokens."""
     rows, others = vocabulary_size(student.config), vocabulary_size(load_config(teacher))
     if rows != others:
         raise RecipeError(f"{teacher.path} has {others} tokens and the model {rows}: the vocabularies must be equal.")
@@ -116,13 +116,13 @@ def check_vocabulary(student: Any, tokenizer: PreTrainedTokenizerBase, teacher: 
     if differing := sorted(word for word, number in own.items() if known.get(word) != number):
         word = differing[0]
         raise RecipeError(
-            f"{len(differing)} tokens have other ids in {teacher.path}, as {word!r}: {own[word]} here,"
-            f" {known.get(word, 'none')} there. Take a teacher with the same tokenizer."
+            f"{len(differing)} tokens have other ids in {teacher.path}, such as {word!r}: {own[word]} here,"
+            f" {known.get(word, 'none')} there. Use a teacher with the same tokenizer."
         )
 
 
 def prepared(teacher: nn.Module, trainer: Any) -> nn.Module:
-    """On the trainer's device, and divided over processes where ZeRO-3 divides the student."""
+    """Move the teacher to the trainer's device; under ZeRO-3 shard it as the student."""
     if trainer.is_deepspeed_enabled:
         return prepare_deepspeed(teacher, trainer.accelerator)
     return trainer.accelerator.prepare_model(teacher, evaluation_mode=True)

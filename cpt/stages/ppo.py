@@ -1,10 +1,10 @@
-"""Proximal policy optimisation (arXiv 1707.06347): a value head on the policy, generalised advantage estimation, and
+"""Proximal policy optimization (arXiv 1707.06347): a value head on the policy, generalized advantage estimation, and
 both losses clipped.
 
-TRL lacks such a trainer; generation, rewards and the clipped policy loss are those of its GRPO. The value of a token's
-state is a linear function of the policy's last hidden state, so policy and values share one backbone and one backward
-pass. `training.beta` holds the policy to the reference, in the loss. The head is not part of the model that the run
-exports; checkpoints keep it."""
+TRL lacks such a trainer; generation, rewards and the clipped policy loss come from its GRPO. A token's value is a
+linear function of the policy's last hidden state, so policy and values share one backbone and one backward pass.
+`training.beta` is the weight of the KL divergence to the reference in the loss. The value head is not exported;
+checkpoints keep it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,17 +28,17 @@ class PPOConfig(SingleAnswers):
 
     num_iterations: int = 4
     gamma: float = 1.0
-    """Discount of what comes later."""
+    """Discount factor of future rewards."""
     lam: float = 0.95
-    """The lambda of generalised advantage estimation (arXiv 1506.02438): 0 trusts the values, 1 the rewards."""
+    """The lambda of generalized advantage estimation (arXiv 1506.02438): 0 trusts the values, 1 the rewards."""
     value_coefficient: float = 0.1
     """Weight of the values' loss relative to the policy's."""
     value_clip: float = 0.2
-    """How far a value may move from what it was at the generation before its loss stops to pull it."""
+    """Clip range of a value's change since the generation."""
     value_speed: float = 10.0
-    """How many times as fast as the policy the values learn."""
+    """Learning rate of the values, relative to the policy's."""
     whiten_advantages: bool = True
-    """Advantages of a generation get mean 0 and deviation 1, as far as `least_deviation` allows."""
+    """Normalize advantages of a generation to mean 0 and deviation 1, as far as `least_deviation` allows."""
 
 
 class PPOTrainer(RewardedTrainer):
@@ -49,15 +49,15 @@ class PPOTrainer(RewardedTrainer):
         super().__init__(recipe, model, arguments, **options)
 
     def forward_completions(self, forward: Callable[[], Any], kept: int) -> Any:
-        """As GRPO does; also stores the values of the same states."""
+        """Run GRPO's forward pass; also store the values of the same states."""
         with self.head.listening() as heard:
             found = forward()
         if heard:
-            self.values = torch.cat(heard)[:, -kept - 1 : -1]  # the state before a token says what it is worth
+            self.values = torch.cat(heard)[:, -kept - 1 : -1]  # the state before a token predicts its value
         return found
 
     def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
-        """By the values before the first step on these completions; the reward comes with the last token."""
+        """Compute advantages by the values before the first step on these completions; rewards are at the end."""
         config = self.args
         self.log_probabilities(made)
         values, mask = self.values.float(), made["completion_mask"].float()
@@ -66,7 +66,7 @@ class PPOTrainer(RewardedTrainer):
         advantages = estimate_advantages(rewards.nan_to_num(), values, mask, gamma=config.gamma, lam=config.lam)
         advantages = advantages * applies[:, None]
         returns = values + advantages
-        # How much of the returns the values knew before: 1 is all, 0 nothing.
+        # Explained variance of the returns by the values: 1 is all, 0 none.
         mean, _ = self.moments(values, mask)
         _, missed = self.moments(returns - values, mask)
         _, spread = self.moments(returns, mask)
@@ -79,7 +79,7 @@ class PPOTrainer(RewardedTrainer):
         return {"advantages": advantages, "values": values, "returns": returns}
 
     def moments(self, numbers: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and standard deviation of what is not masked, over all processes."""
+        """Return mean and standard deviation of unmasked numbers, over all processes."""
         sums = torch.stack(((numbers * mask).sum(), (numbers.square() * mask).sum(), mask.sum()))
         total, squares, count = self.accelerator.reduce(sums, reduction="sum")
         mean = total / count.clamp(min=1)
@@ -88,7 +88,7 @@ class PPOTrainer(RewardedTrainer):
     def loss_of_completions(self, policy_loss: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
         config = self.args
         losses = clipped_value_loss(self.values.float(), inputs["values"], inputs["returns"], config.value_clip)
-        # Tokens of the whole generation, which lasts for several steps.
+        # Tokens of the whole generation, which spans several steps.
         tokens = inputs["num_items_in_batch"].clamp(min=1) / config.world_size
         share = tokens * self.current_gradient_accumulation_steps / config.steps_per_generation
         value_loss = (losses * inputs["completion_mask"]).sum() / share
@@ -97,7 +97,7 @@ class PPOTrainer(RewardedTrainer):
         return policy_loss + config.value_coefficient * value_loss
 
     def own_state(self) -> dict[str, Any]:
-        """The head; DeepSpeed's engine keeps it with the model."""
+        """Return the head; DeepSpeed's engine saves it with the model."""
         return {} if self.is_deepspeed_enabled else {"value_head": self.head.state_dict()}
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
@@ -105,15 +105,15 @@ class PPOTrainer(RewardedTrainer):
 
 
 class ValueHead(nn.Linear):
-    """A part of the model that training sees, and saving leaves out.
+    """A part of the model that is trained, but not saved with it.
 
-    Adam's steps do not depend on how large gradients are: values that are `speed` times what the layer says move that
-    much faster.
+    Adam's steps do not depend on the scale of gradients: values that are `speed` times the layer's output change
+    `speed` times as fast.
     """
 
     def __init__(self, width: int, *, speed: float, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(width, 1, dtype=dtype, device=device)
-        nn.init.zeros_(self.weight)  # nothing is known yet: the first advantages are the rewards
+        nn.init.zeros_(self.weight)  # values start at 0: the first advantages are the rewards
         nn.init.zeros_(self.bias)
         self.speed = speed
         self.heard: list[torch.Tensor] | None = None
@@ -124,7 +124,7 @@ class ValueHead(nn.Linear):
 
     @classmethod
     def on(cls, model: Any, *, speed: float) -> "ValueHead":
-        """Give a model one, in the type of what is trained."""
+        """Attach a value head to a model, in the dtype of trained weights."""
         whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         trained = next(parameter for parameter in model.parameters() if parameter.requires_grad)
         head = cls(whole.config.get_text_config().hidden_size, speed=speed, dtype=trained.dtype, device=trained.device)
@@ -140,7 +140,7 @@ class ValueHead(nn.Linear):
 
     @contextmanager
     def listening(self) -> Iterator[list[torch.Tensor]]:
-        """While it is open, values [B, T] of each forward pass of the model."""
+        """Collect the values [B, T] of each forward pass of the model."""
         heard: list[torch.Tensor] = []
         self.heard = heard
         try:
@@ -152,17 +152,17 @@ class ValueHead(nn.Linear):
 def estimate_advantages(
     rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, *, gamma: float, lam: float
 ) -> torch.Tensor:
-    """Generalised advantage estimation (arXiv 1506.02438, equation 16).
+    """Generalized advantage estimation (arXiv 1506.02438, equation 16).
 
     Args:
-        rewards: [B], each given at a completion's last token, where it ends.
+        rewards: [B], given at each completion's last token.
         values: [B, T], of the state before each token.
         mask: [B, T], 1 for tokens of the completion, which come first; 0 for padding.
 
     Returns:
         [B, T], 0 at padding.
     """
-    # Advantage and value of what comes behind, and whether it is a token; nothing comes behind the end.
+    # Advantage and value of the next token, and whether it exists; zero past the end.
     later = value_later = is_later = torch.zeros_like(rewards)
     advantages = torch.zeros_like(values)
     for place in reversed(range(values.size(1))):
@@ -176,6 +176,6 @@ def estimate_advantages(
 
 
 def clipped_value_loss(values: torch.Tensor, before: torch.Tensor, returns: torch.Tensor, clip: float) -> torch.Tensor:
-    """Half the squared error of each value; one that moved further than `clip` gains nothing by moving on."""
+    """Half the squared error of each value; beyond a change of `clip`, the gradient is zero."""
     moved = before + (values - before).clamp(-clip, clip)
     return 0.5 * torch.maximum((values - returns).square(), (moved - returns).square())

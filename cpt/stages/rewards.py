@@ -1,4 +1,4 @@
-"""Rewards of a recipe: by name, by function, by model."""
+"""Rewards of a recipe: built-in, custom function, or reward model."""
 
 import functools
 import inspect
@@ -21,7 +21,7 @@ from cpt.plugins import check_options, find, with_key
 from cpt.recipe.schema import Reward
 from cpt.runs.record import Run
 
-# What TRL passes in addition to the columns of the data:
+# Arguments that TRL passes in addition to the columns of the data:
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 MOST_LETTERS = 300  # of a prompt or a completion, in a message
 Text = str | Sequence[Mapping[str, Any]]  # a prompt or a completion: a text, or messages
@@ -35,10 +35,10 @@ DECORATION = re.compile(
 
 
 class NamedReward:
-    """A function of the recipe, ready to be called as TRL calls rewards: everything by name.
+    """A reward function of the recipe, called as TRL calls rewards: all arguments by name.
 
-    Keyword-only parameters are options, which the recipe gives. All others are columns of the data; `**columns` takes
-    every one.
+    Keyword-only parameters are options, set in the recipe. All others are columns of the data; `**columns` receives
+    all of them.
     """
 
     def __init__(self, name: str, key: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -47,7 +47,7 @@ class NamedReward:
         self.parameters = inspect.signature(function).parameters
 
     def refuse_missing(self, columns: Sequence[str]) -> None:
-        """Raise a DataError where the rows lack a parameter's column, or the one that its option `column` names."""
+        """Raise DataError if the rows lack a parameter's column, or the one in its option `column`."""
         by_position = [p for p in self.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         needed = [p.name for p in by_position if p.default is p.empty and p.name not in GIVEN]
         default = self.parameters["column"].default if "column" in self.parameters else None
@@ -55,10 +55,10 @@ class NamedReward:
         missing = [column for column in [*needed, named] if isinstance(column, str) and column not in columns]
         if missing:
             there = ", ".join(column for column in columns if column not in GIVEN) or "none"
-            raise DataError(f"{self.where} reads the column `{missing[0]}`. Beside the prompt the rows have: {there}.")
+            raise DataError(f"{self.where} reads the column `{missing[0]}`. Columns besides the prompt: {there}.")
 
     def __call__(self, **given: Any) -> list[float | None]:
-        """The rewards of some completions, one finite number or None each; else a TrainingError."""
+        """Return the rewards of completions, a finite number or None each; TrainingError otherwise."""
         self.refuse_missing(list(given))
         takes_all = any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
         options = {name for name, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY}
@@ -79,14 +79,14 @@ class NamedReward:
             if value is not None and not is_number:
                 prompt, said = (str(given[name][row])[:MOST_LETTERS] for name in ("prompts", "completions"))
                 raise TrainingError(
-                    f"{self.where} returned {value!r}: expected a finite number, or None where it does not apply. The"
+                    f"{self.where} returned {value!r}: expected a finite number, or None if it does not apply. The"
                     f" prompt: {prompt!r}; the completion: {said!r}."
                 )
         return [None if value is None else float(value) for value in values]
 
 
 def build_rewards(rewards: Sequence[Reward], columns: Sequence[str]) -> list[NamedReward]:
-    """The rewards that the recipe names, in order, ready to be called; `columns` are the data's."""
+    """Build the recipe's rewards, in order; `columns` are the data's."""
     built = check_columns(rewards, columns)
     for reward in built:
         if reward.function is reward_model:
@@ -95,7 +95,7 @@ def build_rewards(rewards: Sequence[Reward], columns: Sequence[str]) -> list[Nam
 
 
 def check_columns(rewards: Sequence[Reward], columns: Sequence[str]) -> list[NamedReward]:
-    """Refuse rewards that read what the data's rows do not have; nothing is loaded."""
+    """Refuse rewards that read missing columns, without loading models."""
     found = find_rewards(rewards)
     for reward in found:
         reward.refuse_missing(columns)
@@ -103,7 +103,7 @@ def check_columns(rewards: Sequence[Reward], columns: Sequence[str]) -> list[Nam
 
 
 def find_rewards(rewards: Sequence[Reward]) -> list[NamedReward]:
-    """The recipe's functions, each with a unique name in the logs, their options checked; nothing is loaded."""
+    """Return the recipe's rewards with unique names for logs and checked options, without loading models."""
     found = []
     for number, reward in enumerate(rewards):
         key = f"rewards[{number}]"
@@ -118,7 +118,7 @@ def find_rewards(rewards: Sequence[Reward]) -> list[NamedReward]:
 
 
 def without_columns(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as one whose options can be checked: `**columns` takes none."""
+    """Return the function without `**columns`, so that its options can be checked."""
     signature = inspect.signature(function)
     kept = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
     bare = functools.update_wrapper(partial(function), function)
@@ -127,7 +127,7 @@ def without_columns(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def text_of(written: Text) -> str:
-    """The words of a prompt or a completion; of messages, those of the last one."""
+    """Return the text of a prompt or completion; of messages, the last one's."""
     if isinstance(written, str):
         return written
     content = written[-1].get("content") if written else None
@@ -144,11 +144,11 @@ def exact_match(
     case_sensitive: bool = False,
     **columns: Sequence[Any],
 ) -> list[float]:
-    """1 where a completion is the answer, space around both and case aside; else 0.
+    """1 if a completion equals the answer, ignoring surrounding space and case; else 0.
 
     Args:
-        column: which column of the data has the answers.
-        case_sensitive: capital letters matter.
+        column: the column of the data with the answers.
+        case_sensitive: compare upper and lower case.
     """
 
     def plain(text: str) -> str:
@@ -161,7 +161,7 @@ def exact_match(
 
 
 def matches_format(prompts: Sequence[Text], completions: Sequence[Text], *, pattern: str) -> list[float]:
-    r"""1 where a regular expression matches a completion from its first letter to its last; else 0.
+    r"""1 if a regular expression matches the full completion; else 0.
 
     Args:
         pattern: of Python's `re`; a dot matches line breaks too: `<think>.*</think>\s*\S.*`.
@@ -187,13 +187,13 @@ def length(
     falloff: int = 0,
     unit: Literal["tokens", "characters"] = "tokens",
 ) -> list[float]:
-    """1 where a completion's length is within bounds, falling in a straight line to 0 outside of them.
+    """1 if a completion's length is within bounds, decreasing linearly to 0 outside.
 
     Args:
-        at_least: the shortest that is worth 1.
-        at_most: the longest that is worth 1; null: any.
-        falloff: how far outside of the bounds it is worth 0.
-        unit: what is counted; the token that ends a completion counts too.
+        at_least: the shortest length with reward 1.
+        at_most: the longest length with reward 1; null: any.
+        falloff: distance from the bounds at which the reward is 0.
+        unit: unit of the length; the token that ends a completion counts too.
     """
     counted = completion_ids if unit == "tokens" else [text_of(said) for said in completions]
     lengths = [len(one) for one in counted]
@@ -217,14 +217,14 @@ def maths_answer(
     tolerance: float = 1e-6,
     **columns: Sequence[Any],
 ) -> list[float]:
-    r"""1 where a completion comes to the right answer, else 0.
+    r"""1 if a completion has the right answer, else 0.
 
     An answer is the content of the last `\boxed{}`, else the text after the last `####`, else the last number. Numbers
     are equal as numbers: 0.5, 1/2, \frac{1}{2} and 50% are the same, 1,000 and 1000 too.
 
     Args:
         column: the column of the data with the answers: numbers, or texts that are read in the same way.
-        tolerance: how far a number may be off, relative to the right one where that is above 1.
+        tolerance: allowed error of a number, relative to the right one if that is above 1.
     """
     answers = [marked(str(answer)) or str(answer).strip() for answer in columns[column]]  # may be whole solutions
     pairs = zip(completions, answers, strict=True)
@@ -232,13 +232,13 @@ def maths_answer(
 
 
 def found_in(text: str) -> str:
-    """The answer that a completion comes to; empty if it has no number."""
+    """Extract the final answer of a completion; empty if it lacks one."""
     numbers = NUMBERS.findall(text)
     return marked(text) or (numbers[-1].strip() if numbers else "")
 
 
 def marked(text: str) -> str:
-    r"""The marked answer of a text, in `\boxed{}` (to its end where that is not closed) or behind `####`."""
+    r"""Extract the marked answer of a text, in `\boxed{}` (to the end if unclosed) or after `####`."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return text.rpartition("####")[2].strip().split("\n")[0] if "####" in text else ""
@@ -259,7 +259,7 @@ def is_same(said: str, answer: str, tolerance: float) -> bool:
     close = Fraction(tolerance) * max(Fraction(1), abs(wanted))
     if abs(number - wanted) <= close:
         return True
-    # `50%` is 0.5, but who is asked for a percentage may leave the sign away.
+    # `50%` is 0.5, but an answer to a question about percentages may omit the sign.
     other = number * (100 if "%" in said else Fraction(1, 100))
     return ("%" in said) != ("%" in answer) and abs(other - wanted) <= close
 
@@ -281,12 +281,12 @@ def as_number(text: str) -> Fraction | None:
 
 
 def without_commas(number: str) -> str:
-    """`1,000,000` as Python reads it; other commas stay."""
+    """Remove the commas of `1,000,000`, but no others."""
     return number.replace(",", "") if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?", number) else number
 
 
 def plain(text: str) -> str:
-    r"""Without spaces, dollars and LaTeX's decoration, behind the last `=`; `\frac{a}{b}` becomes `(a/b)`."""
+    r"""Remove spaces, `$` and LaTeX formatting; keep the part after the last `=`; `\frac{a}{b}` becomes `(a/b)`."""
     bare = DECORATION.sub(lambda found: "".join((found[1] or "").split()), text.replace("−", "-"))
     bare = LATEX_FRACTION.sub(lambda found: f"({found[1] or found[2]}/{found[3] or found[4]})", bare)
     return bare.rpartition("=")[2].strip(".").casefold()
@@ -300,12 +300,12 @@ def reward_model(
     revision: str | None = None,
     batch_size: int = 8,
 ) -> list[float]:
-    """A reward model's score of each completion after its prompt.
+    """Score each completion after its prompt with a reward model.
 
     Args:
         path: a run's folder, a model's folder, or its Hub id.
         revision: of a model on the Hub.
-        batch_size: completions that it reads at once.
+        batch_size: completions per batch.
     """
     model, tokenizer = load_reward_model(path, revision)
     texts = []  # as the reward model read them in its training
@@ -327,7 +327,7 @@ def reward_model(
 
 @cache
 def load_reward_model(path: str, revision: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model on the run's device, whole on each process, and its tokenizer."""
+    """Load the model on the run's device, unsharded on each process, and its tokenizer."""
     folder = str(Run(Path(path)).export_folder) if Run(Path(path)).export_folder.is_dir() else path
     revision = revision or "main"
     try:
@@ -339,8 +339,7 @@ def load_reward_model(path: str, revision: str | None = None) -> tuple[PreTraine
         raise RecipeError(f"the reward model {path} cannot be loaded: {reason}") from problem
     if model.config.num_labels != 1:
         raise RecipeError(
-            f"the reward model {path} gives {model.config.num_labels} numbers of a text. A reward is one: take"
-            " another."
+            f"the reward model {path} has {model.config.num_labels} outputs, but rewards need one. Choose another."
         )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -1,11 +1,11 @@
-"""Single-stream policy optimisation (arXiv 2509.13232): one answer to a prompt, compared with what the prompt's
-answers were worth before.
+"""Single-stream policy optimization (arXiv 2509.13232): one answer per prompt, compared with the value of the prompt's
+earlier answers.
 
-The paper's: the value tracker, the advantage (reward less the value before this answer, normalised over the whole
-batch) and the clipped policy loss. Ours: how the tracker begins and how
-drift is measured (see ValueTracker), the floor under the deviation that advantages are divided by, and all defaults
-but `rho_min`, `rho_max` and `half_life`. Prompts come in the order of the data; the paper's choice of prompts by
-sqrt(v (1 - v)) is not implemented."""
+From the paper: the value tracker, the advantage (reward minus the value before this answer, normalized over the whole
+batch) and the clipped policy loss. Ours: the tracker's initial values, the measure of drift (see ValueTracker), the
+lower bound of the deviation by which advantages are divided, and all defaults except `rho_min`, `rho_max` and
+`half_life`. Prompts come in the order of the data; the paper's choice of prompts by sqrt(v (1 - v)) is not
+implemented."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ class SPOConfig(SingleAnswers):
     """SPO's keys."""
 
     half_life: float = 0.06
-    """Drift of the policy (KL divergence of a token, in nats) after which a prompt's past rewards count half."""
+    """Drift of the policy (KL divergence of a token, in nats) that halves the weight of a prompt's past rewards."""
     rho_min: float = 0.875
-    """The least that the past counts at a prompt's next answer."""
+    """Least weight of the past at a prompt's next answer."""
     rho_max: float = 0.96
-    """The most."""
+    """Largest weight of the past."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,11 +53,11 @@ class SPOTrainer(RewardedTrainer):
         super().__init__(recipe, model, arguments, **options)
 
     def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
-        """Rewards less the tracked values from before them, normalised over all processes; then the tracker learns."""
-        if self.last is not None:  # without them, after a resume, the drift of one generation is not counted
-            # How far the policy moved since the last generation, by what it thinks now of that one's completions: the
-            # mean over tokens of exp(d) - d - 1, d being the change of a token's log-probability. It is never
-            # negative, and on average the KL divergence of the present policy from the one that sampled.
+        """Return rewards minus previously tracked values, normalized over all processes; then update the tracker."""
+        if self.last is not None:  # missing after a resume: the drift of one generation is not counted
+            # Drift of the policy since the last generation, measured on that generation's completions: the mean over
+            # tokens of exp(d) - d - 1, with d the change of a token's log-probability. It is never negative; its
+            # expectation is the KL divergence of the present policy from the sampling one.
             change = self.log_probabilities(self.last) - self.last["logps"]
             mask = self.last["completion_mask"]
             moved = ((change.exp() - change - 1) * mask).sum()
@@ -93,22 +93,22 @@ class SPOTrainer(RewardedTrainer):
 @dataclass
 class Tracked:
     value: float
-    count: float  # how many answers it is worth: the effective sample size
-    seen_at: float  # the policy's drift when it was answered last
+    count: float  # effective sample size, in answers
+    seen_at: float  # the policy's drift at the prompt's last answer
 
 
 class ValueTracker:
     """A persistent estimate of each prompt's reward under the present policy (arXiv 2509.13232, section on the value
     tracker).
 
-    The paper's: with a reward r between 0 and 1, alpha and beta of a Beta distribution become rho alpha + r and rho
-    beta + 1 - r, the value is alpha / (alpha + beta), and rho = 2^(-D / half_life) within bounds, D being how far the
-    policy moved since the prompt was answered. Kept as value and count = alpha + beta, the same rule is a running
-    mean, which holds for rewards of any size.
+    From the paper: with a reward r between 0 and 1, alpha and beta of a Beta distribution become rho alpha + r and rho
+    beta + 1 - r, the value is alpha / (alpha + beta), and rho = 2^(-D / half_life) within bounds, with D the policy's
+    drift since the prompt's last answer. Stored as value and count = alpha + beta, the same rule is a running mean,
+    which works for rewards of any size.
 
-    Ours: D is the sum of what the policy moved between generations, measured on the completions of each, and not for
-    each prompt by itself; a new prompt begins at the mean of all others and not at answers that were sampled before;
-    it counts as 1 / (1 - rho_min) answers.
+    Ours: D sums the policy's drift between generations, measured on all completions of each generation instead of per
+    prompt; a new prompt starts at the mean of all others instead of at answers sampled in advance; this counts as
+    1 / (1 - rho_min) answers.
     """
 
     def __init__(self, *, half_life: float, rho_min: float, rho_max: float) -> None:
@@ -124,7 +124,7 @@ class ValueTracker:
         return float(np.mean([known.value for known in self.prompts.values()])) if self.prompts else NOTHING_KNOWN
 
     def learn(self, prompts: Sequence[Any], rewards: Sequence[float]) -> float:
-        """Take in what answers were worth, NaN where no reward applied; returns the mean of rho."""
+        """Update values with rewards, NaN if no reward applied; return the mean of rho."""
         prior, rhos = self.prior(), []
         for key, reward in zip(map(key_of, prompts), rewards, strict=True):
             if np.isnan(reward):
@@ -153,5 +153,5 @@ class ValueTracker:
 
 
 def key_of(prompt: Any) -> int:
-    """A prompt's hash, of 63 bits: texts and messages alike."""
+    """Hash a prompt, text or messages, to 63 bits."""
     return xxh3_64_intdigest(orjson.dumps(prompt, option=orjson.OPT_SORT_KEYS)) >> 1

@@ -1,4 +1,4 @@
-"""From the recipe to what the Trainer takes: the stage's config, the run's length, shared rows, hashes of inputs."""
+"""Build the Trainer's arguments from the recipe: the stage's config, the run's length, shared rows, input hashes."""
 
 import logging
 import math
@@ -38,28 +38,28 @@ from cpt.training.restart import learned_micro_batch
 PARTS = ("CONFIG", "COLUMNS", "build_trainer")
 
 log = logging.getLogger("cpt")
-MUCH_MORE = 1.1  # of a budget: what rounding up to whole steps may add without a word
+MUCH_MORE = 1.1  # times the budget: more by rounding up to whole steps causes a warning
 UNPROVEN = {
-    "tp_size": "its optimizer states could not be saved. Take ZeRO-3 or FSDP2, and `sp_size` for long rows.",
-    "cp_size": "documents of a packed row would read each other. Use `sp_size`, which keeps them apart.",
+    "tp_size": "its optimizer states could not be saved. Use ZeRO-3 or FSDP2, and `sp_size` for long rows.",
+    "cp_size": "documents of a packed row would attend to each other. Use `sp_size`, which separates them.",
     **dict.fromkeys(
         ("dp_replicate_size", "dp_shard_size"),
         "FSDP2 and ZeRO split over all processes. Remove it; for fast links within a machine ZeRO-3 has"
         ' "zero_hpz_partition_size".',
     ),
 }
-OWN_LOSS = ("pretrain", "cpt", "sft")  # stages whose loss is that of the next token, in rows of tokens
+OWN_LOSS = ("pretrain", "cpt", "sft")  # stages with next-token loss on rows of tokens
 
 
 @dataclass(frozen=True)
 class Stage:
     CONFIG: Any
     COLUMNS: tuple[str, ...]
-    build_trainer: Callable[..., Trainer] | None = None  # of a user's stage
+    build_trainer: Callable[..., Trainer] | None = None  # for custom stages
 
 
 def find_stage(name: str) -> Stage:
-    """The stage: a built-in one, or the user's `package.module`.
+    """Return a built-in stage, or a custom `package.module`.
 
     Raises:
         RecipeError: the module does not exist, or lacks one of CONFIG, COLUMNS, build_trainer.
@@ -68,8 +68,8 @@ def find_stage(name: str) -> Stage:
         return Stage(resolve_name(STAGE_CONFIGS[name]), BUILT_IN_COLUMNS[name])
     if "." not in name:
         raise RecipeError(
-            f"`stage`: no stage called `{name}`.{did_you_mean(name, STAGE_CONFIGS)} Built in:"
-            f" {', '.join(STAGE_CONFIGS)}. Your own: `package.module`."
+            f"`stage`: unknown stage `{name}`.{did_you_mean(name, STAGE_CONFIGS)} Built in:"
+            f" {', '.join(STAGE_CONFIGS)}. Custom: `package.module`."
         )
     module = import_user_module(name)
     missing = [part for part in PARTS if part not in vars(module)]
@@ -82,13 +82,13 @@ def find_stage(name: str) -> Stage:
 
 @dataclass(frozen=True)
 class RunLength:
-    """How many steps of how many rows the budget makes."""
+    """The budget as a number of steps and of rows per step."""
 
     steps: int
     rows_per_step: int
     gradient_accumulation_steps: int
     tokens_per_step: int
-    micro_batch: int  # rows that one process takes at once: the recipe's, or what an earlier start learned to fit
+    micro_batch: int  # rows per process at once: the recipe's, or smaller after out-of-memory
 
     @property
     def rows(self) -> int:
@@ -100,7 +100,7 @@ class RunLength:
         return self.steps * self.tokens_per_step
 
     def steps_between(self, every_tokens: int | None, every_steps: float | None) -> int | None:
-        """The interval in optimizer steps; None if the recipe gives none."""
+        """The interval in optimizer steps; None if the recipe sets none."""
         if every_tokens is not None:
             return max(1, round(every_tokens / self.tokens_per_step))
         if every_steps is None or every_steps >= 1:
@@ -111,11 +111,11 @@ class RunLength:
 def training_arguments(
     recipe: Recipe, folder: Path, data: PreparedData, *, deepspeed: str | Path | dict[str, Any] | None = None
 ) -> TrainingArguments:
-    """Build the stage's config. Under ZeRO-3 this must come before the model, which then builds itself in parts.
+    """Build the stage's config. Under ZeRO-3 this must come before the model, which is then built partitioned.
 
     Args:
         folder: the run's folder.
-        deepspeed: the DeepSpeed profile in force: the recipe's, or the one that accelerate's own config names.
+        deepspeed: the active DeepSpeed profile, from the recipe or accelerate's config.
     """
     length = run_length(recipe, data.num_rows, folder)
     warn_of_rounding(recipe, length)
@@ -130,31 +130,31 @@ def training_arguments(
         "learning_rate": recipe.optimizer.learning_rate,
         "report_to": recipe.monitoring.trackers or "none",
         "disable_tqdm": True,  # our console callback has the bar
-        "logging_nan_inf_filter": False,  # True logs 0 for a lost run, and waits for the GPU at each micro-batch
+        "logging_nan_inf_filter": False,  # True logs 0 for NaN, and waits for the GPU at each micro-batch
         "ignore_data_skip": True,  # our loader starts at the checkpoint's row
         "remove_unused_columns": False,
         "use_cpu": bool(recipe.training.get("use_cpu")) or not torch.accelerator.is_available(),
         "parallelism_config": parallelism_config(recipe.training),
-        # Without an interval only the end is saved.
+        # Without an interval, save only at the end.
         "save_strategy": "steps",
         "save_steps": length.steps_between(checkpoints.every_tokens, checkpoints.every_steps) or length.steps,
-        "save_total_limit": None,  # we remove old checkpoints ourselves: the Trainer sorts them by file time
+        "save_total_limit": None,  # cpt removes old checkpoints: the Trainer sorts them by file time
         "eval_strategy": "no",
     }
-    if data.held_out:  # without an interval the first and the last step are evaluated; the Trainer adds the last one
+    if data.held_out:  # without an interval, evaluate the first and the last step; the Trainer adds the last one
         every = length.steps_between(evaluation.every_tokens, evaluation.every_steps)
         ours |= {"eval_strategy": "steps", "eval_steps": every or length.steps, "eval_on_start": True}
-    if "project" in recipe.training:  # transformers passes it to Trackio alone
+    if "project" in recipe.training:  # transformers only passes it to Trackio
         os.environ.setdefault("WANDB_PROJECT", recipe.training["project"])
     defaults = {
         "logging_steps": 10,
         "dataloader_pin_memory": torch.cuda.is_available(),
-        # Hugging Face's default of 8 rows would run out of memory where the training's batch just fits.
+        # Hugging Face's default of 8 rows would run out of memory if the training batch only just fits.
         "per_device_eval_batch_size": recipe.training.get("per_device_train_batch_size", 8),
     }
     if "max_length" in config_class.__dataclass_fields__:
         ours["max_length"] = recipe.data.sequence_length
-    if config_class is not TrainingArguments:  # TRL has other defaults; here all stages have the same
+    if config_class is not TrainingArguments:  # TRL has other defaults; use the same for all stages
         defaults |= {"gradient_checkpointing": False, "bf16": False}
     theirs = dict(recipe.training)
     if deepspeed:
@@ -174,20 +174,20 @@ def warn_of_rounding(recipe: Recipe, length: RunLength) -> None:
     if budget is not None and length.tokens > MUCH_MORE * budget and is_main_process():
         log.warning(
             f"The run trains {length.tokens:,} tokens in {length.steps:,} step(s) of {length.tokens_per_step:,}, more"
-            f" than `budget.tokens`: {budget:,}. Smaller steps come closer: `training.per_device_train_batch_size`,"
+            f" than `budget.tokens`: {budget:,}. To get closer, lower `training.per_device_train_batch_size`,"
             " `budget.global_batch_tokens`."
         )
 
 
 def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None) -> RunLength:
-    """The budget in optimizer steps, for the number of processes that run now.
+    """Compute the budget in optimizer steps, for the current number of processes.
 
     Args:
         rows_of_sources: rows of one epoch. Padding counts, so that an epoch reads each row once.
-        folder: of the run, which may have learned that the recipe's micro-batch does not fit.
+        folder: of the run, which may have a smaller micro-batch recorded after out-of-memory.
     """
     micro_batch = int(recipe.training.get("per_device_train_batch_size", 8))
-    readers = groups_of_rows(recipe.training, world_size())  # processes, where none share rows
+    readers = groups_of_rows(recipe.training, world_size())  # number of processes, if none share rows
     rows_at_once = micro_batch * readers
     tokens_at_once = rows_at_once * recipe.data.sequence_length
     if recipe.budget.global_batch_tokens is None:
@@ -197,12 +197,12 @@ def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None)
         if rest or not accumulation:
             who = "process(es)" if readers == world_size() else "group(s) of processes"
             raise RecipeError(
-                f"`budget.global_batch_tokens` is {recipe.budget.global_batch_tokens:,}, which does not divide into"
+                f"`budget.global_batch_tokens` is {recipe.budget.global_batch_tokens:,}, which is not a multiple of"
                 f" {readers} {who} x per_device_train_batch_size {micro_batch} x sequence_length"
-                f" {recipe.data.sequence_length:,} = {tokens_at_once:,} tokens. Make it a multiple of that."
+                f" {recipe.data.sequence_length:,} = {tokens_at_once:,} tokens. Change one of them."
             )
     trained = rows_per_step = rows_at_once * accumulation
-    if recipe.stage in REWARDED:  # a row is a prompt, which is answered several times
+    if recipe.stage in REWARDED:  # a row is a prompt with several completions
         rows_per_step = prompts_of_step(find_stage(recipe.stage).CONFIG, recipe.training, trained)
     tokens_per_step = trained * recipe.data.sequence_length
     if recipe.budget.tokens is None:
@@ -228,12 +228,12 @@ def parallelism_config(training: Mapping[str, Any]) -> ParallelismConfig | None:
 def check_parallelism(
     recipe: Recipe, profile: Profile | None, model: PreTrainedModel | None, *, processes: int, elsewhere: bool
 ) -> None:
-    """Refuse what would not train as one process does, or was never compared with it.
+    """Refuse settings that train differently from one process, or are not tested against it.
 
     Args:
-        model: without memory, where it could be built.
-        processes: that the run has; 1 before it is started.
-        elsewhere: the run is for another machine, which decides what `model.attention: auto` is.
+        model: on the meta device, if it could be built.
+        processes: number of processes; 1 before the run starts.
+        elsewhere: the run is for another machine, which decides `model.attention: auto`.
     """
     sizes = read_parallelism(recipe.training)
     for key, reason in UNPROVEN.items():
@@ -246,15 +246,15 @@ def check_parallelism(
     key = f"`training.{KEY}.sp_size`"
     data, problem = recipe.data, ""
     if profile is None or not zero_section(profile).get("stage"):
-        problem = "rows are shared by DeepSpeed. Write `training.deepspeed` with a profile of ZeRO-1, 2 or 3."
+        problem = "shared rows need DeepSpeed. Write `training.deepspeed` with a profile of ZeRO-1, 2 or 3."
     elif recipe.stage not in OWN_LOSS:
-        problem = f"the loss of stage `{recipe.stage}` needs whole rows. It is for {', '.join(OWN_LOSS)}. Remove it."
+        problem = f"the loss of stage `{recipe.stage}` needs whole rows. Use {', '.join(OWN_LOSS)}. Remove it."
     elif data.sequence_length % sizes.sp_size:
-        problem = f"{sizes.sp_size} does not divide `data.sequence_length` {data.sequence_length:,}. Take a multiple."
+        problem = f"{sizes.sp_size} does not divide `data.sequence_length` {data.sequence_length:,}. Use a divisor."
     elif data.packing == "token_budget":
-        problem = "with `data.packing: token_budget` each batch has another length. Take `best_fit` or `none`."
+        problem = "with `data.packing: token_budget` batches differ in length. Use `best_fit` or `none`."
     elif wanted_compiling(recipe.training) is not None:
-        problem = "compiled layers are not tested with rows in parts. Remove `training.torch_compile`."
+        problem = "compiled layers are not tested with split rows. Remove `training.torch_compile`."
     if problem:
         raise RecipeError(f"{key}: {problem}")
     if model is not None and not (elsewhere and recipe.model.attention == "auto"):
@@ -279,7 +279,7 @@ def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedData:
 def describe_inputs(
     recipe: Recipe, data: PreparedData, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments
 ) -> dict[str, Any]:
-    """Hashes of all inputs except the recipe and the code, and the values chosen where the recipe left it open."""
+    """Return hashes of all inputs except recipe and code, and the values chosen for open settings."""
     fields = ("documents", "held_out", "tokens", "share", "licence", "is_estimate", "dropped", "files")
     sources = {source.name: {field: getattr(source, field) for field in fields} for source in data.sources}
     model = recipe.model
@@ -313,7 +313,7 @@ def hash_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def describe_teacher(recipe: Recipe) -> dict[str, Any]:
-    """The model that a stage learns from; of one on the Hub the name alone."""
+    """Describe the teacher of a stage; for Hub models, only by name."""
     path = result_of_run(recipe.training.get("teacher_model_name_or_path"))
     if path is None:
         return {}
@@ -321,55 +321,55 @@ def describe_teacher(recipe: Recipe) -> dict[str, Any]:
     return {"teacher": {"path": path, "revision": revision, "sha256": hash_weights(path) if is_local(path) else {}}}
 
 
-# --- which prompts a generation answers, and which micro-batches train on them ---
+# --- prompts of a generation, and the micro-batches that train on them ---
 
 
-Prompt = dict[str, Any]  # a row of the data: `prompt`, and the columns that rewards read
+Prompt = dict[str, Any]  # a data row: `prompt`, and the columns for rewards
 
 
 @dataclass(frozen=True)
 class Generations:
-    """A generation is what all processes sample at once: some prompts, each of them `num_generations` times.
+    """A generation: prompts that all processes sample at once, each `num_generations` times.
 
-    Its completions are cut into micro-batches, and gone through `num_iterations` times. So it lasts for several steps,
-    or a step takes in several of them; both are whole numbers, so that each step begins where it would have begun
-    without an interruption.
+    Its completions are split into micro-batches and used `num_iterations` times. A generation spans several steps, or
+    a step spans several generations; the ratio must be an integer, so that each step starts at the same point after a
+    resume.
     """
 
-    prompts: int  # of one generation, of all processes
-    micro_batches: int  # of each process, which train on one generation
-    accumulation: int  # micro-batches of each process in a step
+    prompts: int  # per generation, over all processes
+    micro_batches: int  # per process and generation
+    accumulation: int  # micro-batches per process and step
 
     def check(self) -> None:
         lasts, steps = self.micro_batches, self.accumulation
         if lasts % steps and steps % lasts:
             where = f"steps_per_generation x num_iterations ({lasts}) or gradient_accumulation_steps ({steps})"
-            raise RecipeError(f"`training`: let one of {where} be a multiple of the other.")
+            raise RecipeError(f"`training`: one of {where} must be a multiple of the other.")
 
 
 def prompts_of_step(config: type, training: Mapping[str, Any], completions: int) -> int:
-    """Prompts of a step, from the recipe alone; a RecipeError where the number is not whole.
+    """Return the prompts per step, from the recipe only; RecipeError if the number is not an integer.
 
     Args:
         config: the stage's config class, for its defaults.
-        completions: that all processes train on in a step.
+        completions: per step, over all processes.
     """
     defaults = {field.name: field.default for field in fields(config)}
     answers, times = (int(training.get(key, defaults[key])) for key in ("num_generations", "num_iterations"))
     prompts, rest = divmod(completions, answers * times)
     if rest:
         raise RecipeError(
-            f"`training`: a step trains on {completions} completions. Let per_device_train_batch_size x"
-            f" gradient_accumulation_steps x processes be a multiple of {answers * times}: num_generations {answers} x"
-            f" num_iterations {times}."
+            f"`training`: a step trains on {completions} completions. per_device_train_batch_size x"
+            f" gradient_accumulation_steps x processes must be a multiple of {answers * times}:"
+            f" num_generations {answers} x num_iterations {times}."
         )
     return prompts
 
 
 class PromptRows(Dataset[list[Prompt]]):
-    """One item for each micro-batch of each process: all prompts of its generation, the same on all processes.
+    """One item per micro-batch and process: all prompts of its generation, the same on all processes.
 
-    Only a generation's first micro-batch uses them. The others get them for a run that resumes without completions.
+    Only a generation's first micro-batch uses them. The others have them for runs that resume without completions.
     """
 
     def __init__(self, rows: Dataset[Prompt], plan: Generations, world_size: int, left_out: list[RowRange]) -> None:

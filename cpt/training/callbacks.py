@@ -1,4 +1,4 @@
-"""Callbacks: the recipe's own, trackers, the run's files, the console, and the profiler."""
+"""Callbacks: custom callbacks, trackers, the run's files, the console, and the profiler."""
 
 import inspect
 import json
@@ -30,10 +30,10 @@ from cpt.runs.record import Run
 from cpt.training.metrics import Cost
 
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
-LOGGED = (int, float, str)  # what a callback may add to a log
+LOGGED = (int, float, str)  # types that a callback may add to a log
 
 log = logging.getLogger("cpt")
-SECONDS_BETWEEN_WRITES = 1.0  # of a status that only has another step
+SECONDS_BETWEEN_WRITES = 1.0  # for a status that only changes its step
 FORMATS = {
     "loss": "loss {:.4f}",
     "reward": "reward {:.3g}",
@@ -50,18 +50,18 @@ FORMATS = {
     "cost": "cost {:,.2f}",
 }
 ON_A_BAR = ("loss", "tokens_per_second", "mfu", "gpu_memory_peak_gib")
-HELD_OUT = ("loss", "reward", "rewards/accuracies", "accuracy", "rewards/margins", "margin")  # of sets without bytes
+HELD_OUT = ("loss", "reward", "rewards/accuracies", "accuracy", "rewards/margins", "margin")  # for sets without bytes
 PROFILE_ROWS = 40
 PROFILED_STEPS = 3
 
 
 class Alert(TrainerCallback):
-    """Records an event `alert` when a metric crosses a bound, once each time; NaN is beyond any bound.
+    """Records an event `alert` when a metric crosses a bound, once per crossing; NaN crosses any bound.
 
     Args:
         run: the run's folder.
         figure: the metric's name in metrics.jsonl: `grad_norm` or `eval_general_loss`.
-        above, below: one of them or both.
+        above, below: bounds; at least one.
     """
 
     def __init__(self, run: Path, *, figure: str, above: float | None = None, below: float | None = None) -> None:
@@ -96,7 +96,7 @@ CALLBACKS: dict[str, type[Alert] | type[Cost]] = {"alert": Alert, "cost": Cost}
 
 
 def check_callbacks(sections: list[Component]) -> None:
-    """Refuse callbacks of `monitoring.callbacks` that do not exist, or do not take their options."""
+    """Refuse callbacks of `monitoring.callbacks` that do not exist or do not accept their options."""
     for number, section in enumerate(sections):
         key = f"monitoring.callbacks[{number}]"
         found = with_key(f"{key}.name", partial(find, "callback", section.name, CALLBACKS))
@@ -112,7 +112,7 @@ def check_callbacks(sections: list[Component]) -> None:
 
 
 def constructor_of(kind: type) -> Callable[..., None]:
-    """The constructor with all parameters by keyword: a class's options need not come after a `*`."""
+    """Return the constructor with all parameters as keywords: options of a class need no `*`."""
     constructor: Any = update_wrapper(partial(kind), vars(kind).get("__init__", kind))
     constructor.__name__ = kind.__name__
     parameters = inspect.signature(kind).parameters.values()
@@ -122,7 +122,7 @@ def constructor_of(kind: type) -> Callable[..., None]:
 
 
 def build_callbacks(sections: list[Component], run: Path, tokens_per_step: int) -> list[TrainerCallback]:
-    """The callbacks that the recipe names, in its order; a RecipeError where one cannot be constructed."""
+    """Build the recipe's callbacks, in its order; RecipeError if one cannot be constructed."""
     built: list[TrainerCallback] = []
     for section in sections:
         found: Any = find("callback", section.name, CALLBACKS)
@@ -138,14 +138,14 @@ def build_callbacks(sections: list[Component], run: Path, tokens_per_step: int) 
             raise RecipeError(
                 f"`monitoring.callbacks`: {section.name} cannot be constructed: {type(problem).__name__}: {problem}"
             ) from problem
-        # A class of its own: transformers warns about two callbacks of one class.
+        # A new class each, because transformers warns about two callbacks of one class.
         kind: type[GuardedCallback] = type(section.name, (GuardedCallback,), {})
         built.append(kind(callback, section.name, run))
     return built
 
 
 class Watch(TrainerCallback):
-    """Calls a function with the metrics of each log on the main process; a returned message is recorded as `alert`."""
+    """Calls a function with each log's metrics on the main process; a returned message becomes an event `alert`."""
 
     def __init__(self, watch: Callable[..., Any], options: Mapping[str, Any], run: Path, tokens_per_step: int) -> None:
         self.watch, self.options, self.run, self.tokens_per_step = watch, options, run, tokens_per_step
@@ -157,13 +157,13 @@ class Watch(TrainerCallback):
         figures |= {"step": float(state.global_step), "tokens": float(state.global_step * self.tokens_per_step)}
         sentence = self.watch(figures, **self.options)
         if sentence is not None and not isinstance(sentence, str):
-            raise TypeError(f"expected a sentence or None, got {type(sentence).__name__}")
+            raise TypeError(f"expected a message (str) or None, got {type(sentence).__name__}")
         if sentence:
             record_event(self.run, "alert", sentence, step=state.global_step)
 
 
 class GuardedCallback(TrainerCallback):
-    """Passes events on to a callback. If one fails, it records an event and pauses for `pause_seconds`."""
+    """Forwards events to a callback. If the callback fails, records an event and pauses it for `pause_seconds`."""
 
     kind = "callback_failed"
     errors: type[Exception] = Exception
@@ -208,7 +208,7 @@ class GuardedCallback(TrainerCallback):
 
 
 def put_trackers_last(trainer: Trainer, run: Path) -> None:
-    """Let the trackers, which Hugging Face adds and so calls first, see what other callbacks add to the logs."""
+    """Move trackers, which Hugging Face calls first, to the end, so that they see other callbacks' metrics."""
     handler = trainer.callback_handler
     kinds: tuple[type[TrainerCallback], ...] = tuple(INTEGRATION_TO_CALLBACK.values())
     others = [callback for callback in handler.callbacks if not isinstance(callback, kinds)]
@@ -217,21 +217,21 @@ def put_trackers_last(trainer: Trainer, run: Path) -> None:
 
 
 class Tracker(GuardedCallback):
-    """A tracker whose disk may be full and whose network may be gone: it pauses for a minute, then is tried again."""
+    """A tracker that pauses for a minute after errors, such as a full disk or a lost network, and then retries."""
 
     kind = "tracker_failed"
     errors = OSError
     pause_seconds = 60.0
 
     def pause(self, event: str, problem: Exception, step: int) -> None:
-        """TensorBoard's writing thread does not survive an error; the next log makes another."""
+        """TensorBoard's writer thread dies on an error; the next log creates another."""
         super().pause(event, problem, step)
         if isinstance(self.callback, TensorBoardCallback):
             self.callback.tb_writer = None
 
 
 class MetricsFile(TrainerCallback):
-    """Appends each log to a file; if the disk is full, later."""
+    """Appends each log to a file; if the disk is full, retries later."""
 
     def __init__(self, path: Path, tokens_per_step: int) -> None:
         self.path = path
@@ -240,7 +240,7 @@ class MetricsFile(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Remove lines after the checkpoint's step, so that no step is in the file twice."""
-        # transformers takes the intervals of a resumed run from trainer_state.json; the recipe may have new ones.
+        # transformers reads a resumed run's intervals from trainer_state.json; the recipe may have changed them.
         state.compute_steps(args, state.max_steps)
         if not state.is_world_process_zero:
             return
@@ -249,7 +249,7 @@ class MetricsFile(TrainerCallback):
         try:
             keep_lines_until(self.path, step)
         except OSError as problem:
-            log.warning("%s cannot be changed: %s. Some steps may be in it twice.", self.path, problem.strerror)
+            log.warning("%s cannot be changed: %s. It may contain some steps twice.", self.path, problem.strerror)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.is_world_process_zero:
@@ -263,7 +263,7 @@ class MetricsFile(TrainerCallback):
 
 
 class StatusFile(TrainerCallback):
-    """Writes the status at logs and saves, and events of this process that a full disk did not take."""
+    """Writes the status at logs and saves, and retries events that a full disk refused."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -277,7 +277,7 @@ class StatusFile(TrainerCallback):
         write_waiting_events(self.run.folder)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """The save may have failed, or still run in the background."""
+        """Update the status; the save may have failed, or may still run in the background."""
         self.written = time.monotonic()
         saved = published_checkpoints(self.run.folder)
         checkpoint = {"checkpoint": saved[-1].name} if saved else {}
@@ -285,8 +285,8 @@ class StatusFile(TrainerCallback):
 
 
 class ConsoleProgress(TrainerCallback):
-    """Shows the run's progress, from the main process: on a terminal a bar with the newest metrics, elsewhere one line
-    for each log. Evaluations are lines everywhere. It runs after the callbacks that add metrics."""
+    """Shows the run's progress, from the main process: a bar with the newest metrics on a terminal, else one line per
+    log. Evaluations are always lines. It runs after the callbacks that add metrics."""
 
     def __init__(self, name: str, console: Console | None = None) -> None:
         self.name = name
@@ -317,7 +317,7 @@ class ConsoleProgress(TrainerCallback):
                 hours, minutes = divmod(seconds // 60, 60)
                 time_to_go = f"{hours}:{minutes:02d}" if hours else str(minutes)
                 step += f"  {time_to_go}:{seconds % 60:02d} to go"
-            with suppress(OSError):  # a full disk behind the output, or a closed terminal
+            with suppress(OSError):  # output to a full disk, or a closed terminal
                 self.console.print(f"{self.name}  {step}  {line}", highlight=False, soft_wrap=True)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -326,11 +326,11 @@ class ConsoleProgress(TrainerCallback):
 
 
 def describe_logs(logs: dict[str, Any], names: Iterable[str] = FORMATS) -> str:
-    """The metrics of one log as a line; empty for the Trainer's closing summary."""
+    """Format one log's metrics as a line; empty for the Trainer's final summary."""
     if "loss" in logs:
         return "  ".join(FORMATS[name].format(logs[name]) for name in names if name in logs)
     keys = [key.removeprefix("eval_") for key in logs if key.startswith("eval_")]
-    ends = ("_loss", "_examples")  # rewards of answers that the model generated have no loss
+    ends = ("_loss", "_examples")  # rewards of generated answers come without a loss
     sets: list[str] = []
     for name in dict.fromkeys(key.removesuffix(end) for key in keys for end in ends if key.endswith(end)):
         if f"{name}_bits_per_byte" in keys:
@@ -342,7 +342,7 @@ def describe_logs(logs: dict[str, Any], names: Iterable[str] = FORMATS) -> str:
 
 
 class StepProfile(TrainerCallback):
-    """Profiles three steps of the main process from `at_step` on, counted from 1; the step before them warms it up."""
+    """Profiles three steps of the main process from `at_step` on, counted from 1; the step before is a warm-up."""
 
     def __init__(self, run: Path, at_step: int) -> None:
         self.run, self.first, self.last = run, at_step, at_step + PROFILED_STEPS - 1
@@ -350,7 +350,7 @@ class StepProfile(TrainerCallback):
         self.profiler: profile | None = None
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Begin with the step before the first one, or with the run's first."""
+        """Start at the step before the first one, or at the run's first step."""
         if state.is_world_process_zero and self.profiler is None and state.global_step + 1 == max(1, self.first - 1):
             activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
             warmup = min(1, self.first - 1)
@@ -379,12 +379,12 @@ class StepProfile(TrainerCallback):
         self.report("profile", f"profiled: {trace} (open it in ui.perfetto.dev) and {self.file.name}")
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """The run may resume after these steps, or end before the last of them."""
+        """Report if the run resumed after these steps, or ended before the last one."""
         if self.profiler is not None:
             self.profiler.stop()
             self.profiler = None
         if state.is_world_process_zero and not self.file.exists():
-            self.report("profile_left_out", "not profiled: the run began after them or ended before")
+            self.report("profile_left_out", "not profiled: the run started after them or ended before")
 
     def report(self, kind: str, what: str) -> None:
         record_event(self.run, kind, f"Steps {self.first} to {self.last}: {what}.", step=self.first)

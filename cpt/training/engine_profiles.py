@@ -15,7 +15,7 @@ from cpt.recipe.keys import DEFAULT_MICRO_BATCH, accumulation
 from cpt.recipe.schema import Recipe
 
 Profile = dict[str, Any]
-Complaints = Iterable[tuple[str, str]]  # key of the profile, and what is wrong with it
+Complaints = Iterable[tuple[str, str]]  # key of the profile, and the complaint
 
 # The top-level keys that DeepSpeed 0.19 reads; it silently ignores all others.
 READ_BY_DEEPSPEED = """
@@ -49,19 +49,19 @@ FSDP_KEYS = (
     "min_num_params",
 )
 ELSEWHERE = {
-    "state_dict_type": "checkpoints hold the whole model and each process's own part, whatever it says",
+    "state_dict_type": "checkpoints always have the full model and each process's shard",
     "activation_checkpointing": "write `training.gradient_checkpointing: true`",
-    "cpu_ram_efficient_loading": "each process builds the model; ZeRO-3 (`training.deepspeed`) builds it in parts",
+    "cpu_ram_efficient_loading": "each process builds the model; ZeRO-3 (`training.deepspeed`) partitions it",
 }
 OF_WHOLE_PARAMETERS = ("muon", "soap", "shampoo", "adamw_8bit", "paged_adamw_8bit")
 STAGES_THAT_GENERATE = ("grpo", "rloo", "ppo", "spo", "gkd", "distill_on_policy")
 
 
 def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
-    """Every complaint about a DeepSpeed profile, each with the file, the key and the remedy.
+    """Return all complaints about a DeepSpeed profile, each with file, key and remedy.
 
     Args:
-        given: what `training.deepspeed` says: a path, or the profile itself.
+        given: value of `training.deepspeed`: a path, or the profile itself.
     """
     profile = read_profile(given)
     unknown = (
@@ -73,12 +73,12 @@ def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
 
 
 def profile_warnings(given: str | Path | Profile, recipe: Recipe) -> list[str]:
-    """Settings that DeepSpeed accepts, but that make gradients wrong or less precise."""
+    """Warn of settings that DeepSpeed accepts, but that make gradients wrong or less precise."""
     profile = read_profile(given)
     section, found = zero_section(profile), list[tuple[str, str]]()
     steps, stage, written = accumulation(recipe), section.get("stage"), profile.get("data_types")
-    # DeepSpeed 0.19 has another optimizer for ZeRO-1 with fp32 gradients, and keeps those of ZeRO-2 on the GPU,
-    # wherever the optimizer is.
+    # DeepSpeed 0.19 uses another optimizer for ZeRO-1 with fp32 gradients, and keeps ZeRO-2's gradients on the GPU
+    # even if the optimizer is offloaded.
     has_room = stage == 3 or stage == 2 and not offloads(profile, "optimizer")
     dtype = written.get("grad_accum_dtype") if isinstance(written, Mapping) else None
     if recipe.training.get("bf16") and steps > 1 and has_room and dtype != "fp32":
@@ -97,7 +97,7 @@ def profile_warnings(given: str | Path | Profile, recipe: Recipe) -> list[str]:
 
 
 def located(given: str | Path | Profile, *complaints: Complaints) -> list[str]:
-    """The complaints, each with its place: `zero.json:12`, or `training.deepspeed` for a profile in the recipe."""
+    """Format the complaints with their place: `zero.json:12`, or `training.deepspeed` for a profile in the recipe."""
     if isinstance(given, dict):
         return [f"`training.deepspeed`: {text}" for some in complaints for _, text in some]
     lines = Path(given).read_text(encoding="utf-8").splitlines()
@@ -111,7 +111,7 @@ def located(given: str | Path | Profile, *complaints: Complaints) -> list[str]:
 
 
 def read_profile(given: str | Path | Profile, key: str = "`training.deepspeed`") -> Profile:
-    """The mapping in the recipe, or in a JSON file; a RecipeError where there is none."""
+    """Return the mapping in the recipe, or in a JSON file; RecipeError if it is neither."""
     content: Any = given
     if isinstance(given, str | Path):
         try:
@@ -119,12 +119,12 @@ def read_profile(given: str | Path | Profile, key: str = "`training.deepspeed`")
         except (OSError, ValueError) as problem:
             raise RecipeError(f"{key}: {given} cannot be read as JSON: {problem}") from problem
     if not isinstance(content, dict):
-        raise RecipeError(f"{key} is a mapping, or the path of a JSON file with one, not {given!r}.")
+        raise RecipeError(f"{key} must be a mapping, or the path of a JSON file, not {given!r}.")
     return content
 
 
 def check_zero(profile: Profile) -> Complaints:
-    """The `zero_optimization` section, validated by DeepSpeed's own class, and what it needs elsewhere."""
+    """Validate `zero_optimization` with DeepSpeed's class, and check keys that it needs elsewhere."""
     section = profile.get("zero_optimization")
     if not isinstance(section, dict):
         yield "zero_optimization", '`zero_optimization` is missing. Write one with a stage: {"stage": 2}'
@@ -150,7 +150,7 @@ def check_zero(profile: Profile) -> Complaints:
             unknown = f"is not a key of DeepSpeed.{did_you_mean(last, known)}"
             yield key, f"`{key}` {unknown if error['type'] == 'extra_forbidden' else '- ' + error['msg']}"
     if offloads(profile, "optimizer") and profile.get("zero_force_ds_cpu_optimizer", True):
-        # any optimizer becomes Adam, and decoupled weight decay becomes L2
+        # otherwise any optimizer becomes Adam, and decoupled weight decay becomes L2
         text = '`offload_optimizer` needs "zero_force_ds_cpu_optimizer": false at the top, or accelerate uses its Adam'
         yield "offload_optimizer", text
     gathers = section.get(
@@ -162,7 +162,7 @@ def check_zero(profile: Profile) -> Complaints:
 
 
 def contradictions(profile: Profile, recipe: Recipe) -> Complaints:
-    """What the recipe has as well: micro-batch, accumulation, clipping and precision are `auto` or the recipe's."""
+    """Micro-batch, accumulation, clipping and precision must be `auto` or equal to the recipe's."""
     for key, remedy in IN_THE_RECIPE.items():
         if key in profile:
             yield key, f"`{key}`: {remedy}. Remove it here"
@@ -183,7 +183,7 @@ def contradictions(profile: Profile, recipe: Recipe) -> Complaints:
         if key not in profile:
             yield key, f'`{key}` is missing; DeepSpeed would not follow `{name}`. Write "{key}": "auto"'
         elif profile[key] not in ("auto", value):
-            theirs = f"is {value} in the recipe" if value is not None else "decides that in the recipe"
+            theirs = f"is {value} in the recipe" if value is not None else "is set in the recipe"
             yield key, f'`{key}` is {profile[key]}, but `{name}` {theirs}. Write "auto"'
     for precision in ("bf16", "fp16"):
         block, wanted = profile.get(precision), bool(training.get(precision))
@@ -197,7 +197,7 @@ def contradictions(profile: Profile, recipe: Recipe) -> Complaints:
 
 
 def offloads(profile: Profile, part: str) -> bool:
-    """True where `part` (`optimizer` or `param`) is in host memory or on a disk."""
+    """True if `part` (`optimizer` or `param`) is in host memory or on a disk."""
     section = zero_section(profile).get(f"offload_{part}")
     return isinstance(section, Mapping) and section.get("device", "none") != "none"
 
@@ -208,25 +208,25 @@ def zero_section(profile: Profile) -> Mapping[str, Any]:
 
 
 def fsdp_config(training: Mapping[str, Any]) -> dict[str, Any]:
-    """The config, with Hugging Face's names without their prefix."""
+    """Return the config with Hugging Face's names without prefix."""
     given = read_profile(training.get("fsdp_config") or {}, CONFIG)
     return {str(key).removeprefix("fsdp_"): value for key, value in given.items()}
 
 
 def check_fsdp(recipe: Recipe, *, here: bool = True) -> list[str]:
-    """Every complaint, each with its key and the remedy; none of a recipe without FSDP.
+    """Return all complaints, each with key and remedy; empty without FSDP.
 
     Args:
-        here: the run is for this machine, and not planned for another.
+        here: the run is for this machine, not planned for another.
     """
     training = recipe.training
     if not training.get("fsdp"):
         has_config = bool(training.get("fsdp_config")) and here
-        return [f"{CONFIG} has no effect without `training.fsdp: true`. Write that, or remove it."] * has_config
+        return [f"{CONFIG} needs `training.fsdp: true`. Add that, or remove it."] * has_config
     wrong = [*wrong_keys(training), *wrong_company(recipe)]
     offloads_weights = fsdp_config(training).get("cpu_offload") and not training.get("bf16")
     if here and offloads_weights and not torch.accelerator.is_available():
-        wrong.append(f"{CONFIG}: `cpu_offload` is for a GPU, and this machine has none. Remove it.")
+        wrong.append(f"{CONFIG}: `cpu_offload` needs a GPU. Remove it.")
     if here and training.get("use_cpu") and torch.cuda.is_available():
         wrong.append(
             f"`training.use_cpu` with {KEY}: torch shards onto GPUs. Set CUDA_VISIBLE_DEVICES=, or remove it."
@@ -237,37 +237,37 @@ def check_fsdp(recipe: Recipe, *, here: bool = True) -> list[str]:
 def wrong_keys(training: Mapping[str, Any]) -> Iterator[str]:
     if training["fsdp"] is not True:
         yield (
-            f"{KEY}: expected true, got `{training['fsdp']}`, which is FSDP 1's. Write `fsdp: true`, and the rest into"
-            f" {CONFIG}: `reshard_after_forward: false` for shard_grad_op, `cpu_offload: true` for offload."
+            f"{KEY}: expected true, got `{training['fsdp']}`, a value of FSDP 1. Write `fsdp: true`, and in"
+            f" {CONFIG} `reshard_after_forward: false` for shard_grad_op, `cpu_offload: true` for offload."
         )
     config = fsdp_config(training)
     if str(config.get("version", 2)) != "2":
         yield f"{CONFIG}: `version: {config['version']}`: only FSDP2 is supported. Write `version: 2`, or remove it."
     for key in config:
         if key in ELSEWHERE:
-            yield f"{CONFIG}: `{key}` has no effect here: {ELSEWHERE[key]}. Remove it."
+            yield f"{CONFIG}: `{key}` is not used: {ELSEWHERE[key]}. Remove it."
         elif key not in FSDP_KEYS:
-            yield f"{CONFIG}: no key called `{key}`.{did_you_mean(key, FSDP_KEYS)} FSDP2 takes {', '.join(FSDP_KEYS)}."
+            yield f"{CONFIG}: unknown key `{key}`.{did_you_mean(key, FSDP_KEYS)} Keys: {', '.join(FSDP_KEYS)}."
     if not isinstance(config.get("reshard_after_forward", True), bool):
-        yield f"{CONFIG}: `reshard_after_forward` is true (as in ZeRO-3) or false (as in ZeRO-2)."
+        yield f"{CONFIG}: `reshard_after_forward` must be true (as in ZeRO-3) or false (as in ZeRO-2)."
     if bool(config.get("min_num_params")) != (str(config.get("auto_wrap_policy", "")).upper() == "SIZE_BASED_WRAP"):
-        yield f"{CONFIG}: `min_num_params` and `auto_wrap_policy: SIZE_BASED_WRAP`: give both, or neither."
+        yield f"{CONFIG}: `min_num_params` and `auto_wrap_policy: SIZE_BASED_WRAP`: set both, or neither."
 
 
 def wrong_company(recipe: Recipe) -> Iterator[str]:
     training, name = recipe.training, recipe.optimizer.name
     if name in OF_WHOLE_PARAMETERS:
-        yield f"`optimizer.name`: `{name}` needs whole parameters. Take adamw, or leave {KEY} out."
+        yield f"`optimizer.name`: `{name}` needs whole parameters. Use adamw, or remove {KEY}."
     elif recipe.model.dtype in ("bfloat16", "float16"):
         yield (
             f"`model.dtype: {recipe.model.dtype}`: FSDP keeps fp32 weights and computes with copies in half precision."
-            " Leave it out, and write `training.bf16: true`."
+            " Remove it, and write `training.bf16: true`."
         )
     if recipe.optimizer.options.get("release_gradients"):
-        yield f"`optimizer.release_gradients`: FSDP first adds gradients up. Write false, or leave {KEY} out."
+        yield f"`optimizer.release_gradients`: FSDP first sums gradients. Write false, or remove {KEY}."
     if training.get("fp16"):
-        yield f"`training.fp16` with {KEY}: its loss scale is not checked. Write `bf16: true`, or take DeepSpeed."
+        yield f"`training.fp16` with {KEY}: its loss scale is not supported. Write `bf16: true`, or use DeepSpeed."
     if (recipe.model.lora or {}).get("quantize"):
-        yield f"`model.lora.quantize`: FSDP cannot divide weights in 4 bit. They are small: leave {KEY} out."
+        yield f"`model.lora.quantize`: FSDP cannot shard 4-bit weights. Remove {KEY}."
     if recipe.stage in STAGES_THAT_GENERATE:
-        yield f"`stage: {recipe.stage}` with {KEY} would gather the model for each token. Take a DeepSpeed profile."
+        yield f"`stage: {recipe.stage}` with {KEY} would gather the model for each token. Use a DeepSpeed profile."

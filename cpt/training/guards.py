@@ -1,4 +1,4 @@
-"""Guard each step: skip bad updates, and restart the run where too many were bad or where memory ran out."""
+"""Guard each step: skip bad updates, and restart the run after too many of them or after out-of-memory."""
 
 import json
 import math
@@ -30,13 +30,13 @@ SAFETY = "safety.json"
 
 
 class StepGuard(TrainerCallback):
-    """Checks each step, has the update of a bad one skipped, and restarts the run after too many of them.
+    """Checks each step, skips the update of a bad one, and restarts the run after too many of them.
 
-    A skipped step costs its rows. After too many, the run resumes from the last sound checkpoint before them and
-    leaves their rows out. With `optimizer.release_gradients` the updates are made in the backward pass, so a step is
-    checked by its loss alone: the gradient's norm is only known afterwards.
+    A skipped step loses its rows. After too many, the run resumes from the last good checkpoint before them, without
+    their rows. With `optimizer.release_gradients` updates happen in the backward pass, so a step is checked only by
+    its loss: the gradient norm is known afterwards.
 
-    It is the last callback, so that it checks the gradients that the optimizer gets.
+    It must be the last callback, so that it checks the gradients that the optimizer uses.
     """
 
     def __init__(self, trainer: "CPTTrainer") -> None:
@@ -46,17 +46,17 @@ class StepGuard(TrainerCallback):
         self.last_logged_step = 0
         self.skipped_since_log: list[StepVerdict] = []
         self.new_data_from: set[int] = set()  # steps at which a phase of the data begins
-        self.is_updating = False  # from when on the optimizer may have changed weights
+        self.is_updating = False  # the optimizer may have changed weights
         self.released: ReleasedGradients | None = None
 
     @contextmanager
     def guarding(self, checkpoint: str | None) -> Iterator[None]:
-        """While training; continues with what the checkpoint knows of skipped steps."""
+        """Guard the training; restore skipped steps from the checkpoint."""
         trainer = self.trainer
         check_release(trainer.recipe, deepspeed=trainer.is_deepspeed_enabled)
         section = trainer.recipe.safety.loss_guard
         if section is not None:
-            highest_loss = math.inf  # other stages than a language model's have losses without such a scale
+            highest_loss = math.inf  # losses of other stages have no such scale
             if trainer.recipe.stage in OWN_LOSS:
                 highest_loss = HIGHEST_LOSS * math.log(vocabulary_size(trainer.model.config))
             self.loss_guard = SpikeDetector(section, trainer.args.device, highest_loss)
@@ -64,18 +64,18 @@ class StepGuard(TrainerCallback):
         if checkpoint is not None:
             self.restore(Path(checkpoint) / SAFETY)
         rollback = learned_rollback(trainer.run_folder)
-        if rollback is not None and rollback["to_step"] == trainer.first_step:  # the checkpoint is older than it
+        if rollback is not None and rollback["to_step"] == trainer.first_step:  # the checkpoint predates the roll-back
             trainer.rows_of_steps.left_out = [(first, end) for first, end in rollback["left_out"]]
             self.budget.restore(rollback["budget"])
             trainer.on_rollback()
         elif rollback is not None and rollback["to_step"] > trainer.first_step and is_main_process():
-            # its checkpoints of the same numbers will be others
+            # new checkpoints will reuse the numbers
             remember(trainer.run_folder, ROLLBACK, None)
         until = [phase.until for phase in phases_in_tokens(trainer.recipe).phases[:-1]]
         self.new_data_from = {tokens // trainer.length.tokens_per_step + 1 for tokens in until if tokens is not None}
         self.skipped_since_log = []
         trainer.remove_callback(StepGuard)
-        trainer.add_callback(self)  # behind those that were added since
+        trainer.add_callback(self)  # after callbacks that were added since
         try:
             yield
         finally:
@@ -85,7 +85,7 @@ class StepGuard(TrainerCallback):
                 del trainer.accelerator.backward
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Install the checks of a step, once everything is built and loaded."""
+        """Install the checks of steps, after everything is built and loaded."""
         self.last_logged_step = state.global_step
         self.trainer.engine.reshard()
         accelerator = self.trainer.accelerator
@@ -103,16 +103,16 @@ class StepGuard(TrainerCallback):
     # --- what a checkpoint stores ------------------------------------------------------------------------------------
 
     def texts(self) -> dict[str, str]:
-        """Files of a checkpoint, by name: with them a resumed run decides as this one does."""
+        """Files of a checkpoint, by name, with which a resumed run makes the same decisions."""
         state: dict[str, Any] = {"format": 1, "left_out": self.trainer.rows_of_steps.left_out}
         if self.loss_guard is not None:
-            for verdict in self.loss_guard.read():  # unread only in a save after an error
+            for verdict in self.loss_guard.read():  # only unread in a save after an error
                 self.note_verdict(verdict)
             state |= {"guard": self.loss_guard.state(), "budget": self.budget.state()}
         return {SAFETY: json.dumps(state)}
 
     def restore(self, file: Path) -> None:
-        """Continue with the checkpoint's record; another program writes none."""
+        """Restore the checkpoint's record; checkpoints of other programs lack it."""
         state: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
         self.trainer.rows_of_steps.left_out = [(first, end) for first, end in state.get("left_out", [])]
         if self.loss_guard is not None and "guard" in state:
@@ -122,7 +122,7 @@ class StepGuard(TrainerCallback):
     # --- a step ------------------------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """The loss of its micro-batches is summed apart from that of the steps before."""
+        """Start summing the loss of this step's micro-batches separately."""
         self.is_updating = False
         self.start_next_mean()
         self.loss_before = self.trainer.loss_since_log.clone()
@@ -130,7 +130,7 @@ class StepGuard(TrainerCallback):
             self.trainer.loss_since_log.zero_()
 
     def norm_of_step(self) -> torch.Tensor:
-        """The norm of all gradients, as the Trainer logs it: clipping waits for the check, which fills it in."""
+        """The gradient norm for the Trainer's log: a placeholder that the check fills in, because clipping waits."""
         if self.loss_guard is None:
             return self.measure_norm()
         self.norm = torch.zeros((), device=self.trainer.args.device)
@@ -139,8 +139,7 @@ class StepGuard(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """The gradients are complete: clip, check, and skip the update of a bad step. Under DeepSpeed they are used
-        already."""
+        """Clip and check the complete gradients, and skip the update of a bad step. DeepSpeed has already used them."""
         self.is_updating = True
         if self.loss_guard is None:
             return
@@ -164,52 +163,52 @@ class StepGuard(TrainerCallback):
         if kernel is not None:
             kernel.found_inf = skip.float()
             return
-        loss, norm = figures.tolist()  # here alone the host waits: this kernel reads no flag from the device
-        # The scaler skips such a step, and lowers its scale.
+        loss, norm = figures.tolist()  # only here the host waits: this kernel does not read a device flag
+        # The scaler skips steps with infinite gradients, and lowers its scale.
         scale_is_too_large = scaler is not None and math.isfinite(loss) and not math.isfinite(norm)
         if bool(skip) and not scale_is_too_large:
-            self.trainer.accelerator.sync_gradients = False  # accelerate only steps with those of all ranks
+            self.trainer.accelerator.sync_gradients = False  # accelerate then skips the optimizer step
 
     def count_loss(self, skip: torch.Tensor) -> None:
-        """Add the loss of this step to that since the last log, unless the step is skipped."""
+        """Add this step's loss to the sum since the last log, unless the step is skipped."""
         total = self.trainer.loss_since_log
         total.copy_(torch.where(skip, self.loss_before, self.loss_before + total))
 
     def measure_norm(self) -> torch.Tensor:
-        """Clip the gradients to `training.max_grad_norm`, where it is positive; the norm of all before that."""
+        """Clip the gradients to `training.max_grad_norm` if positive; return the norm before clipping."""
         trainer, most, kernel = self.trainer, self.trainer.args.max_grad_norm, self.kernel_of_optimizer()
         model = trainer.model_wrapped
-        if kernel is not None:  # it divides gradients by a number on the device: they are not written twice
+        if kernel is not None:  # it divides gradients by a device scalar, without another pass
             norm = gradient_norm([parameter.grad for parameter in self.trained if parameter.grad is not None])
             if most > 0:
-                kernel.grad_scale = ((norm + 1e-6) / most).clamp(min=1)  # what torch's own clipping divides by
+                kernel.grad_scale = ((norm + 1e-6) / most).clamp(min=1)  # torch's clipping divides by the same
             return norm
         if trainer.accelerator.scaler is None:
             gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-            # torch's own norm would be rounded where some are in half precision, or shards
+            # torch's norm would be rounded for half precision or shards
             if gradients and (trainer.is_fsdp_enabled or any(gradient.dtype in HALF for gradient in gradients)):
                 return clip_gradients(gradients, most) if most > 0 else gradient_norm(gradients)
         return trainer.clip_by_accelerate(model.parameters(), most if most > 0 else math.inf)
 
     def kernel_of_optimizer(self) -> Any:
-        """The optimizer, if its kernel reads from the device what to divide by and whether to skip; else None."""
+        """The optimizer, if its kernel reads `grad_scale` and `found_inf` from the device; else None."""
         kernel = self.trainer.optimizer.optimizer
         reads = self.trainer.accelerator.scaler is None and reads_scale(kernel)
         return kernel if reads and not self.trainer.is_fsdp_enabled else None
 
     def check_metrics(self, figures: torch.Tensor) -> torch.Tensor:
-        """Whether the current step has to be skipped, on the device."""
-        assert self.loss_guard is not None, "only then steps are checked"
+        """Return whether to skip the current step, on the device."""
+        assert self.loss_guard is not None, "steps are only checked with a guard"
         step = self.trainer.state.global_step + 1
-        if step in self.new_data_from:  # a phase's data may have a loss of another level
+        if step in self.new_data_from:  # another phase's data may have another loss level
             self.loss_guard.forget()
         return self.loss_guard.check(step, self.trainer.metrics_to_check(figures))
 
-    # --- a step that updates in its backward pass --------------------------------------------------------------------
+    # --- steps that update in the backward pass ----------------------------------------------------------------------
 
     def update_in_backward(self, loss: torch.Tensor, **options: Any) -> None:
-        """The backward pass, which updates the weights; its loss is checked before, on the device."""
-        assert self.released is not None, "in place of the accelerator's only then"
+        """Run the backward pass, which updates the weights; the loss is checked before, on the device."""
+        assert self.released is not None, "only replaces the accelerator's backward with released gradients"
         self.is_updating = True  # from here on the step cannot be redone
         if self.loss_guard is None:
             self.released.begin(None)
@@ -222,13 +221,13 @@ class StepGuard(TrainerCallback):
             self.released.begin(self.skip)
         self.backward_pass(loss, **options)
 
-    # --- its end -----------------------------------------------------------------------------------------------------
+    # --- end of a step -----------------------------------------------------------------------------------------------
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Before anything is logged, measured or saved, all steps so far are known to be good.
+        """Make sure that all steps so far are good before anything is logged, measured or saved.
 
         Raises:
-            RestartNeeded: too many were skipped; see `roll_back`.
+            RestartNeeded: too many steps were skipped; see `roll_back`.
         """
         checkpointer = self.trainer.checkpointer
         is_due = control.should_save or control.should_log or control.should_evaluate or control.should_training_stop
@@ -246,12 +245,12 @@ class StepGuard(TrainerCallback):
 
     def start_next_mean(self) -> None:
         if self.last_logged_step == self.trainer.state.global_step:
-            # The Trainer subtracts it from itself, and what is not finite would stay.
+            # The Trainer resets it by subtraction, which would keep NaN.
             self.trainer.loss_since_log.zero_()
             self.skipped_since_log = []
 
     def correct_loss(self, logs: dict[str, float]) -> None:
-        """The mean loss is that of the steps that counted; where none did, that of the last one."""
+        """Log the mean loss of the accepted steps; without any, the loss of the last step."""
         if "loss" not in logs:
             return
         step = self.trainer.state.global_step
@@ -265,7 +264,7 @@ class StepGuard(TrainerCallback):
 
     def note_verdict(self, verdict: StepVerdict) -> None:
         if self.trainer.args.fp16 and math.isfinite(verdict.loss) and not math.isfinite(verdict.gradient_norm):
-            return  # the scaler is looking for its scale
+            return  # the scaler adjusts its scale
         skipped = self.budget.note(verdict)
         if skipped is None:
             return
@@ -281,14 +280,14 @@ class StepGuard(TrainerCallback):
         )
 
     def roll_back(self, guard: SpikeDetector) -> None:
-        """Restart from the last sound checkpoint before the skipped steps, without their rows.
+        """Restart from the last good checkpoint before the skipped steps, without their rows.
 
         Without such a checkpoint the run continues: the skipped updates never changed its weights.
 
         Raises:
-            RestartNeeded: there is one.
-            Interrupted: there is one, and the run was asked to stop.
-            TrainingError: the run went back often enough.
+            RestartNeeded: there is such a checkpoint.
+            Interrupted: there is such a checkpoint, and a signal asked the run to stop.
+            TrainingError: the run has used up its roll-backs.
         """
         trainer, budget, folder = self.trainer, self.budget, self.trainer.run_folder
         steps = ", ".join(str(skipped.step) for skipped in budget.recent)
@@ -296,9 +295,9 @@ class StepGuard(TrainerCallback):
             newest = published_checkpoints(folder)
             saved = f"The newest checkpoint is {newest[-1]}." if newest else "Nothing is saved."
             raise TrainingError(
-                f"the training diverged: steps {steps} had to be skipped, after {budget.rollbacks} roll-back(s)"
+                f"the training diverged: steps {steps} were skipped, after {budget.rollbacks} roll-back(s)"
                 f" ({budget.total} skipped steps in all; events.jsonl has their rows). {saved} Lower"
-                " `optimizer.learning_rate`, look at the data of these rows, or allow more: `safety.loss_guard.skips`,"
+                " `optimizer.learning_rate`, check the data of these rows, or raise `safety.loss_guard.skips`,"
                 " `rollbacks`."
             )
         bad = budget.roll_back()

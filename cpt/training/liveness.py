@@ -1,4 +1,4 @@
-"""Heartbeats of all processes, and which of them failed when a collective fails."""
+"""Heartbeats of all processes, and the lost ranks when a collective fails."""
 
 import faulthandler
 import math
@@ -41,8 +41,8 @@ STACKS = "stacks"
 SECONDS_BETWEEN_WRITES = 1.0
 SECONDS_BETWEEN_PULSES = 2.0
 STEPS_LOOKED_AT = 20
-SECONDS_BETWEEN_CPU_LOOKS = 10.0  # at the processor's time
-LEAST_WORK = 0.01  # share of the time of one core, which waiting does not take and a slow disk still lets through
+SECONDS_BETWEEN_CPU_LOOKS = 10.0  # at processor time
+LEAST_WORK = 0.01  # share of one core: waiting uses less, work on a slow disk uses more
 SIGNAL_FOR_STACKS = signal.SIGUSR2
 OUTSIDE_OF_TRAINING = ("starting", "ending")
 SECONDS_FOR_AN_ANSWER = 8.0  # four pulses
@@ -50,11 +50,11 @@ SECONDS_BETWEEN_LOOKS = 0.2
 
 
 class Heartbeat(TrainerCallback):
-    """Writes `heartbeats/rank-N.json`: `beats` counts progress, `pulse` only shows that the process is there.
+    """Writes `heartbeats/rank-N.json`: `beats` counts progress, `pulse` only shows that the process exists.
 
-    Progress is a step, a micro-batch or a batch of an evaluation. Before the first step and after the last one it is
-    processor time: hashing checkpoints, tokenizing, compiling and merging take as long as they need. A thread writes
-    the pulse every two seconds. At the end of its context the process writes which error ended it.
+    Progress is a step, a micro-batch or an evaluation batch. Before the first and after the last step it is processor
+    time, since hashing checkpoints, tokenizing, compiling and merging may take long. A thread writes the pulse every
+    two seconds. At the end of its context the process records the error that ended it.
 
     SIGUSR2 writes the stacks of all threads to `stacks/rank-N.txt`, even while the process hangs in a library.
     """
@@ -87,7 +87,7 @@ class Heartbeat(TrainerCallback):
         self.tell()
 
     def watch(self) -> None:
-        """Outside of the training, processor time counts as progress; waiting for others takes next to none."""
+        """Outside of training, count processor time as progress; waiting for others uses almost none."""
         looked, worked = time.perf_counter(), seconds_worked()
         while not self.is_over.wait(SECONDS_BETWEEN_PULSES):
             now = time.perf_counter()
@@ -117,14 +117,14 @@ class Heartbeat(TrainerCallback):
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Evaluations before the first step and after the last are part of start and end."""
+        """Evaluations before the first and after the last step count as start and end."""
         self.beat("between" if self.phase == "training" else self.phase, state.global_step)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.beat("ending", state.global_step)
 
     def beat(self, phase: Phase, step: int) -> None:
-        """Count progress; written at most once a second, but a new phase at once."""
+        """Count progress; write it at most once a second, but a new phase immediately."""
         with self.lock:
             self.beats += 1
             self.step = step
@@ -135,7 +135,7 @@ class Heartbeat(TrainerCallback):
     def tell(self) -> None:
         self.written, self.pulse = time.perf_counter(), self.pulse + 1
         median = statistics.median(self.seconds) if len(self.seconds) >= 3 else None
-        # Of all devices, since another thread's current device is 0 on every rank. This process uses one of them.
+        # Sum over all devices, since the current device of another thread is always 0. This process uses one.
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
         peak = max((round(torch.cuda.max_memory_allocated(device) / GIB, 3) for device in devices), default=None)
         place = (rank(), os.getpid(), socket.gethostname())
@@ -144,24 +144,24 @@ class Heartbeat(TrainerCallback):
 
 
 def seconds_worked() -> float:
-    """Processor time of this process and its children so far, without that of the calling thread."""
+    """Return the processor time of this process and its children, without the calling thread's."""
     this, total = psutil.Process(), -time.thread_time()
     for process in (this, *this.children(recursive=True)):
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            total += sum(process.cpu_times()[:4])  # user and system, own and of children that ended
+            total += sum(process.cpu_times()[:4])  # user and system time, including ended children
     return total
 
 
 def lost_others(problem: BaseException) -> bool:
-    """Whether a collective failed: a process is gone, cannot be reached, or took longer than the group waits."""
+    """Whether a collective failed: a process is gone, unreachable, or exceeded the timeout."""
     if world_size() == 1 or not isinstance(problem, RuntimeError):
         return False
-    # gloo raises plain RuntimeErrors, which begin with the place in its own sources.
+    # gloo raises plain RuntimeErrors, which begin with a position in its sources.
     return isinstance(problem, dist.DistError) or "gloo/transport" in str(problem)
 
 
 def own_words(problem: BaseException | None) -> str:
-    """The error or the interruption that ended this process; empty if it succeeded or failed because of others."""
+    """Describe the error that ended this process; empty if it succeeded or failed because of others."""
     if problem is None or isinstance(problem, SystemExit | LaunchError) or lost_others(problem):
         return ""
     return f"{type(problem).__name__}: {problem}"
@@ -169,11 +169,11 @@ def own_words(problem: BaseException | None) -> str:
 
 @contextmanager
 def saved_on_errors(trainer: CPTTrainer) -> Iterator[None]:
-    """While it is open: an exception between two steps saves what was trained; any other names the checkpoint that the
-    run resumes from. Within a step weights and position do not belong together.
+    """Save the trained steps on an exception between two steps; on any other exception, name the checkpoint to resume
+    from, since weights and position are inconsistent within a step.
 
-    With several processes nothing is saved: the others do not know that this one has failed, and wait for its part of
-    the next step.
+    With several processes nothing is saved: the others do not know about the failure, and wait for this process in the
+    next step.
     """
     try:
         yield
@@ -197,7 +197,7 @@ def resumes_from(folder: Path) -> str:
 
 @contextmanager
 def lost_ranks_named(run: Run) -> Iterator[None]:
-    """While it is open: a failed collective becomes a LaunchError that names the lost processes, or an Interrupted."""
+    """Convert a failed collective to a LaunchError that names the lost processes, or to Interrupted."""
     try:
         yield
     except RuntimeError as problem:
@@ -217,23 +217,23 @@ def lost_ranks_named(run: Run) -> Iterator[None]:
             what = f"{name_processes(gone, everyone)} is gone: its last heartbeat is of step {steps}."
         else:
             what = (
-                "The processes lost each other, but all are there: the network between them broke, or one took longer"
+                "All processes exist, but lost their connection: the network failed, or one took longer"
                 f" than `training.ddp_timeout`. {type(problem).__name__}: {problem}."
             )
         message = f"{what} {resumes_from(run.folder)}"
         lost = [sign.rank for sign in (*gone, *failed)]
-        if rank() == min(set(range(world_size())) - set(lost), default=0):  # it speaks for the rest
+        if rank() == min(set(range(world_size())) - set(lost), default=0):  # the lowest remaining rank reports
             step = max((sign.step for sign in everyone), default=None)
             record_event(run.folder, "lost", message, step=step, processes=lost)
-            if rank() != 0:  # the main process cannot write it
+            if rank() != 0:  # the main process is lost
                 run.put_status("failed", error=LaunchError.__name__, message=message, exit_code=LaunchError.exit_code)
         raise LaunchError(message) from problem
 
 
 def find_lost_ranks(folder: Path) -> tuple[list[LastHeartbeat], list[LastHeartbeat]]:
-    """The processes that give no pulse, and those that ended with their own error or interruption.
+    """Return the processes without a pulse, and those that ended with their own error or interruption.
 
-    It waits for several pulses at the most. The system knows at once which processes of this host exist.
+    Waits for several pulses at most; for this host, the system knows immediately which processes exist.
     """
 
     def others() -> list[LastHeartbeat]:
@@ -251,9 +251,9 @@ def find_lost_ranks(folder: Path) -> tuple[list[LastHeartbeat], list[LastHeartbe
 
 
 class GroupTimeouts(TrainerCallback):
-    """Sets the timeout of all groups when training begins, and again after the first step, for which some are made.
+    """Sets the timeout of all groups at the start of training, and after the first step, which creates some.
 
-    DeepSpeed's groups wait 30 minutes over gloo and 10 with NCCL, whatever the recipe says.
+    DeepSpeed's groups wait 30 minutes over gloo and 10 with NCCL, regardless of the recipe.
     """
 
     def __init__(self) -> None:

@@ -18,51 +18,51 @@ from cpt.errors import RecipeError
 from cpt.plugins import check_options, find
 from cpt.recipe.schema import Component
 
-STEPS_BEHIND = 2  # that the host may read a verdict later than the device came to it
-FEWEST = 5  # accepted steps; with fewer, the limit is that of one step: about 11 times the loss
-YOUTH = 4.0  # the limit is (1 + YOUTH / steps) times as high: the spread of few values is an uncertain one
-# Of the loss of a uniform guess, ln(vocabulary size). Models start near it; a model with badly scaled initial weights
-# is a few times above.
+STEPS_BEHIND = 2  # the host may read a verdict this many steps after the device
+FEWEST = 5  # accepted steps; with fewer, use the limit of one step, about 11 times the loss
+YOUTH = 4.0  # the limit is (1 + YOUTH / steps) times as high, since the spread of few values is uncertain
+# Multiples of a uniform guess's loss, ln(vocabulary size). Models start near it; a model with badly scaled initial
+# weights is a few times above.
 HIGHEST_LOSS = 10.0
-SIGMA_OF_MAD = 1.4826  # of normally distributed values
-# Of loss and gradient norm:
-SMALL = (1.0, 1e-6)  # below this their size has no meaning
-HARMLESS = (0.08, 0.7)  # of the logarithm; gradients are clipped, so only a much larger one does harm
+SIGMA_OF_MAD = 1.4826  # for normally distributed values
+# For loss and gradient norm:
+SMALL = (1.0, 1e-6)  # smaller values are treated as equal
+HARMLESS = (0.08, 0.7)  # of the logarithm; gradients are clipped, so only much larger ones do harm
 
 WINDOW, SKIPS, ROLLBACKS = 128, 4, 3
-FOR_ALL: dict[str, Any] = {"window": int, "skips": int, "rollbacks": int}  # of every guard, your own too
+FOR_ALL: dict[str, Any] = {"window": int, "skips": int, "rollbacks": int}  # options of every guard
 
 log = logging.getLogger("cpt")
-StepCheck = Callable[[torch.Tensor], torch.Tensor]  # from [2], loss and gradient norm, to whether to skip the update
+StepCheck = Callable[[torch.Tensor], torch.Tensor]  # [2], loss and gradient norm -> whether to skip the update
 
 
 @cache
 def scales(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """On a GPU making these waits, so they are made once."""
+    """Creating these on a GPU waits, so do it once."""
     return torch.tensor(SMALL, device=device), torch.tensor(HARMLESS, device=device)
 
 
 def on_one_scale(figures: torch.Tensor) -> torch.Tensor:
-    """Loss and gradient norm [2] by their logarithms, in units of what is harmless.
+    """Convert loss and gradient norm [2] to logarithms, in units of HARMLESS.
 
-    asinh is the logarithm of large values, and takes a loss of 0 or less as well.
+    asinh is the logarithm for large values, and accepts a loss of 0 or less as well.
     """
     small, harmless = scales(figures.device)
     return (figures / small).asinh() / harmless
 
 
 def robust(step: torch.Tensor, history: torch.Tensor, count: torch.Tensor, *, sigmas: float = 6.0) -> torch.Tensor:
-    """Spikes by the median and the median absolute deviation of the accepted steps.
+    """Detect spikes by the median and the median absolute deviation of the accepted steps.
 
-    OLMo-core skips at 6 standard deviations over 128 steps; the median does not move when a spike was let through.
+    OLMo-core skips at 6 standard deviations over 128 steps; the median is robust to accepted spikes.
 
     Args:
-        step: [2], loss and gradient norm, as `on_one_scale` gives them.
-        history: [2, window], the same of the last accepted steps, in no order; infinite where there are fewer.
-        count: how many there are.
+        step: [2], loss and gradient norm, from `on_one_scale`.
+        history: [2, window], the same for the last accepted steps, unordered; infinite if there are fewer.
+        count: number of accepted steps.
 
     Returns:
-        [2], whether each is a spike. Nothing here may ask the device for a value: no `if`, no `.item()`.
+        [2], whether each is a spike. Do not synchronize with the device here: no `if`, no `.item()`.
     """
     half = (count // 2).expand(len(history), 1)
     median = ranked(history, half)
@@ -72,7 +72,7 @@ def robust(step: torch.Tensor, history: torch.Tensor, count: torch.Tensor, *, si
 
 
 def ranked(values: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """The value of each row with so many smaller ones, [rows, 1]; torch's median would wait for the device."""
+    """Select each row's value of rank `place`, [rows, 1]; torch's median would wait for the device."""
     return values.sort(dim=1).values.gather(1, place)
 
 
@@ -81,9 +81,9 @@ LOSS_GUARDS: dict[str, Callable[..., torch.Tensor]] = {"robust": robust}
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """A step, as the host reads about it."""
+    """The result of checking a step, read by the host."""
 
-    step: int  # counted from 1: what `global_step` is after it
+    step: int  # counted from 1: `global_step` after it
     loss: float
     gradient_norm: float
     has_loss_spike: bool
@@ -107,8 +107,8 @@ class StepVerdict:
 
 
 class SpikeDetector:
-    """Checks steps, and remembers those that it accepted; a loss above `highest_loss` is a spike, in the first step
-    too."""
+    """Checks steps, and remembers the accepted ones; a loss above `highest_loss` is always a spike, even in the first
+    step."""
 
     def __init__(self, section: Component, device: torch.device, highest_loss: float = math.inf) -> None:
         options = dict(section.options)
@@ -126,24 +126,24 @@ class SpikeDetector:
         self.noted = 0
 
     def check(self, step: int, figures: torch.Tensor) -> torch.Tensor:
-        """Whether to skip the update, on the device; `figures` are [2], loss and gradient norm, equal on all ranks."""
+        """Return on the device whether to skip the update; `figures`: [2], loss and norm, equal on all ranks."""
         skip, spikes = self.decide(figures)
         self.note(step, torch.cat((figures.float(), spikes.float())))
         return skip
 
     def decide(self, figures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Whether to skip, and [2], whether loss and gradient norm are spikes; `note` then tells the host."""
+        """Return whether to skip, and [2], whether loss and norm are spikes; `note` sends them to the host."""
         values = on_one_scale(figures.float())
         spikes = self.spikes(values, self.history, self.accepted.clamp(max=self.window)).expand(2)
         spikes = torch.stack((spikes[0] | (figures[0] > self.highest_loss), spikes[1]))
-        skip = (spikes | (values - values != 0)).any()  # the difference is NaN for what is not finite
+        skip = (spikes | (values - values != 0)).any()  # the difference is NaN for non-finite values
         slot = (self.accepted % self.window).expand(2, 1)
         self.history.scatter_(1, slot, torch.where(skip, self.history.gather(1, slot), values[:, None]))
         self.accepted += ~skip
         return skip, spikes
 
     def learn_norm(self, norm: torch.Tensor, *, skipped: torch.Tensor) -> None:
-        """The gradient norm of the step that was decided last, where it was not known then."""
+        """Record the gradient norm of the last decided step, if it was not known then."""
         slot = ((self.accepted - 1) % self.window).reshape(1)
         scaled = on_one_scale(torch.stack((norm, norm)).float())[1:]
         self.history[1].scatter_(0, slot, torch.where(skipped, self.history[1].gather(0, slot), scaled))
@@ -158,7 +158,7 @@ class SpikeDetector:
             self.arrivals[place].record()
 
     def read(self, *, unread: int = 0) -> Iterator[StepVerdict]:
-        """The verdicts that were not read yet, oldest first, all but the last `unread`."""
+        """Yield the unread verdicts, oldest first, except the last `unread`."""
         while len(self.unread) > unread:
             place = (self.noted - len(self.unread)) % len(self.read_from)
             if self.arrivals:
@@ -175,7 +175,7 @@ class SpikeDetector:
         return {"accepted": int(self.accepted), "history": history}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """A window of another size begins empty."""
+        """Restore the history; a window of another size starts empty."""
         self.unread.clear()
         if len(state["history"][0]) == self.window:
             history = [[math.inf if value is None else value for value in row] for row in state["history"]]
@@ -193,13 +193,13 @@ class Skipped:
 
 @dataclass
 class SkipBudget:
-    """More than `skips` skipped steps within `window` exhaust it; then the run goes back before the first of them."""
+    """More than `skips` skipped steps within `window` exhaust it; the run then rolls back before the first of them."""
 
     rows: RowsOfSteps
     window: int
     skips: int
     recent: list[Skipped] = field(default_factory=list)
-    total: int = 0  # skipped steps of the whole run, those before a roll-back included
+    total: int = 0  # skipped steps of the whole run, including those before a roll-back
     rollbacks: int = 0
 
     def note(self, verdict: StepVerdict) -> Skipped | None:
@@ -245,12 +245,12 @@ def check_loss_guard(section: Component | None) -> None:
 
 
 class GuardedEngine(DeepSpeedEngineWrapper):
-    """accelerate's wrapper of the engine, with a check between gradients and update.
+    """accelerate's wrapper of the engine, with a check before the update.
 
     Args:
-        check: called once in a step, on all ranks with the same values.
-        scales_loss: fp16, whose gradients may be infinite until the scale of the loss is found; then the schedule
-            waits, as without a guard.
+        check: called once per step, with the same values on all ranks.
+        scales_loss: fp16, whose gradients may be infinite until the loss scale is found; the schedule then waits, as
+            without a guard.
     """
 
     def __init__(self, engine: Any, check: StepCheck, *, scales_loss: bool) -> None:
@@ -259,7 +259,7 @@ class GuardedEngine(DeepSpeedEngineWrapper):
 
         super().__init__(engine)
         self.check, self.scales_loss = check, scales_loss
-        self.loss: torch.Tensor | None = None  # of the step's micro-batches so far
+        self.loss: torch.Tensor | None = None  # sum over the step's micro-batches so far
         self.has_checked = False
         self.knows_norms = True
         optimizer: Any = engine.optimizer
@@ -268,7 +268,7 @@ class GuardedEngine(DeepSpeedEngineWrapper):
         elif isinstance(optimizer, DeepSpeedZeroOptimizer):
             self.norm_of_all = optimizer.scaled_global_norm
             optimizer.scaled_global_norm = self.checked_norm
-            optimizer.check_grad_overflow = True  # a profile may turn off what skips
+            optimizer.check_grad_overflow = True  # a profile may disable skipping
         else:
             self.knows_norms = False
             log.warning(
@@ -276,7 +276,7 @@ class GuardedEngine(DeepSpeedEngineWrapper):
             )
 
     def backward(self, loss: torch.Tensor, sync_gradients: bool = True, **options: Any) -> None:
-        """As accelerate's: the last micro-batch's makes the update."""
+        """As in accelerate, the last micro-batch also updates."""
         detached = loss.detach().float()
         self.loss = detached if self.loss is None else self.loss + detached
         super().backward(loss, sync_gradients=sync_gradients, **options)
@@ -284,7 +284,7 @@ class GuardedEngine(DeepSpeedEngineWrapper):
             if not self.has_checked:  # DeepSpeed skipped the step before it computed the norm
                 self.skips(torch.full((), math.inf, device=self.loss.device))
             self.has_checked, self.loss = False, None
-            if not self.scales_loss:  # let the schedule advance
+            if not self.scales_loss:  # the schedule advances
                 self.engine.optimizer.overflow = False
 
     def checked_norm(self) -> torch.Tensor:
@@ -296,12 +296,12 @@ class GuardedEngine(DeepSpeedEngineWrapper):
         norms = [torch.as_tensor(norm, device=self.loss.device) for norm in self.norms_of_groups()]
         together = torch.stack([norm.float() for norm in norms])
         whole = torch.linalg.vector_norm(together)
-        # -1 stands for a norm that is not finite
+        # -1 means a non-finite norm
         skip = self.skips(torch.where((together < 0).any(), torch.full_like(whole, math.inf), whole))
         return [torch.where(skip, torch.full_like(norm, math.inf), norm) for norm in norms]
 
     def skips(self, scaled_norm: torch.Tensor) -> torch.Tensor:
-        """Whether the step has to be skipped, by its norm and the mean loss of all ranks."""
+        """Whether to skip the step, by its norm and the mean loss of all ranks."""
         assert self.loss is not None, "a step has micro-batches"
         self.has_checked = True
         loss = self.loss.clone()

@@ -1,4 +1,4 @@
-"""Metrics added to the logs: tokens and time, cost, smoothed loss, realised shares, FLOPs utilization, memory, GPU."""
+"""Metrics added to the logs: tokens and time, cost, smoothed loss, realized shares, FLOPs utilization, memory, GPU."""
 
 import importlib.util
 import logging
@@ -27,26 +27,26 @@ from cpt.runs.folder import read_metrics
 
 log = logging.getLogger("cpt")
 LAST_STEPS = 100
-ACCEPTABLE_WAIT = 0.01  # share of the time of a step
+ACCEPTABLE_WAIT = 0.01  # share of a step's time
 DECAY = 0.9  # weight of a log relative to the next one: the last ten have two thirds of the weight
 COST = "cost"
 ROWS_MEASURED = 32
 TOKENS_PER_SECOND = "tokens_per_second"
-SECONDS_BETWEEN_LOOKS = 30.0  # at processes, NVML and heartbeats: each takes some milliseconds
+SECONDS_BETWEEN_LOOKS = 30.0  # at processes, NVML and heartbeats, which take some milliseconds each
 PEAK = "gpu_memory_peak_gib"
 
 
 class TrainingClock(TrainerCallback):
     """Adds `tokens`, `tokens_per_second`, `data_wait`, `step_seconds_p50`, `step_seconds_p95` and `seconds_to_go`.
 
-    Evaluation and saving do not count, except in `seconds_to_go`. It warns once if the last 100 steps waited for data.
+    Excludes evaluation and saving, except in `seconds_to_go`. Warns once if the last 100 steps waited for data.
     """
 
     def __init__(self, tokens_per_step: int) -> None:
         self.tokens_per_step = tokens_per_step
         self.since = self.seconds = self.waited = self.first_step_ended = 0.0
-        self.steps = self.steps_in_all = 0  # since the last log; of this process
-        # seconds of each step, and seconds waited by then since the run began
+        self.steps = self.steps_in_all = 0  # since the last log; since the start of this process
+        # seconds of each step, and total seconds waited by then
         self.last_steps: deque[tuple[float, float]] = deque(maxlen=LAST_STEPS)
         self.has_warned = False
 
@@ -59,10 +59,10 @@ class TrainingClock(TrainerCallback):
         self.last_steps.append((now - self.since, waited_by(more.get("train_dataloader"))))
         self.since = now
         self.steps += 1
-        if not self.steps_in_all:  # the first step warms up
+        if not self.steps_in_all:  # the first step is a warm-up
             self.first_step_ended = now
         self.steps_in_all += 1
-        # The Trainer counts epochs from where this process began; ours is the share of the whole run.
+        # The Trainer counts epochs from this process's start; ours is the share of the whole run.
         state.epoch = state.global_step / state.max_steps
         if self.has_warned or state.global_step % LAST_STEPS or len(self.last_steps) < LAST_STEPS:
             return
@@ -72,7 +72,7 @@ class TrainingClock(TrainerCallback):
             self.has_warned = True
             log.warning(
                 f"the model waited for data {share:.1%} of the last {LAST_STEPS} steps. Run `cpt prepare` first,"
-                " set CPT_CACHE to a local folder, or `training.dataloader_num_workers: 2` for slow rows of your own."
+                " set CPT_CACHE to a local folder, or `training.dataloader_num_workers: 2` for slow custom datasets."
             )
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -93,14 +93,14 @@ class TrainingClock(TrainerCallback):
         self.since = time.perf_counter()
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Skip the time of an evaluation, and of a save."""
+        """Exclude the time of evaluations and saves."""
         self.since = time.perf_counter()
 
     on_save = on_evaluate
 
 
 def waited_by(loader: object) -> float:
-    """Seconds since the loader began; 0 for a user's own loader, which does not count them."""
+    """Seconds waited since the loader started; 0 for custom loaders, which do not count them."""
     return loader.waited_seconds if isinstance(loader, CPTDataLoader) else 0.0
 
 
@@ -125,7 +125,7 @@ class SmoothedLoss(TrainerCallback):
                 logs["loss_smoothed"] = self.total / self.weight
 
     def add(self, losses: Iterable[float]) -> None:
-        """Losses that are not finite do not count."""
+        """Ignores non-finite losses."""
         for loss in losses:
             if math.isfinite(loss):
                 self.total, self.weight = DECAY * self.total + loss, DECAY * self.weight + 1
@@ -134,7 +134,7 @@ class SmoothedLoss(TrainerCallback):
 class RealisedShares(TrainerCallback):
     """Adds `share_<source>` and `tokens_<source>`: tokens so far, computed from the step's number.
 
-    If each example is a row, shares are of examples, and there are no tokens.
+    If each example is a row, shares count examples, and tokens are not logged.
     """
 
     def __init__(self, data: PreparedData, rows: RowsOfSteps) -> None:
@@ -160,7 +160,7 @@ class Cost(TrainerCallback):
         dollars_per_gpu_hour: per GPU; per process on a CPU.
     """
 
-    # It comes after TrainingClock, which adds `seconds_to_go`, and before MetricsFile, which cuts metrics.jsonl.
+    # It must run after TrainingClock, which adds `seconds_to_go`, and before MetricsFile, which cuts metrics.jsonl.
     def __init__(self, run: Path, *, dollars_per_gpu_hour: float) -> None:
         self.run, self.price = run, dollars_per_gpu_hour
         self.before, self.began = 0.0, 0.0
@@ -186,7 +186,7 @@ class ModelFlopsUtilization(TrainerCallback):
     logged on CPUs, nor on GPUs without a known data sheet.
 
     Args:
-        gpu: the driver's name for it; None on a CPU.
+        gpu: name in the driver; None on a CPU.
         trains_weights: False if gradients only pass through the matrices, as with adapters.
     """
 
@@ -211,15 +211,15 @@ class ModelFlopsUtilization(TrainerCallback):
             config: Any = next(part for part in model.modules() if isinstance(part, PreTrainedModel)).config
             documents = [self.data.rows.documents_in(row) for row in range(first, first + ROWS_MEASURED)]
             lengths = np.concatenate(documents).astype(np.float64)
-            attended = float((lengths**2).sum() / lengths.sum())  # mean length of a token's own document
+            attended = float((lengths**2).sum() / lengths.sum())  # mean length of a token's document
             self.flops = flops_per_token(build_on_meta(config), attended, trains_weights=self.trains_weights)
-        except Exception as problem:  # of a model's own code, which an estimate must not stop
+        except Exception as problem:  # errors in custom model code must not stop the run
             log.info(f"mfu is not logged: cannot count the operations of this model: {problem!r}.")
             return
         self.peak = of_one * max(1, args.world_size * args.n_gpu)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Over the time since the last log, like `tokens_per_second`."""
+        """Computed since the last log, like `tokens_per_second`."""
         logs = kwargs["logs"]
         if self.peak is None or TOKENS_PER_SECOND not in logs:
             return
@@ -238,9 +238,9 @@ def peak_flops(gpu: str | None, precision: str) -> float | None:
 class MachineUse(TrainerCallback):
     """Adds GPU memory to each log of the training loss, and the other metrics every 30 seconds.
 
-    `gpu_memory_allocated_gib` and `gpu_memory_reserved_gib` are the main process's at this moment; the peak is the
-    largest of all processes, from their heartbeats. `cpu_percent` is the mean of the whole machine since the last
-    look. NVML gives the GPU's temperature, power and utilization.
+    `gpu_memory_allocated_gib` and `gpu_memory_reserved_gib` are the main process's current values; the peak is the
+    maximum over all processes, from their heartbeats. `cpu_percent` is the machine's mean since the last call. NVML
+    provides the GPU's temperature, power and utilization.
     """
 
     def __init__(self, run: Path) -> None:
@@ -267,7 +267,7 @@ class MachineUse(TrainerCallback):
             logs.update({"host_memory_gib": round(memory / GIB, 3), "cpu_percent": psutil.cpu_percent()})
             if has_gpu:
                 logs.update(self.gpu_state())
-                # those of higher ranks are of an earlier start
+                # higher ranks are from an earlier start
                 signs = [sign for sign in read_heartbeats(self.run) if sign.rank < args.world_size]
                 self.largest_peak = max([self.largest_peak, *(sign.gpu_peak_gib or 0.0 for sign in signs)])
         if has_gpu:
@@ -277,7 +277,7 @@ class MachineUse(TrainerCallback):
             logs[PEAK] = max(round(figures.get("allocated_bytes.all.peak", 0) / GIB, 3), self.largest_peak)
 
     def gpu_state(self) -> dict[str, float]:
-        """Empty if NVML does not answer, as in some containers and on parts of a GPU; then it is not asked again."""
+        """Empty if NVML does not answer, as in some containers and on GPU slices; do not retry then."""
         if not self.has_nvml:
             return {}
         from pynvml import NVMLError

@@ -1,4 +1,4 @@
-"""Stop a run on a signal: at the end of a step, after a save, all processes together."""
+"""Stop a run on a signal: at the end of a step, after a save, on all processes together."""
 
 import os
 import select
@@ -20,28 +20,27 @@ from cpt.hf_internals import exit_now
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 SECONDS_BETWEEN_AGREEMENTS = 0.1
 MOST_CALLS_BETWEEN = 50
-SECONDS_BETWEEN_LOOKS = 1.0  # at the launcher
-SECONDS_OF_ONE_INTERRUPT = 1.0  # torchrun passes on what its processes have got already
+SECONDS_BETWEEN_LOOKS = 1.0  # checks of the launcher
+SECONDS_OF_ONE_INTERRUPT = 1.0  # torchrun forwards signals that its processes already received
 CODE_OF_SECOND_INTERRUPT = 130
 
 
 @dataclass
 class Pace:
-    """When all processes ask each other next: after 0.1 s, counted in calls, so that all of them count alike."""
+    """Decides when processes agree next: after 0.1 s, counted in calls, so that all processes count the same."""
 
     calls_between: int = 1
-    calls: int = 0  # since they last asked
+    calls: int = 0  # since the last agreement
     asked_at: float = 0.0
 
 
 class Preemption(TrainerCallback):
-    """Takes SIGTERM, SIGINT, SIGUSR1 and SIGHUP while its context is open; as a callback it ends the training after a
-    save.
+    """Handles SIGTERM, SIGINT, SIGUSR1 and SIGHUP in its context; as a callback it stops the training after a save.
 
-    A signal to one process is enough. All of them agree on it, over gloo and not over the GPUs, at a step's end or
-    after a batch of an evaluation, which is left to the next start. Before and after the training there is nothing to
-    save, and the signal raises Interrupted at once. A second SIGINT, a second or more later, ends the process on the
-    spot. A launcher that is gone counts as a signal too: torchrun leaves its processes behind when SIGUSR1 kills it. A
+    A signal to one process is enough. All processes agree on it, over gloo and not over the GPUs, at the end of a step
+    or after an evaluation batch; the next start repeats that evaluation. Before and after training the signal raises
+    Interrupted immediately, as there is nothing to save. A second SIGINT, at least a second later, ends the process
+    immediately. A lost launcher counts as a signal too: torchrun leaves its processes running when SIGUSR1 kills it. A
     SIGHUP that was ignored from the start (nohup) stays ignored.
 
     A thread reads the signals from a pipe: Python's own handlers wait for the main thread, which may hang in a call.
@@ -49,7 +48,7 @@ class Preemption(TrainerCallback):
 
     def __init__(self) -> None:
         self.received: int = 0  # number of the first signal that this process got
-        self.stopped_by: str | None = None  # the signal for which all processes stopped the training
+        self.stopped_by: str | None = None  # the signal that stopped the training on all processes
         self.is_training = False
         self.interrupted_at: float | None = None
         self.group: dist.ProcessGroup | None = None
@@ -59,7 +58,7 @@ class Preemption(TrainerCallback):
     # --- the context -------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> "Preemption":
-        """Take the signals, which only the main thread can (a notebook's server may run this in another)."""
+        """Install handlers, which only works in the main thread (a notebook's server may use another)."""
         if threading.current_thread() is not threading.main_thread():
             return self
         self.reading, self.writing = os.pipe()
@@ -90,14 +89,14 @@ class Preemption(TrainerCallback):
         os.close(self.writing)
 
     def at_signal(self, number: int, _: FrameType | None) -> None:
-        """Python calls this in the main thread; the watching thread records the signal."""
+        """Called by Python in the main thread; the watching thread records the signal."""
         if not self.is_training and self.stopped_by is None:
             raise Interrupted(
-                f"{signal.Signals(number).name} came while nothing was being trained. {same_command()} continues."
+                f"{signal.Signals(number).name} arrived outside of training. {same_command()} continues."
             )
 
     def leave_child_alone(self) -> None:
-        """Forked workers end on SIGTERM; Ctrl-C is for the main process, which ends them."""
+        """Restore the default in forked workers: SIGTERM ends them; on Ctrl-C the main process ends them."""
         if self.previous:
             signal.set_wakeup_fd(-1)
             for number in self.previous:
@@ -128,7 +127,7 @@ class Preemption(TrainerCallback):
         self.is_training = True
         if world_size() > 1 and self.group is None:
             self.group = dist.new_group(backend="gloo")
-            dist.barrier(group=self.group)  # connects the processes while the launcher is there
+            dist.barrier(group=self.group)  # connects the processes while the launcher exists
         self.steps.asked_at = self.batches.asked_at = time.perf_counter()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -138,7 +137,7 @@ class Preemption(TrainerCallback):
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Raise Interrupted where any process got a signal: on all of them, after the same batch."""
+        """Raise Interrupted on all processes, after the same batch, if any process got a signal."""
         if self.is_training and self.stopped_by is None:
             self.is_told_to_stop(self.batches)
         if self.stopped_by is not None:
@@ -148,7 +147,7 @@ class Preemption(TrainerCallback):
         self.is_training = False
 
     def is_told_to_stop(self, pace: Pace) -> bool:
-        """Whether any process got a signal; the same answer on all."""
+        """Whether any process got a signal; equal on all processes."""
         pace.calls += 1
         if pace.calls < pace.calls_between:
             return False
@@ -166,7 +165,7 @@ class Preemption(TrainerCallback):
         return bool(number)
 
     def raise_if_stopped(self, checkpoint: str | None) -> None:
-        """Raise Interrupted where the training was stopped; `checkpoint` is the name of the newest one."""
+        """Raise Interrupted if the training was stopped; `checkpoint` is the name of the newest one."""
         if self.stopped_by is not None:
             saved = f"nothing is saved yet. {same_command()} starts from the beginning"
             if checkpoint:

@@ -1,7 +1,7 @@
-"""Restart a run with what it learned: the micro-batch that fits, the rows that a roll-back leaves out.
+"""Restart a run with a smaller micro-batch after out-of-memory, or without rows after a roll-back.
 
-The next start reads what this one learned from `learned.json`. One process restarts itself; several are restarted by
-their launcher (`--processes`, `--supervise`, torchrun, SLURM).
+The next start reads these values from `learned.json`. A single process restarts itself; several processes are
+restarted by their launcher (`--processes`, `--supervise`, torchrun, SLURM).
 """
 
 import gc
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("cpt")
 LEARNED = "learned.json"
 MICRO_BATCH, ROLLBACK = "micro_batch", "rollback"
-RESTARTS = "CPT_RESTARTS"  # in the environment: how many restarts in a row had the same reason, and the reason
+RESTARTS = "CPT_RESTARTS"  # in the environment: number of consecutive restarts with the same reason, and the reason
 MOST_WITHOUT_PROGRESS = 3  # without progress: a step, a smaller micro-batch or another roll-back changes the reason
 
 
 def restart(problem: RestartNeeded, words: Sequence[str]) -> NoReturn:
-    """Replace this process by the same command (`words` of `cpt train`), which starts with an empty GPU.
+    """Replace this process by the same command (`words` of `cpt train`), to free the GPU.
 
     Raises:
         RestartNeeded: the run has several processes or is supervised, so its launcher may restart it; or it was
@@ -52,19 +52,19 @@ def restart(problem: RestartNeeded, words: Sequence[str]) -> NoReturn:
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
-    """True for the errors of torch's allocators on any device, and for similar ones by message."""
+    """True for the errors of torch's allocators on any device, and for similar errors, by message."""
     return isinstance(problem, torch.OutOfMemoryError) or (
         isinstance(problem, Exception) and should_reduce_batch_size(problem)
     )
 
 
 def smaller_micro_batch(micro_batch: int) -> int | None:
-    """Half of it, or the next smaller size that divides it; None where one row is all there is."""
+    """Half of it, or the next smaller divisor; None for a single row."""
     return next((size for size in range(micro_batch // 2, 0, -1) if micro_batch % size == 0), None)
 
 
 def learned_micro_batch(folder: Path, processes: int) -> int | None:
-    """The largest micro-batch that fitted after out-of-memory, for this number of processes."""
+    """The micro-batch after out-of-memory, for this number of processes."""
     size: int | None = read_object(folder / LEARNED).get(MICRO_BATCH, {}).get(str(processes))
     return size
 
@@ -75,13 +75,13 @@ def remember_micro_batch(folder: Path, processes: int, size: int) -> None:
 
 
 def learned_rollback(folder: Path) -> dict[str, Any] | None:
-    """The last roll-back: `to_step`, the rows that are `left_out` since, and the skip `budget`."""
+    """The last roll-back: `to_step`, the rows `left_out`, and the skip `budget`."""
     found: dict[str, Any] | None = read_object(folder / LEARNED).get(ROLLBACK)
     return found
 
 
 def remember(folder: Path, key: str, value: Any) -> None:
-    """On a full disk the next start has to learn it again."""
+    """Write to `learned.json`; if the disk is full, the next start repeats the discovery."""
     path = folder / LEARNED
     try:
         write_json(path, {**read_object(path), key: value})
@@ -90,7 +90,7 @@ def remember(folder: Path, key: str, value: Any) -> None:
 
 
 def run_until_out_of_memory(trainer: "CPTTrainer", train_epoch: Callable[[], None]) -> None:
-    """The Trainer's loop; out of memory ends it with a restart in smaller micro-batches, or with the remedy."""
+    """The Trainer's loop; out-of-memory restarts with smaller micro-batches, or raises an error with the remedy."""
     arguments = trainer.args
     needed: RestartNeeded | None = None
     try:
@@ -108,8 +108,8 @@ def run_until_out_of_memory(trainer: "CPTTrainer", train_epoch: Callable[[], Non
             ) from problem
     if needed is None:
         return
-    # Outside of `except`: no error holds the tensors of its frames any more. Only a process alone can save the
-    # steps since the last checkpoint: others wait in a collective.
+    # Outside of `except`: no error keeps the tensors of its frames alive any more. Only a single process can save the
+    # steps since the last checkpoint: others would wait in a collective.
     is_alone = arguments.world_size == 1 and not trainer.is_deepspeed_enabled and not trainer.is_fsdp_enabled
     if is_alone and not trainer.guard.is_updating and trainer.checkpointer.is_unsaved:
         trainer.model.zero_grad()
@@ -124,9 +124,9 @@ def refuse_evaluation(trainer: "CPTTrainer", problem: RuntimeError) -> None:
     if not is_out_of_memory(problem):
         return
     batch_size = trainer.args.per_device_eval_batch_size
-    remedy = "Set `training.per_device_eval_batch_size` lower"
+    remedy = "Lower `training.per_device_eval_batch_size`"
     if batch_size == 1:
-        remedy = "Set `data.sequence_length` lower, or split the model over GPUs"
+        remedy = "Lower `data.sequence_length`, or split the model over GPUs"
     raise ResourceError(
         f"out of memory in the evaluation of step {trainer.state.global_step} with {batch_size} row(s) at"
         f" once. {remedy}."
@@ -134,10 +134,10 @@ def refuse_evaluation(trainer: "CPTTrainer", problem: RuntimeError) -> None:
 
 
 def learn_smaller_batch(trainer: "CPTTrainer", problem: RuntimeError) -> RestartNeeded:
-    """Let the next start halve the micro-batch and double the accumulation: the same rows in each step.
+    """Halve the micro-batch and double accumulation at the next start: the rows per step do not change.
 
     Raises:
-        ResourceError: one row is all there is, or the recipe does not allow it.
+        ResourceError: the micro-batch is one row, or the recipe forbids it.
     """
     arguments, step = trainer.args, trainer.state.global_step + 1
     before, length = arguments.per_device_train_batch_size, trainer.recipe.data.sequence_length
@@ -151,12 +151,12 @@ def learn_smaller_batch(trainer: "CPTTrainer", problem: RuntimeError) -> Restart
         folder = trainer.run_folder
         record_event(folder, "out_of_memory", message, step=step, micro_batch=size, before=before, restart=True)
         return RestartNeeded(message)
-    remedy = "Set `training.gradient_checkpointing: true`, or `data.sequence_length` lower"
+    remedy = "Set `training.gradient_checkpointing: true`, or lower `data.sequence_length`"
     if before > 1:
         remedy = f"Write `training.per_device_train_batch_size: {before // 2}`"
-    other = "take a DeepSpeed profile that offloads"
+    other = "use a DeepSpeed profile with offload"
     if trainer.guard.released is not None:
-        other = "`optimizer.release_gradients: false`, which lets a step be split"
+        other = "`optimizer.release_gradients: false`, which allows splitting a step"
     elif before > 1:
         other = "`safety.on_oom: split_batch`"
     where = f"out of memory in step {step} with micro-batches of {before} row(s) of {length:,} tokens"

@@ -51,7 +51,7 @@ def train_from(trainer: "CPTTrainer", data: PreparedData, point: ResumePoint) ->
         trainer.train()
         return
     trainer.checkpoint_loader.refuse_other_engine(checkpoint)
-    if (checkpoint / POSITION).exists():  # another program writes none
+    if (checkpoint / POSITION).exists():  # other programs do not write it
         data.restore(json.loads((checkpoint / POSITION).read_text()))
     if manifest is not None and manifest.world_size != world_size():
         warn_elastic(folder, manifest)
@@ -64,14 +64,14 @@ def train_from(trainer: "CPTTrainer", data: PreparedData, point: ResumePoint) ->
 
 
 class DataPosition(TrainerCallback):
-    """Reads ahead while the run trains, and gives each checkpoint its `data_position.json`."""
+    """Prefetches data during training, and writes `data_position.json` to each checkpoint."""
 
     def __init__(self, data: PreparedData, rows: RowsOfSteps) -> None:
         self.data, self.rows = data, rows
         self.ahead: ReadAhead | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """On each machine one process begins to prepare the next chunks."""
+        """Start preparing the next chunks, in one process per machine."""
         if args.local_process_index == 0:
             self.ahead = self.data.read_ahead(self.rows.first(state.global_step))
             if self.ahead is not None:
@@ -82,20 +82,20 @@ class DataPosition(TrainerCallback):
             self.ahead.stop()
 
     def texts(self, first_row: int) -> dict[str, str]:
-        """The data's files in a checkpoint, by name; `first_row` is the next that the run will train on."""
+        """The data's files in a checkpoint, by name; `first_row` is the next row to train on."""
         return {POSITION: json.dumps(self.data.state(first_row))}
 
 
 class CheckpointLoader:
-    """Loads checkpoints: as data only, for any number of processes, bit for bit where the number is the same."""
+    """Loads checkpoints as data only, for any number of processes; bit for bit if the number is the same."""
 
     def __init__(self, trainer: "CPTTrainer") -> None:
         self.trainer = trainer
-        self.point = ResumePoint()  # what the run resumes from
+        self.point = ResumePoint()  # the point to resume from
 
     @property
     def exactness(self) -> str:
-        """How this run compares with an uninterrupted one, for each checkpoint's manifest."""
+        """How exactly this run equals an uninterrupted one, for each checkpoint's manifest."""
         arguments, training = self.trainer.args, self.trainer.recipe.training
         repeats = arguments.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
         found = exactness(self.point, deterministic=repeats)
@@ -106,7 +106,7 @@ class CheckpointLoader:
         return found
 
     def refuse_other_engine(self, checkpoint: Path) -> None:
-        """Raise a CheckpointError: optimizer states are not converted between engines."""
+        """Raise CheckpointError for another engine: optimizer states are not converted."""
         written, engine = sharding_in(checkpoint), self.trainer.engine
         was, now = name_sharding(written), name_sharding(engine.sharding)
         if written == engine.sharding or written == ZERO and is_zero(engine.sharding):
@@ -122,7 +122,7 @@ class CheckpointLoader:
         )
 
     def prepare(self, checkpoint: Path, prepare: Callable[[str | None], Any]) -> Any:
-        """Let the Trainer wrap and load everything, with DeepSpeed's pickles read as data only."""
+        """Let the Trainer wrap and load everything, reading DeepSpeed's pickles as data only."""
         trainer = self.trainer
         know_indexed_cpu()
         if trainer.is_fsdp_enabled:
@@ -149,7 +149,7 @@ class CheckpointLoader:
         return prepared
 
     def only_data(self, checkpoint: Path | str) -> AbstractContextManager[None]:
-        """While it is open, pickles of the checkpoint are read as data only, unless the user trusts them."""
+        """Read pickles of the checkpoint as data only, unless the user trusts them."""
         return only_data(Path(checkpoint), trust=self.point.trusted)
 
     def load_shards(self, checkpoint: Path) -> None:
@@ -169,7 +169,7 @@ class CheckpointLoader:
 
 
 def written_on_host(checkpoint: Path, *, trust: bool) -> bool | None:
-    """Whether DeepSpeed's AdamW for the host wrote ZeRO's states, which only it loads; None if no file says."""
+    """Whether DeepSpeed's CPU AdamW wrote ZeRO's states, which only it can load; None if unknown."""
     part = next(iter(sorted(checkpoint.glob("*/*optim_states.pt"))), None)
     states = {} if part is None else load_data(part, mmap=True, trust=trust).get("optimizer_state_dict", {})
     base = states.get("base_optimizer_state") or states.get("optimizer_state_dict")
@@ -190,29 +190,29 @@ def separate_groups(optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
 
 
 def written_for(checkpoint: Path) -> int | None:
-    """How many processes wrote it; None without a manifest."""
+    """Number of processes that wrote it; None without a manifest."""
     return read_manifest(checkpoint).world_size if (checkpoint / MANIFEST).exists() else None
 
 
 def exactness(point: ResumePoint, *, deterministic: bool) -> str:
-    """`bit-exact`, or the weaker class of the run and why. A run never becomes more exact."""
+    """Return `bit-exact`, or a weaker class and the reason. A run never becomes more exact."""
     before = point.manifest
     if before is not None and before.exactness != BIT_EXACT:
         return before.exactness
     if before is not None and before.world_size != world_size():
         return (
             f"elastic: from step {before.step} with {count_processes(world_size())} instead of {before.world_size}: "
-            "the same rows in the same steps, sums in another order and other random numbers for dropout"
+            "the same rows per step, but another order of sums and other random numbers for dropout"
         )
     if point.checkpoint is not None and before is None:
-        return f"unproven: resumed from {point.checkpoint}, which has no manifest"
+        return f"unproven: resumed from {point.checkpoint}, a checkpoint without a manifest"
     if not deterministic:
-        return "rounding: GPU kernels add in any order (slower, but repeatable: `training.full_determinism: true`)"
+        return "rounding: GPU kernels are nondeterministic (slower, but repeatable: `training.full_determinism: true`)"
     return BIT_EXACT
 
 
 def keep_global_batch(recipe: Recipe, point: ResumePoint) -> Recipe:
-    """The recipe with as many rows in a step as before: accumulation means what it came to when the run began."""
+    """Return the recipe with as many rows per step as at the beginning of the run, by adapting accumulation."""
     manifest = point.manifest
     if manifest is None or not manifest.step or recipe.budget.global_batch_tokens is not None:
         return recipe
@@ -226,9 +226,9 @@ def keep_global_batch(recipe: Recipe, point: ResumePoint) -> Recipe:
 
 
 def keep_dtype(recipe: Recipe, point: ResumePoint, *, deepspeed: bool) -> Recipe:
-    """The recipe with the checkpoint's weight type in place of `model.dtype: auto`, which may mean another one here.
+    """Return the recipe with the checkpoint's dtype instead of `model.dtype: auto`, which may differ here.
 
-    Weights of an engine and adapters are in fp32 in any case.
+    Weights of an engine and adapters are always fp32.
     """
     is_plain = not deepspeed and not recipe.training.get("fsdp") and recipe.model.lora is None
     if recipe.model.dtype != "auto" or not is_plain or point.checkpoint is None or point.manifest is None:
@@ -248,7 +248,7 @@ def warn_elastic(folder: Path, manifest: Manifest) -> None:
             folder,
             "elastic",
             f"The run resumes with {count_processes(world_size())} instead of {manifest.world_size} from step"
-            f" {manifest.step}: the same rows in the same steps, equal up to rounding; dropout draws other numbers.",
+            f" {manifest.step}: the same rows per step, equal up to rounding; dropout uses other random numbers.",
             step=manifest.step,
             processes=world_size(),
             processes_before=manifest.world_size,

@@ -1,7 +1,7 @@
 """Save a run as transactions: all processes take a snapshot together, then each writes, then one rename publishes.
 
-Nothing is written between collective operations, so a disk that fails on one process keeps all in step: the save
-is given up on all, and training continues.
+Nothing is written between collective operations, so a disk that fails on one process keeps all processes in sync: all
+of them abandon the save, and training continues.
 """
 
 import dataclasses
@@ -67,36 +67,36 @@ log = logging.getLogger("cpt")
 
 Kind = Literal["full", "weights"]
 PREFIXES: dict[Kind, str] = {"full": "checkpoint-", "weights": "weights-"}
-SECONDS_BEFORE_RETRIES = (2.0, 8.0)  # of the last save of a run, which no later one makes up for
-MOST_OF_THE_MEMORY = 0.8  # of the free host memory: what copies may take
+SECONDS_BEFORE_RETRIES = (2.0, 8.0)  # for the last save of a run, since no later one follows
+MOST_OF_THE_MEMORY = 0.8  # copies may use this share of the free host memory
 PACKAGES = ("cpt", "torch", "transformers", "accelerate", "deepspeed", "peft", "safetensors")
 WRITTEN_LATER_TOO = (".md", ".html")  # the card, and the verdict's page
 
 
 class Checkpointer:
-    """The Trainer's saving, as transactions; `recipe.checkpoints` says how often, how many stay, and whether training
-    waits.
+    """The Trainer's saving, as transactions; `recipe.checkpoints` sets the interval, the number to keep, and whether
+    training waits.
 
-    Forward and backward passes only read what a checkpoint holds, except for buffers. So the copies of a background
-    save are made while the next step runs, and training waits for them in front of the optimizer.
+    Forward and backward passes do not change a checkpoint's content, except buffers. A background save is thus copied
+    while the next step runs, and training waits for the copies before the optimizer step.
     """
 
     def __init__(self, trainer: "CPTTrainer") -> None:
         self.trainer = trainer
-        self.snapshot: Contents | None = None  # while one is taken: what the Trainer would write goes here
-        self.in_flight: Future[None] | None = None  # the save that is being written in the background
+        self.snapshot: Contents | None = None  # during a snapshot: collects what the Trainer would write
+        self.in_flight: Future[None] | None = None  # the save written in the background
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="save")
         self.host_copies = HostCopies()
-        self.copied = Event()  # set while no copies are being made
+        self.copied = Event()  # set unless copies are being made
         self.copied.set()
         self.copies_are_too_large = False
-        self.kinds_read_back: set[Kind] = set()  # each process reads one checkpoint of each kind back
-        self.save_failure: SaveFailed | None = None  # of the last save
-        self.not_pushed: Path | None = None  # a checkpoint that the Hub does not have yet
+        self.kinds_read_back: set[Kind] = set()  # each process verifies one checkpoint of each kind
+        self.save_failure: SaveFailed | None = None  # failure of the last save
+        self.not_pushed: Path | None = None  # a checkpoint not yet pushed to the Hub
 
     @cached_property
     def agreement(self) -> Agreement:
-        """Made at the first use, by all processes."""
+        """Created at first use, by all processes."""
         return Agreement(self.trainer.args.ddp_timeout_delta)
 
     def wait_for_copies(self, *_: Any) -> None:
@@ -111,20 +111,20 @@ class Checkpointer:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """While training; no save is in flight when it ends or raises."""
+        """Save during training; no save is in flight when it ends or raises."""
         folder = self.trainer.run_folder
         if self.trainer.args.should_save and (names := clear_leftovers(folder)):
             log.info("%s: removed what a stopped run left unfinished: %s.", folder, ", ".join(names))
         if self.archive is not None:
             self.archive.add_missing([checkpoint.folder for checkpoint in published_in(folder)])
-        self.agreement.gather(None)  # connects the processes while the launcher is there, which they need for that
+        self.agreement.gather(None)  # connects the processes while the launcher exists
         hook = register_optimizer_step_pre_hook(self.wait_for_copies)
         try:
             yield
         except BaseException:
             try:
                 self.wait_for_saves()
-            except Exception as problem:  # the first error is the one to raise
+            except Exception as problem:  # raise the first error
                 log.warning("The save in flight failed too: %s", problem)
             raise
         finally:
@@ -134,7 +134,7 @@ class Checkpointer:
             self.archive.finish()
 
     def wait_for_saves(self) -> None:
-        """Wait for the save in flight, and push it; every process must call it. It raises what would recur."""
+        """Wait for the save in flight, and push it; all processes must call it. Raises errors that would recur."""
         in_flight, self.in_flight = self.in_flight, None
         if in_flight is not None:
             in_flight.result()
@@ -153,7 +153,7 @@ class Checkpointer:
         return every is not None and self.trainer.state.global_step % every == 0
 
     def save(self) -> None:
-        """Publish `checkpoint-N`. The last save of a run is tried again, and has to succeed."""
+        """Publish `checkpoint-N`. The last save of a run is retried, and must succeed."""
         trainer, state = self.trainer, self.trainer.state
         trainer.store_flos()
         self.save_once("full")
@@ -168,22 +168,22 @@ class Checkpointer:
             self.wait_for_saves()
         if self.save_failure is not None:
             newest = published_in(trainer.run_folder)[-1:]
-            where = f"The newest checkpoint is {newest[0].folder}." if newest else "There is no checkpoint."
+            where = f"The newest checkpoint is {newest[0].folder}." if newest else "No checkpoint exists."
             kind = TrainingError if self.save_failure.reason == "not finite" else CheckpointError
             raise kind(
-                f"step {state.global_step} could not be saved ({self.save_failure}). {where} Solve this, then start"
+                f"step {state.global_step} could not be saved ({self.save_failure}). {where} Fix this, then start"
                 " the run again."
             )
 
     # --- one save ----------------------------------------------------------------------------------------------------
 
     def save_once(self, kind: Kind) -> None:
-        """Take a snapshot of this step, and write it: now, or while training continues."""
+        """Take a snapshot of this step, and write it now or in the background."""
         self.wait_for_saves()
         step = self.trainer.state.global_step
         zero = self.trainer.engine.zero_section or {}
         offload = zero.get("offload_optimizer", {})
-        # DeepSpeed keeps the optimizer's states on a disk, or steps asynchronously: they change unasked.
+        # If DeepSpeed keeps optimizer states on disk or steps asynchronously, they may change at any time.
         changes = offload.get("device") == "nvme" or bool(offload.get("super_offload")) or "zenflow" in zero
         contents = self.take_snapshot(full=kind == "full")
         if self.trainer.recipe.checkpoints.in_background and not changes and self.detach(contents):
@@ -195,7 +195,7 @@ class Checkpointer:
             self.wait_for_saves()
 
     def write_out(self, kind: Kind, step: int, contents: Contents, copy: Callable[[], None] | None = None) -> None:
-        """Publish, archive, and remove old checkpoints. A failure is recorded; one that would recur ends the run."""
+        """Publish, archive, and remove old checkpoints. Record a failure; if it would recur, end the run."""
         name = f"{PREFIXES[kind]}{step}"
         published = self.trainer.run_folder / name
         check = None if kind in self.kinds_read_back else partial(read_back, model=self.trainer.model)
@@ -216,7 +216,7 @@ class Checkpointer:
         self.kinds_read_back.add(kind)
         if kind == "full":
             self.not_pushed = published
-        if before is not None:  # a full disk may not have taken the event of the failure
+        if before is not None:  # a full disk may have refused the failure's event
             self.record("saved_again", f"{name} was saved; before it: {before}.", step=step, reason=before.reason)
         if not self.trainer.args.should_save:
             return
@@ -225,7 +225,7 @@ class Checkpointer:
         spared = self.archive.in_use() if self.archive is not None else set()
         try:
             rotate(self.trainer.run_folder, self.trainer.recipe.checkpoints.kept, prefix=PREFIXES[kind], spared=spared)
-        except Exception as problem:  # of the disk or of the user's rule: this process alone must not end for it
+        except Exception as problem:  # disk or custom rule: must not end this process alone
             self.record("not_removed", f"Old checkpoints could not be removed: {type(problem).__name__}: {problem}.")
 
     def record(self, kind: str, message: str, **details: Any) -> None:
@@ -249,14 +249,14 @@ class Checkpointer:
     # --- the snapshot ------------------------------------------------------------------------------------------------
 
     def take_snapshot(self, *, full: bool) -> Contents:
-        """This process's part of the checkpoint; all collective operations of a save happen here."""
+        """Return this process's part of the checkpoint; all collective operations of a save happen here."""
         trainer, taken = self.trainer, Contents()
         self.snapshot = taken
         nowhere = str(trainer.run_folder / f"step-{trainer.state.global_step}")
         of_adapter = isinstance(trainer.model, PeftModel)
         trainer.engine.reshard()
         try:
-            weights: Weights | None = None  # the model's own: each process has all of them
+            weights: Weights | None = None  # the model's own, complete on each process
             if (trainer.engine.zero_section or {}).get("stage") == 3:
                 weights = gather_zero3_weights(trainer.model_wrapped, only_trained=of_adapter)
             elif trainer.is_fsdp_enabled:
@@ -276,7 +276,7 @@ class Checkpointer:
         return taken
 
     def detach(self, taken: Contents) -> bool:
-        """Copy what the next forward pass may change; False where memory is missing, so that training has to wait."""
+        """Copy what the next forward pass may change; return False without enough memory, so that training waits."""
         weights = taken.weights
         if taken.write_model is not None and weights is None:
             weights = self.trainer.model.state_dict()
@@ -297,7 +297,7 @@ class Checkpointer:
         return True
 
     def copy_to_host(self, taken: Contents, moment: torch.Event | None) -> None:
-        """Copy the rest while training continues; its next optimizer step waits for this."""
+        """Copy the rest while training continues; the next optimizer step waits for it."""
         try:
             copy_beside_training(moment)
             changing = changed_by_steps(self.trainer.model)
@@ -306,10 +306,10 @@ class Checkpointer:
         finally:
             self.copied.set()
 
-    # --- where the Trainer would write -------------------------------------------------------------------------------
+    # --- the Trainer's writes -------------------------------------------------------------------------------
 
     def take_model(self, weights: Weights | None, write: Callable[[str, Weights | None], None]) -> None:
-        """The model, its config and the tokenizer; `write` is the Trainer's own, and empties what it is given."""
+        """Take the model, its config and the tokenizer; `write` is the Trainer's, and empties its argument."""
         if not self.trainer.args.should_save:
             return
         assert self.snapshot is not None, "the caller checked it"
@@ -320,13 +320,13 @@ class Checkpointer:
         self.snapshot.model_bytes = sum(numbers * parameter.element_size() for parameter, numbers in saved)
 
     def refuse_broken_weights(self, weights: Weights | None) -> None:
-        # frozen ones do not change
+        # frozen weights do not change
         trained = {name: weight for name, weight in self.trainer.model.named_parameters() if weight.requires_grad}
         given = trained if weights is None else weights
         refuse_non_finite((name, tensor) for name, tensor in given.items() if name in trained)
 
     def take_states(self, taken: Contents, folder: str) -> None:
-        """Moments, master weights, schedule, and the scale of fp16's gradients."""
+        """Take moments, master weights, schedule, and fp16's loss scale."""
         trainer = self.trainer
         if trainer.is_deepspeed_enabled:
             from cpt.checkpoints.deepspeed_engine import LATEST, capture_states, files_beside, tag_of
@@ -361,7 +361,7 @@ def seal_export(trainer: "CPTTrainer", folder: Path) -> None:
 
 
 def random_states(trainer: Trainer) -> dict[str, Any]:
-    """The states of this process's random generators, as the Trainer saves them."""
+    """Return the states of this process's random generators, in the Trainer's format."""
     states: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
     states["cpu"] = torch.random.get_rng_state()
     is_one_of_several = trainer.args.parallel_mode == ParallelMode.DISTRIBUTED
@@ -376,7 +376,7 @@ def set_random_states(trainer: Trainer, states: dict[str, Any]) -> None:
     torch.random.set_rng_state(states["cpu"])
     for kind, device in devices_with_random_states(trainer).items():
         saved = states.get(kind, [])
-        if isinstance(saved, list):  # of all devices of the machine, which may have been fewer
+        if isinstance(saved, list):  # for all devices of the machine, maybe fewer than now
             saved = dict(enumerate(saved)).get(device.current_device())
         if saved is not None:
             device.random.set_rng_state(saved)
@@ -393,12 +393,12 @@ def random_states_file(trainer: Trainer) -> str:
 
 
 def progress(trainer: Trainer) -> str:
-    """The content of trainer_state.json, with what callbacks want to keep."""
-    known: Any = trainer.state.stateful_callbacks  # annotated as the list that it is made from
+    """Return the content of trainer_state.json, with the states of callbacks."""
+    known: Any = trainer.state.stateful_callbacks  # annotated as a list, but a dict
     for callback in [*trainer.callback_handler.callbacks, trainer.control]:
         if isinstance(callback, ExportableState):
             name = type(callback).__name__
-            if isinstance(known[name], list):  # several of one kind
+            if isinstance(known[name], list):  # several callbacks of one kind
                 known[name].append(callback.state())
             else:
                 known[name] = callback.state()

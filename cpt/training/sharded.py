@@ -1,4 +1,4 @@
-"""How a step is split over processes: FSDP2 and ZeRO, rows that several processes share, gradients in fp32."""
+"""Split a step over processes: FSDP2 and ZeRO, rows that several processes share, gradients in fp32."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 class Engine:
-    """How the model is sharded over the processes: not at all, by FSDP2 or by DeepSpeed."""
+    """The sharding of the model over processes: none, FSDP2 or DeepSpeed."""
 
     def __init__(self, trainer: "CPTTrainer") -> None:
         self.trainer = trainer
@@ -44,7 +44,7 @@ class Engine:
 
     @property
     def offloads_optimizer(self) -> bool:
-        """True where DeepSpeed keeps the optimizer's states in host memory or on a disk."""
+        """True if DeepSpeed keeps the optimizer's states in host memory or on a disk."""
         zero = self.zero_section
         return zero is not None and (zero.get("offload_optimizer") or {}).get("device", "none") in ("cpu", "nvme")
 
@@ -60,21 +60,21 @@ class Engine:
         if trainer.args.fsdp_plugin_args is None:
             return
         if not trainer.is_fsdp_enabled:
-            # Let accelerate shard over gloo: up to 1.15 it does so for devices only, though torch shards on the CPU.
+            # Let accelerate shard over gloo: up to 1.15 it only does so for devices, unlike torch.
             from accelerate.utils import FullyShardedDataParallelPlugin
 
             state = accelerator.state
             state.fsdp_plugin = FullyShardedDataParallelPlugin(**trainer.args.fsdp_plugin_args)
-            state.distributed_type = PartialState().distributed_type = DistributedType.FSDP  # they share fields
+            state.distributed_type = PartialState().distributed_type = DistributedType.FSDP  # fields are shared
             trainer.is_fsdp_enabled = True
         precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
         if precision is not None:
-            # accelerate would also reduce in it, and round the model's outputs to it: the loss has 3 digits then
+            # accelerate would also reduce in it, and round the model's outputs to it: the loss would have 3 digits
             policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
             accelerator.state.fsdp_plugin.mixed_precision_policy = policy
 
     def reshard(self) -> None:
-        """Free gathered parameters: after a forward pass alone some FSDP2 modules still hold whole ones."""
+        """Free gathered parameters: without a backward pass some FSDP2 modules keep them."""
         if self.trainer.is_fsdp_enabled:
             for module in self.trainer.model.modules():
                 if isinstance(module, FSDPModule):
@@ -84,9 +84,9 @@ class Engine:
 class SharedRows:
     """Rows that several processes share (`training.parallelism_config`, DeepSpeed Ulysses).
 
-    Hugging Face's Trainer multiplies gradients by the processes that share a row under ZeRO-1 and 2, and weights all
-    micro-batches alike, however many labels they have. Here the loader gives the same rows to a group, and the losses
-    are divided by the labels of the whole step.
+    The Trainer multiplies gradients by the number of processes that share a row under ZeRO-1 and 2, and weights all
+    micro-batches equally, regardless of their labels. Here the loader passes the same rows to a group, and losses are
+    divided by the labels of the whole step.
     """
 
     def __init__(self, trainer: "CPTTrainer") -> None:
@@ -94,13 +94,13 @@ class SharedRows:
 
     @property
     def parts(self) -> int:
-        """In how many parts rows are cut, each on another process."""
+        """Number of parts of each row, each on another process."""
         config = self.trainer.args.parallelism_config
         return 1 if config is None else int(config.sp_size)
 
     @property
     def part(self) -> PartOfRows | None:
-        """Cuts this process's part out of a micro-batch; None if rows stay whole."""
+        """Cuts this process's part out of a micro-batch; None if rows are not cut."""
         parts = self.parts
         return PartOfRows(self.trainer.args.process_index % parts, parts) if parts > 1 else None
 
@@ -109,12 +109,12 @@ class SharedRows:
             options: Any = self.trainer.args.parallelism_config
             attention = attention_of(self.trainer.model.config)
             check_shared_rows(self.trainer.model.config, self.parts, attention)
-            options.sp_handler.sp_attn_implementation = attention  # set here: accelerate's class takes few names
+            options.sp_handler.sp_attn_implementation = attention  # set here: accelerate's class accepts few names
 
     def take_engine(self, loader: DataLoader[Any], engine: Any) -> DataLoader[Any]:
         """Called by accelerate before a checkpoint is loaded."""
         # The engine would average gradients over groups under ZeRO-1 and 2, and over all processes under ZeRO-3 (seen
-        # in 0.19): here it averages and names its files as if processes shared no rows.
+        # in 0.19): here it averages and names its files as if processes did not share rows.
         engine.checkpoint_mp_rank = 0
         for owner in (engine, engine.optimizer):
             if "sequence_parallel_size" in vars(owner):
@@ -125,7 +125,7 @@ class SharedRows:
         return loader
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], num_labels: torch.Tensor | int | None) -> Any:
-        """Loss and outputs for this process's tokens, scaled so that the mean over all processes is the step's."""
+        """Return loss and outputs of this process's tokens, scaled so that the mean over processes is the step's."""
         outputs = model(**inputs, num_items_in_batch=num_labels)
         return outputs.loss * self.trainer.args.world_size, outputs
 
@@ -140,7 +140,7 @@ class Gradients:
     """Gradients of weights in half precision: accumulated over the micro-batches of a step in fp32, through torch's
     `grad_dtype`, with a norm that is not rounded.
 
-    DDP's buckets have the type of the weights, so the processes average fp32 gradients themselves after the last
+    DDP's buckets have the dtype of the weights, so cpt averages fp32 gradients itself after the last
     micro-batch.
     """
 
@@ -153,11 +153,11 @@ class Gradients:
         return [parameter for group in self.trainer.optimizer.param_groups for parameter in group["params"]]
 
     def begin_step(self) -> None:
-        """No gradients exist yet, so their type can change; our own optimizers take fp32 ones of bf16 weights."""
+        """Set the gradients' dtype, while none exist; our optimizers accept fp32 gradients of bf16 weights."""
         arguments, wrapper = self.trainer.args, self.trainer.optimizer
         if self.are_fp32 or arguments.gradient_accumulation_steps == 1:
             return
-        # DDP sends buffers only in steps that it reduces
+        # DDP only broadcasts buffers in steps that it reduces
         sends_buffers = arguments.world_size > 1 and arguments.ddp_broadcast_buffers
         if sends_buffers or not isinstance(wrapper.optimizer, OneKernelAdamW):
             return
@@ -169,9 +169,9 @@ class Gradients:
             tell("Gradients: accumulated in fp32 over the micro-batches of a step.")
 
     def average(self) -> None:
-        """After the last micro-batch of a step: each gradient becomes the mean over all processes."""
+        """Average each gradient over all processes, after the last micro-batch of a step."""
         weights = self.weights
-        # A process may lack gradients that others have: none of its tokens went to that expert.
+        # A process may lack gradients that others have, if none of its tokens used an expert.
         if self.trainer.args.ddp_find_unused_parameters:
             has_gradient = [weight.grad is not None for weight in weights]
             there = torch.tensor(has_gradient, dtype=torch.int32, device=weights[0].device)

@@ -1,4 +1,4 @@
-"""Log the training loss of each source, from micro-batches that are trained on anyway."""
+"""Log the training loss of each source, from the micro-batches of the training."""
 
 from collections.abc import Callable
 from random import Random
@@ -24,10 +24,10 @@ class SourceLosses(TrainerCallback):
     """Adds `loss_<source>` to logs of the training loss: the mean over a source's tokens in one step since the last
     log, of all processes.
 
-    Step and micro-batch are drawn: sources take turns, so the same place in each stretch could always show the same
-    source. A micro-batch of one source has its loss already. For one with several, the losses of its rows are computed
-    again from the logits, without gradients: about a twentieth of the micro-batch's time, for one micro-batch of a
-    log. Where there are no logits (Liger's loss), mixed micro-batches are skipped.
+    Step and micro-batch are random: with a fixed position, interleaved sources could always show the same source. A
+    micro-batch with one source uses its loss. With several, losses per row are recomputed from the logits without
+    gradients: about a twentieth of the micro-batch's time, once per log. Without logits (Liger's loss), mixed
+    micro-batches are skipped.
     """
 
     def __init__(self, data: PreparedData, rows: RowsOfSteps, *, sharing_rows: int = 1) -> None:
@@ -51,12 +51,12 @@ class SourceLosses(TrainerCallback):
         step, every = state.global_step + 1, int(state.logging_steps)
         self.state, self.micro_batch = state, 0
         log = (step - 1) // every
-        # the same numbers in every process and after a resume
+        # equal in every process and after a resume
         drawn, self.measured = Random(log).randrange(every), Random(step).randrange(args.gradient_accumulation_steps)
         self.is_measuring = step == log * every + 1 + drawn or (args.logging_first_step and step == 1)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Add the means over all processes, which log at the same steps."""
+        """Add the means over all processes; these log at the same steps."""
         if "loss" not in kwargs["logs"] or self.is_off:
             return
         if args.world_size > 1:
@@ -64,7 +64,7 @@ class SourceLosses(TrainerCallback):
         sums, tokens = self.totals.tolist()
         self.totals.zero_()
         for source, loss, count in zip(self.data.sources, sums, tokens, strict=True):
-            if count and abs(loss) < float("inf"):  # also where it is not a number
+            if count and abs(loss) < float("inf"):  # also false for NaN
                 kwargs["logs"][f"loss_{source.name}"] = loss / count
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -105,7 +105,7 @@ class SourceLosses(TrainerCallback):
         self.totals[1, source] += tokens
 
     def rows_under_way(self) -> range:
-        """Global numbers of the rows in the current micro-batch, see `CPTDataLoader`."""
+        """Global indices of the rows in the current micro-batch, see `CPTDataLoader`."""
         args, size = self.args, self.args.per_device_train_batch_size
         groups, group = args.world_size // self.sharing_rows, args.process_index // self.sharing_rows
         first = self.rows.first(self.state.global_step) + (self.micro_batch * groups + group) * size
@@ -115,7 +115,7 @@ class SourceLosses(TrainerCallback):
 def loss_of_rows(
     model: nn.Module, logits: torch.Tensor | None, targets: torch.Tensor
 ) -> Callable[[int], torch.Tensor] | None:
-    """From a row's number to its summed loss; None without logits [rows, tokens, vocabulary]."""
+    """Return a function: row -> its summed loss; None without logits [rows, tokens, vocabulary]."""
     if logits is None or logits.shape[:2] != targets.shape:
         return None
     whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model

@@ -1,5 +1,4 @@
-"""The trainer that all stages share: Hugging Face's, reading our loader, with our optimizer, schedule and
-evaluation."""
+"""The trainer that all stages share: Hugging Face's, with our loader, optimizer, schedule and evaluation."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -39,26 +38,26 @@ from cpt.training.sharded import Engine, Gradients, SharedRows
 
 
 class CPTTrainer(TrainerHooks, Trainer):
-    """Hugging Face's Trainer over rows that are a function of their global number.
+    """Hugging Face's Trainer over rows that are indexed by their global number.
 
     Args:
-        rows: map-style dataset; row i is what the run trains on as its i-th row, whatever the number of processes.
+        rows: map-style dataset; row i is the i-th row of the run, for any number of processes.
         length: steps and rows of the run.
-        held_out: what `evaluate` measures, by name.
+        held_out: the sets for `evaluate`, by name.
 
     Attributes:
-        engine, shared_rows, gradients: how a step is split over processes.
-        checkpointer, checkpoint_loader: what saves and resumes.
-        guard: what a bad step leads to.
+        engine, shared_rows, gradients: the split of a step over processes.
+        checkpointer, checkpoint_loader: save and resume the run.
+        guard: handles bad steps.
     """
 
-    # transformers says less about these
+    # transformers annotates these less precisely
     accelerator: Any
     lr_scheduler: Any
     model: Any
     model_wrapped: Any
     optimizer: Any
-    trains_on_model_loss = True  # the model's own loss, of its labels; False where a stage reads logits
+    trains_on_model_loss = True  # the model's own loss; False if a stage reads logits
 
     def __init__(
         self,
@@ -72,16 +71,16 @@ class CPTTrainer(TrainerHooks, Trainer):
         tokenizer: PreTrainedTokenizerBase | None = None,
         **options: Any,
     ) -> None:
-        # Only a router may leave parameters out, and looking for them costs each step.
+        # Only routers leave parameters unused, and detecting them costs time in each step.
         if arguments.ddp_find_unused_parameters is None:
             arguments.ddp_find_unused_parameters = any(".experts." in name for name, _ in model.named_parameters())
-        if arguments.ddp_broadcast_buffers is None:  # else ranks wait for each other in each forward, for constants
+        if arguments.ddp_broadcast_buffers is None:  # otherwise each forward synchronizes constants
             arguments.ddp_broadcast_buffers = any(name.endswith("running_mean") for name, _ in model.named_buffers())
         keep_liger_to_layers(arguments)
         if self.trains_on_model_loss:
             set_up_loss(model, recipe.model.fused_loss, arguments)
         elif recipe.model.fused_loss is True:
-            raise RecipeError(f"model.fused_loss: stage `{recipe.stage}` has a loss of its own. Remove the key.")
+            raise RecipeError(f"model.fused_loss: stage `{recipe.stage}` uses another loss. Remove the key.")
         self.recipe = recipe
         self.rows = rows
         self.length = length
@@ -105,17 +104,17 @@ class CPTTrainer(TrainerHooks, Trainer):
     def run_folder(self) -> Path:
         return Path(str(self.args.output_dir))
 
-    # --- for a stage to replace --------------------------------------------------------------------------------------
+    # --- for stages to override --------------------------------------------------------------------------------------
 
     def stage_states(self) -> dict[str, Any]:
-        """Further files of a full checkpoint, by name, with the states that this process stores in them."""
+        """Additional files of a full checkpoint: name -> this process's states in it."""
         return {}
 
     def on_rollback(self) -> None:
-        """The run resumes without the rows of skipped steps."""
+        """Called when the run resumes without the rows of skipped steps."""
 
     def metrics_to_check(self, figures: torch.Tensor) -> torch.Tensor:
-        """Loss and gradient norm of a step, as its guard takes them."""
+        """Loss and gradient norm of a step, for its guard."""
         return figures
 
     # --- before the first step ---------------------------------------------------------------------------------------
@@ -126,15 +125,15 @@ class CPTTrainer(TrainerHooks, Trainer):
         self.clip_by_accelerate: Callable[..., torch.Tensor] = self.accelerator.clip_grad_norm_
         self.accelerator.clip_grad_norm_ = self.clip_or_measure
         if self.shared_rows.parts > 1:
-            # accelerate's adapter of the loader passes rows around; ours only gets the engine
+            # accelerate's adapter of the loader exchanges rows; ours only stores the engine
             self.accelerator.deepspeed_ulysses_dl_adapter = self.shared_rows.take_engine
         self.engine.set_up_fsdp()
 
     def set_up_precision(self, model: nn.Module) -> None:
         accelerator = self.accelerator
         if accelerator.ddp_handler is not None:
-            accelerator.ddp_handler.gradient_as_bucket_view = True  # else DDP keeps a copy of all gradients
-        # Stages with a loss of their own read logits, which autocast gives them in fp32.
+            accelerator.ddp_handler.gradient_as_bucket_view = True  # otherwise DDP keeps a copy of all gradients
+        # Stages with another loss read logits, which autocast returns in fp32.
         if (
             accelerator.native_amp
             and self.trains_on_model_loss
@@ -150,7 +149,7 @@ class CPTTrainer(TrainerHooks, Trainer):
     def train(  # type: ignore[override]
         self, resume_from_checkpoint: str | Path | None = None, **options: Any
     ) -> TrainOutput:
-        """Train to the end of the budget, from a checkpoint where one is given: its folder."""
+        """Train to the end of the budget, optionally from a checkpoint's folder."""
         checkpoint = None if resume_from_checkpoint is None else str(resume_from_checkpoint)
         if checkpoint is not None:
             self.first_step = TrainerState.load_from_json(f"{checkpoint}/trainer_state.json").global_step
@@ -169,13 +168,13 @@ class CPTTrainer(TrainerHooks, Trainer):
         return prepare(None) if checkpoint is None else self.checkpoint_loader.prepare(Path(checkpoint), prepare)
 
     def load_weights(self, checkpoint: str, load: Callable[[], None]) -> None:
-        """As data only; FSDP2's are loaded once all is prepared."""
+        """Load weights as data only; FSDP2's weights are loaded after preparation."""
         if not self.is_fsdp_enabled:
             with self.checkpoint_loader.only_data(checkpoint):
                 load()
 
     def load_random_states(self, checkpoint: str) -> None:
-        """Those of each process; new ones where another number of processes saved them."""
+        """Load each process's random states; use new ones if another number of processes saved them."""
         if written_for(Path(checkpoint)) not in (None, self.args.world_size):
             set_seed(self.seed_of_step)
         elif (file := Path(checkpoint) / random_states_file(self)).is_file():
@@ -183,7 +182,7 @@ class CPTTrainer(TrainerHooks, Trainer):
 
     @property
     def seed_of_step(self) -> int:
-        """A seed for random numbers of this process that do not continue a checkpoint's."""
+        """A seed for random numbers of this process that do not continue from a checkpoint."""
         words = f"{self.args.seed} {self.state.global_step} {self.args.process_index}"
         return xxh3_64_intdigest(words.encode()) % 2**32
 
@@ -199,7 +198,7 @@ class CPTTrainer(TrainerHooks, Trainer):
         arguments = self.args
         workers, parts = arguments.dataloader_num_workers, self.shared_rows.parts
         collate = self.collate_examples()
-        # torch's DataParallel, without a launcher, cuts each tensor by rows: bounds too, which are not of rows.
+        # torch's DataParallel, without a launcher, splits each tensor by rows, but bounds are not per row.
         has_bounds = collate is None and wants_bounds(self.model) and arguments.n_gpu <= 1
         return CPTDataLoader(
             self.rows,
@@ -218,7 +217,7 @@ class CPTTrainer(TrainerHooks, Trainer):
         )
 
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:
-        """Makes a micro-batch of examples; None if rows are tensors of equal length, which are stacked."""
+        """The collator of examples; None if rows are tensors of equal length, which are stacked."""
         return None
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -249,7 +248,7 @@ class CPTTrainer(TrainerHooks, Trainer):
     # --- a step ------------------------------------------------------------------------------------------------------
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
-        """The micro-batches of a step, which begins here, and the number of labels in it on all processes.
+        """Begin a step; return its micro-batches and its number of labels on all processes.
 
         Batches are copied to the GPU without waiting for it: the loader's memory is pinned, and the host runs ahead.
         """
@@ -259,12 +258,12 @@ class CPTTrainer(TrainerHooks, Trainer):
         if self.shared_rows.parts > 1:
             number = self.shared_rows.count_labels(batches, device)
         elif self.is_fsdp_enabled and isinstance(number, torch.Tensor):
-            number = number.round().long()  # FSDP casts floats to what layers compute in: 449 is 448 in bfloat16
+            number = number.round().long()  # FSDP casts floats to the compute dtype: 449 is 448 in bfloat16
         self.begun_step = self.state.global_step + 1
         return [to_device(batch, device) for batch in batches], number
 
     def get_sp_size(self) -> int:
-        """1: the loader's length already counts micro-batches of a group."""
+        """1, because the loader's length already counts micro-batches of a group."""
         return 1
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
@@ -290,7 +289,7 @@ class CPTTrainer(TrainerHooks, Trainer):
         """The Trainer's loss, with the experts' auxiliary loss averaged over the step instead of summed.
 
         A model adds its whole auxiliary loss to each micro-batch, while its cross entropy is already divided by the
-        tokens of the whole step. Left so, accumulation over n micro-batches on w processes would weigh the auxiliary
+        tokens of the whole step. Otherwise accumulating n micro-batches on w processes would weight the auxiliary
         loss n x w times.
         """
         if self.shared_rows.parts > 1 and model.training:
@@ -307,7 +306,7 @@ class CPTTrainer(TrainerHooks, Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def clip_or_measure(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> Any:
-        """The norm of a step's gradients, in place of accelerate's: it is checked before it is used, on the device."""
+        """Replace accelerate's clipping: the gradient norm is checked before it is used, on the device."""
         if self.guard.released is not None:
             return self.guard.released.norm()
         return (
@@ -330,7 +329,7 @@ class CPTTrainer(TrainerHooks, Trainer):
             self.checkpointer.take_model(weights, save)
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
-        """Metrics of each held-out set, logged; empty if a signal stopped it: the run evaluates when it resumes."""
+        """Log metrics of each held-out set; empty if a signal stopped it: the resumed run evaluates again."""
         try:
             figures = self.measure_held_out()
         except Interrupted:
@@ -360,12 +359,12 @@ class CPTTrainer(TrainerHooks, Trainer):
         )
 
     def call_prediction_step(self) -> None:
-        """Call the callbacks, as the Trainer's own evaluation does; raises Interrupted on all processes alike."""
+        """Call the callbacks, as the Trainer's evaluation does; raises Interrupted on all processes."""
         self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on the device; stages that sample have batches of texts."""
+    """Move the batch's tensors to the device; stages that sample have batches of texts."""
     if not isinstance(batch, dict):
         return batch
     return {

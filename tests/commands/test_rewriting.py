@@ -102,7 +102,7 @@ def test_the_command_rewrites_a_source_and_finds_it_done_the_next_time(cpt, mode
     rows = rows_of(tmp_path / "out")
     assert rows and {row["prompt"] for row in rows} == {"question_answers"}
     assert {row["sampling"]["max_new_tokens"] for row in rows} == {NEW_TOKENS}
-    assert "1 group(s) were there before" in cpt(*words)[1]
+    assert "1 group(s) were finished before" in cpt(*words)[1]
     code, said = cpt(*words, "--seed", 7)
     assert code == 2 and "run_seed" in said
 

@@ -86,7 +86,7 @@ def test_prune_keeps_what_a_process_reads(cache, store):
 
     reader = Reader()
     hold(cache / "tokens" / "new", reader)
-    assert "in use, stays: tokens/new" in store("prune", "--keep-gib", "0")[1]
+    assert "in use, kept: tokens/new" in store("prune", "--keep-gib", "0")[1]
     assert entries(cache) == {"new"}
     del reader
     store("prune", "--keep-gib", "0")

@@ -62,7 +62,7 @@ def test_a_class_that_says_wrongly_that_it_keeps_documents_apart_is_refused(monk
     section = Model.model_validate({"import": MODULE, "config": CONFIG, "from_scratch": True})
     build_model(section, make_tokenizer(), packed=True)
     monkeypatch.setattr(import_user_module(MODULE), "find_documents", lambda *_: None)
-    with pytest.raises(RecipeError, match="the second document of a row sees the first"):
+    with pytest.raises(RecipeError, match="the second document of a row depends on the first"):
         build_model(section, make_tokenizer(), packed=True)
 
 

@@ -31,9 +31,9 @@ def test_packing_is_refused_where_documents_would_leak(load, tiny_recipe):
 @pytest.mark.parametrize(
     ("config", "packing", "mistake"),
     [
-        ({**TINY_LLAMA, "attention_dropout": 0.1}, "best_fit", "no dropout"),
+        ({**TINY_LLAMA, "attention_dropout": 0.1}, "best_fit", "dropout is not supported"),
         (TINY_LLAMA, "token_budget", "rows without a mask"),
-        ({"model_type": "opt", "vocab_size": 320}, "none", "opt has not been tried with it"),
+        ({"model_type": "opt", "vocab_size": 320}, "none", "opt is not tested with it"),
     ],
 )
 def test_varlen_is_refused_where_it_would_do_nothing_or_be_wrong(load, tiny_recipe, config, packing, mistake):

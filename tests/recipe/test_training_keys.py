@@ -171,7 +171,7 @@ def test_the_new_place_exists(key):
         assert place in all_keys() or place[1] in OPTIONS_OF_BUILT_INS[place[0]]
 
 
-REMEDY = re.compile(r"(?:[Ww]rite it as|written as|: write|There is|It is|Keep) `([\w.\[\]]+)`")
+REMEDY = re.compile(r"(?:[Ww]rite it as|written as|: write|Use|It is|Keep) `([\w.\[\]]+)`")
 
 
 @pytest.mark.parametrize("place", ["", "training."])
