@@ -139,7 +139,7 @@ class StepGuard(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Clip and check the complete gradients, and skip the update of a bad step. DeepSpeed has already used them."""
+        """Clip and check the complete gradients; skip the update of a bad step. DeepSpeed has already used them."""
         self.is_updating = True
         if self.loss_guard is None:
             return
