@@ -15,7 +15,7 @@ NODES=2
 GPUS_PER_NODE=8 # processes of a node
 NODE_RANK=${SLURM_NODEID:?srun starts this script, from launch/slurm_two_nodes/job.sbatch}
 mapfile -t HOSTS < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-MASTER_ADDR=${HOSTS[0]} MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) # another one for each job
+MASTER_ADDR=${HOSTS[0]} MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) # a different port for each job
 
 # shellcheck source=/dev/null
 source "$FOLDER/environment.sh"

@@ -90,7 +90,7 @@ def test_losses_are_compared_at_the_same_tokens_and_bit_for_bit(tmp_path):
     assert rows["after 20,480 tokens"] == ("3.0000", "3.0000 (+0.0000)", None)
     remarks = [remark for topic in comparison.figures for remark in topic.remarks]
     assert "step 20" in remarks[1]
-    assert "step 9 " in remarks[2] and "step 10: 4.000000000000001 and 4.0." in remarks[2]
+    assert {"9", "10"} <= set(remarks[2].split()) and "4.000000000000001 and 4.0" in remarks[2]
 
 
 def test_losses_of_another_task_or_tokenizer_are_not_compared(tmp_path):

@@ -40,7 +40,7 @@ def test_names_of_sources_and_of_held_out_sets_must_be_unique(build, source):
         build(first, source("b", ["y"], name="a"))
     with pytest.raises(RecipeError, match=r"`evaluation.perplexity\[1\]`"):
         build(first, evaluation=Evaluation(perplexity=[HeldOut(path=first.path, name="x")] * 2))
-    with pytest.raises(RecipeError, match="a second `a`"):
+    with pytest.raises(RecipeError, match=r"perplexity\[0\].*`a`"):
         build(first, evaluation=Evaluation(held_out_share=0.1, perplexity=[HeldOut(path=first.path)]))
 
 

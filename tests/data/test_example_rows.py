@@ -132,7 +132,7 @@ def test_chats_can_be_pre_trained_on_and_held_out(build, rows_file, talking):
     prepared = build(train, by=tokenizer, sequence_length=128, evaluation=evaluation)
     (report,) = prepared.sources
     assert (report.documents, report.held_out) == (39, 1)
-    assert report.dropped == {"the chat template says: the user speaks first": 1}
+    assert report.dropped == {"the chat template raised: the user speaks first": 1}
     ids = torch.cat([row["input_ids"] for row in prepared.windowed[0].window(0)])
     text = tokenizer.decode(ids)
     written = tokenizer.apply_chat_template(chats[7]["messages"], tokenize=False) + "<|endoftext|>"

@@ -34,4 +34,4 @@ def test_conversations_are_searched_too(tiny_recipe, tmp_path, cpt):
     held_out = {"perplexity": [{"path": str(tmp_path / "held.jsonl"), "name": "held"}]}
     recipe = write_recipe({**tiny_recipe, "stage": "sft", "evaluation": held_out}, tmp_path / "r.yaml")
     code, said = cpt("contamination", recipe)
-    assert code == 2 and f"{tmp_path / 'talks.jsonl'}:1 (talks) has " in said
+    assert code == 2 and f"{tmp_path / 'talks.jsonl'}:1 (talks) contains " in said

@@ -104,7 +104,7 @@ def test_memory_is_planned_for_one_of_several_nodes(found_on, monkeypatch):
 
 def test_the_smallest_gpu_decides(found_on):
     (warning,) = found_on(gpu(80), gpu(1), rows=16).warnings
-    assert "has 1" in warning and "cpt plan" in warning
+    assert "with 1," in warning and "cpt plan" in warning
 
 
 def test_a_model_that_cannot_be_planned_does_not_stop_a_run(found_on, monkeypatch):
