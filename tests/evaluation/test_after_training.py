@@ -99,7 +99,7 @@ def run(recipe, load, folder, tmp_path):
     return finished
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_finished_run_is_compared_with_its_base_once(run):
     finished = run(tasks=[{"name": "domain_test", "questions": 30}])
     assert needs_verdict(finished)

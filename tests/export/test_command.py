@@ -32,7 +32,7 @@ def test_the_adapter_alone_is_loaded_back_by_plain_peft(adapter_folder, base_fol
     assert "Wrote" in export(tmp_path / "out", "-o", tmp_path / "again")  # the hash beside it is its base's
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_model_of_a_users_own_family_is_exported_with_its_module(tokenizer_folder, tmp_path):
     import_user_module(LSTM)
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)

@@ -52,7 +52,7 @@ def test_a_difference_is_allowed_by_the_dtype_or_by_the_users_own_tolerance():
     assert not difference(one, one * torch.nan, torch.bfloat16).is_allowed
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_weights_that_changed_on_the_way_are_refused(base_folder, tokenizer, tokenizer_folder, tmp_path):
     text = proof_text(tokenizer, LlamaConfig())
     expected = logits_of(AutoModelForCausalLM.from_pretrained(base_folder), text.ids)

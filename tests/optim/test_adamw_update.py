@@ -136,7 +136,7 @@ for eight_bit, rounding, dtype in [*grid, (True, "nearest", full), (False, "mast
 """  # noqa: E501
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_the_kernel_has_the_numbers_of_torchs_operations_in_tritons_interpreter():
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": paths}

@@ -49,6 +49,7 @@ def proposal_for(host=64.0, **changes):
     return cheapest_that_fits(setup_for(**changes), find_target("RTX 4080", 1, host), count, mfu=0.35)
 
 
+@pytest.mark.slow
 def test_without_room_on_the_host_adapters_and_smaller_states_are_both_offered_the_cheaper_first():
     found = proposal_for(host=8.0, accumulation=2)
     both = (found, *found.others)

@@ -240,6 +240,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused_until_asked_for(extended, 
     assert trainer.model.config.vocab_size >= len(tokenizer) > 320
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "dtype"),
     [
@@ -255,6 +256,7 @@ def test_an_export_has_the_dtype_that_was_asked_for(asked, dtype, cpt, base_mode
     assert all(value.equal(weights(base_model)[name].to(dtype)) for name, value in exported.items())
 
 
+@pytest.mark.slow
 def test_an_export_holds_what_llama_cpps_converter_reads(cpt, base_model, tmp_path):
     assert cpt("export", base_model, "-o", tmp_path / "out").returncode == 0
     config = json.loads((tmp_path / "out/config.json").read_text())

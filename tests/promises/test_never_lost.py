@@ -356,6 +356,7 @@ def test_weights_that_are_not_finite_are_not_saved(train, run):
     assert refused.returncode == 2 and checkpoints(run) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
 
+@pytest.mark.slow
 def test_after_too_many_bad_steps_a_run_goes_back_and_leaves_their_rows_out(train, run, my_lab):
     seen = f"monitoring.callbacks=[{{name: 'my_lab:Trouble'}}, {{name: 'my_lab:Seen', file: {my_lab}/seen.jsonl}}]"
     assert train("safety.loss_guard={name: robust, skips: 1}", seen, trouble="nan@4,6").returncode == 0
@@ -374,6 +375,7 @@ def test_a_run_that_diverged_too_often_ends(train, run):
     assert train(guard, trouble="nan@3").returncode == 2 and status(run)["state"] == "failed"
 
 
+@pytest.mark.slow
 def test_out_of_memory_makes_micro_batches_smaller_and_the_same_steps(train, run):
     assert train(*NO_DROPOUT, trouble="memory@3").returncode == 0  # dropout draws other numbers in other micro-batches
     assert train(*NO_DROPOUT, "name=whole").returncode == 0

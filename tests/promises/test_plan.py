@@ -58,7 +58,7 @@ def test_the_terms_of_each_moment_add_up_to_the_peak(planned):
     assert all(size >= 0 for size in peak.values())
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_the_table_that_is_shown_adds_up(cpt, planned):
     shown = cpt("plan", planned(FAMILIES["llama"]), "--gpu", "RTX 4090").stdout
     table = shown.partition("Memory of the host")[0]

@@ -37,6 +37,7 @@ def test_a_run_resumed_in_the_middle_of_a_generation_is_the_run_that_was_never_i
     assert all(torch.equal(a, b) for a, b in zip(weights_of(resumed), weights_of(straight), strict=True))
 
 
+@pytest.mark.slow
 def test_out_of_memory_restarts_with_smaller_micro_batches_and_the_same_generations(tmp_path):
     calls, training = [], {"per_device_train_batch_size": 16, **SPREAD["training"]}
 

@@ -129,7 +129,7 @@ ALL = {
 }
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["logits", "fused loss"])
 def test_watching_changes_no_weight(fused, tiny_recipe, tmp_path):
     # dropout: random numbers that a watcher draws would be missed
