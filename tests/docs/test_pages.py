@@ -4,7 +4,7 @@ import pytest
 from documented import PAGES, TUTORIALS, blocks_of, complaints, run_page
 from prepared import prepare
 
-LONG = ("evaluating", "vocabulary", "sft_and_dpo", "extending")
+LONG = ("four_a100", "evaluating", "vocabulary", "sft_and_dpo", "extending")
 
 
 def slow_or_long(page):

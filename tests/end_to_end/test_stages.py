@@ -54,9 +54,9 @@ def short_recipe(stage, folder, *, steps=8, every=2, **training):
 
 
 def logged(run):
-    """All that was logged of each step, except times."""
+    """All that was logged of each step, except times and the machine's load."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    times = ("second", "time", "wait")
+    times = ("second", "time", "wait", "memory", "percent")
     return {
         line["step"]: {name: value for name, value in line.items() if not any(word in name for word in times)}
         for line in lines

@@ -26,8 +26,9 @@ def folder(tmp_path_factory, own_cache):
 def test_batches_losses_and_plan_are_those_of_the_file(folder, name):
     found, known = measure(name, folder), GOLDEN[name]
     assert found["batches"] == known["batches"]
-    assert found["losses"] == pytest.approx(known["losses"], rel=2e-6, abs=1e-8)
-    assert found["gradient_norms"] == pytest.approx(known["gradient_norms"], rel=1e-5)
+    # Processors add in other orders: between two of them, losses of these six steps differed by 2e-5.
+    assert found["losses"] == pytest.approx(known["losses"], rel=1e-4, abs=1e-6)
+    assert found["gradient_norms"] == pytest.approx(known["gradient_norms"], rel=1e-3)
     assert found["flops_per_token"] == pytest.approx(known["flops_per_token"], rel=1e-9)
     assert found["plan"]["cpu"] == pytest.approx(known["plan"]["cpu"], rel=1e-6)
     assert found["plan"]["RTX 4090"] == pytest.approx(known["plan"]["RTX 4090"], rel=1e-6)
