@@ -64,10 +64,10 @@ def show(verdict: Verdict, run: Run, console: Console) -> None:
         if found is None:
             table.add_row(name, format_count(test.questions), "", f"{test.value:.3f}", "", "none", "unknown")
             continue
-        numbers = (f"{found.before:.3f}", f"{test.value:.3f}", f"{found.difference:+.3f}")
+        scores = (f"{found.before:.3f}", f"{test.value:.3f}", f"{found.difference:+.3f}")
         interval = f"{found.low:+.3f} to {found.high:+.3f}"
         result = found.outcome(higher_is_better=test.higher_is_better)
-        table.add_row(name, format_count(test.questions), *numbers, interval, result)
+        table.add_row(name, format_count(test.questions), *scores, interval, result)
     if table.rows:
         console.print(table)
     console.print(verdict.headline())
