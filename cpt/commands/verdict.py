@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
@@ -58,9 +59,9 @@ def show(verdict: Verdict, run: Run, console: Console) -> None:
         interval = "{:+.1f} to {:+.1f} %".format(*one.difference.percents[1:]) if one.difference else "none"
         change = f"{100 * (one.after / one.before - 1):+.1f} %"
         numbers = (format_count(one.documents), f"{one.before:.4f}", f"{one.after:.4f}", change, interval)
-        table.add_row(f"{one.name} ({kind}), bits per byte", *numbers, one.outcome)
+        table.add_row(f"{escape(one.name)} ({kind}), bits per byte", *numbers, one.outcome)
     for test in [*verdict.domain_test, *verdict.tasks]:
-        found, name = test.against, f"{test.name}, {test.metric}"
+        found, name = test.against, f"{escape(test.name)}, {test.metric}"
         if found is None:
             table.add_row(name, format_count(test.questions), "", f"{test.value:.3f}", "", "none", "unknown")
             continue
@@ -70,7 +71,7 @@ def show(verdict: Verdict, run: Run, console: Console) -> None:
         table.add_row(name, format_count(test.questions), *scores, interval, result)
     if table.rows:
         console.print(table)
-    console.print(verdict.headline())
+    console.print(verdict.headline(), markup=False)
     for one in verdict.sets:
         if one.difference and one.difference.is_dominated and dominated(one.difference) not in verdict.headline():
             console.print(f"warning: `{one.name}`: {dominated(one.difference)}", markup=False)
