@@ -44,7 +44,7 @@ def test_a_quantised_export_is_smaller_and_loads_without_cpt(method, tied, token
     report = export(model, "-o", tmp_path / "out", "--quantize", method, "--max-rise", "1")
     assert "in a process without cpt: largest difference of logits" in report
     card = (tmp_path / "out" / "README.md").read_text()
-    assert f"What {method} costs" in report and f"What {method} costs" in card and "# out\n" in card
+    assert f"Loss from {method}" in report and f"Loss from {method}" in card and "# out\n" in card
     assert "quantization_config" in json.loads((tmp_path / "out" / "config.json").read_text())
     whole, quantised = (sum(file.stat().st_size for file in weight_files(tmp_path / one)) for one in ("model", "out"))
     assert quantised < whole / 2, "the model is in float32"
