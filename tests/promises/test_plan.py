@@ -23,6 +23,8 @@ FAMILIES = {
 LARGE = {**FAMILIES["llama"], "hidden_size": 8192, "intermediate_size": 22016, "num_hidden_layers": 2}
 LARGE |= {"num_attention_heads": 64}
 
+pytestmark = pytest.mark.heavy  # plans count the activations of real layers
+
 
 @pytest.fixture
 def planned(tmp_path):
@@ -88,7 +90,6 @@ def test_operations_of_a_token_are_those_counted_by_hand(planned):
 CELLS = [("qwen3", True, None), ("qwen3", False, {"r": 16}), ("nemotron", True, {"r": 16}), ("gpt2", False, None)]
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("family", "recomputes", "lora"),
     [("llama", False, None), *(pytest.param(*cell, marks=pytest.mark.slow) for cell in CELLS)],
@@ -147,7 +148,6 @@ def test_auto_on_another_gpu_fits_there(cpt, planned):
     assert small.fits and large.fits and small.micro_batch <= large.micro_batch
 
 
-@pytest.mark.heavy
 def test_an_unknown_gpu_is_refused_with_the_one_that_was_meant(cpt, planned):
     with pytest.raises(ResourceError, match="RTX 4090"):
         plan_run(load_recipe(planned(FAMILIES["llama"])), "RTX 4900")
