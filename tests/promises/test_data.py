@@ -253,12 +253,14 @@ def test_max_tokens_bounds_what_is_read_of_a_source(epoch):
 # Dropping
 
 
-def test_a_filter_and_a_transform_can_be_my_own_functions(epoch, my_lab, monkeypatch):
+def test_a_filter_and_a_transform_can_be_my_own_functions(epoch, my_lab, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(my_lab)
+    sources = [{"path": jsonl(tmp_path / "t.jsonl", TEXTS)}]  # one file, so that stored tokens could be mistaken
     filters, transforms = [{"name": "my_lab:too_short", "min_words": 6}], [{"name": "my_lab:shouted"}]
     kept = [text for text in TEXTS if len(text.split()) >= 6]
-    assert epoch(filters=filters).texts == Counter(kept) and len(kept) < len(TEXTS)
-    assert epoch(filters=filters, transforms=transforms).texts == Counter(text.upper() for text in kept)
+    assert epoch(sources=sources, filters=filters).texts == Counter(kept) and len(kept) < len(TEXTS)
+    read = epoch(sources=sources, filters=filters, transforms=transforms)
+    assert read.texts == Counter(text.upper() for text in kept)
 
 
 @pytest.mark.heavy
