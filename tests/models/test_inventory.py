@@ -72,3 +72,13 @@ def test_operations_are_those_that_torch_counts(model_type):
     # Without its kernels, transformers writes a part of a state space layer as matrix products, more or less than we
     # count.
     assert 0.999 * expected - 3 * tokens * states <= counted <= (1.03 if states else 1.001) * expected
+
+
+def test_layers_with_and_without_a_window_are_counted_apart():
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+    config = config_from({"model_type": "gemma3_text", **ONLY_HERE["gemma3_text"], **kinds})
+    seen = (
+        sum(min(place, 8) for place in range(32)) / 32 + 32 / 2
+    )  # positions of a token, on average, up to half of one
+    heads = SHAPE["num_attention_heads"]
+    assert attention_flops(config, 32) == pytest.approx(2 * heads * (8 + 8) * seen, rel=0.03)
