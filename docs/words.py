@@ -50,8 +50,9 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def main() -> None:
-    for title, patterns in {"files": sys.argv[1:]}.items() if sys.argv[1:] else GROUPS.items():
-        paths = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+    named = [Path(name) for name in sys.argv[1:]]
+    groups = {title: [path for one in globs for path in sorted(ROOT.glob(one))] for title, globs in GROUPS.items()}
+    for title, paths in {"files": named}.items() if named else groups.items():
         counts, words = Counter[str](), 0
         for path in paths:
             for number, line in prose(path):
@@ -59,8 +60,8 @@ def main() -> None:
                 for better, phrase in PHRASES.items():
                     if found := re.findall(phrase, line):
                         counts[better] += len(found)
-                        if sys.argv[1:]:
-                            print(f"{path.relative_to(ROOT)}:{number}: {', '.join(found)} -> {better}")
+                        if named:
+                            print(f"{path}:{number}: {', '.join(found)} -> {better}")
         print(f"{title}: {counts.total()} in {words:,} words ({1000 * counts.total() / max(1, words):.1f} per 1,000)")
         print(*(f"  {count:4} {better}" for better, count in counts.most_common(5)), sep="\n")
 

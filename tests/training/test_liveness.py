@@ -112,8 +112,8 @@ def compute_in_a_child():
 @pytest.mark.heavy
 def test_before_the_first_step_work_is_progress_and_waiting_is_none(pulse):
     assert beats_while(pulse, compute, 20) and beats_while(pulse, compute_in_a_child, 20)
-    time.sleep(0.3)  # until the last work is counted
-    assert not beats_while(pulse, lambda: time.sleep(0.1), 0.5)
+    # On a busy machine the last work is counted late.
+    assert any(not beats_while(pulse, lambda: time.sleep(0.1), 0.5) for _ in range(20))
 
 
 @pytest.mark.heavy
