@@ -85,10 +85,19 @@ class Child(subprocess.Popen[bytes]):
         self.mark = f"{os.getpid()}-{uuid4().hex}"
         variables = {**os.environ, **(environment or {}), SUPERVISED: self.mark}
         options: dict[str, Any] = {"start_new_session": True, "preexec_fn": partial(die_with_parent, ignores)}
+        received = ReceivedSignals()
         try:
-            super().__init__(words, env=variables, cwd=folder, stdout=output, stderr=output, **options)
+            # Python ignores what a signal's handler raises during a fork, so handlers run after it.
+            with received.noted():
+                super().__init__(words, env=variables, cwd=folder, stdout=output, stderr=output, **options)
         except OSError as problem:
             raise LaunchError(f"{words[0]} cannot be started: {problem.strerror}.") from problem
+        if received.first:
+            try:
+                signal.raise_signal(received.first)
+            except BaseException:
+                self.kill_family()
+                raise
 
     def wait_for_end(
         self, look: Callable[[], bool] | None = None, forward: Callable[[int], None] | None = None

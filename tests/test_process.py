@@ -47,6 +47,15 @@ def test_a_child_that_hangs_is_killed_with_its_family_and_others_are_not(tmp_pat
     assert other.wait() == -signal.SIGKILL
 
 
+def test_a_signal_during_a_fork_ends_the_parent_and_the_child():
+    armed = [signal.SIGINT]
+    os.register_at_fork(after_in_parent=lambda: armed and signal.raise_signal(armed.pop()))
+    before = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(KeyboardInterrupt):
+        Child(["sleep", "60"])
+    assert not armed and {child.pid for child in psutil.Process().children()} <= before
+
+
 def test_a_child_gets_its_variables_folder_and_output(tmp_path):
     with (tmp_path / "log").open("wb") as log:
         words = [sys.executable, "-c", f"import os; print(os.environ['A'], os.getcwd(), '{SUPERVISED}' in os.environ)"]
