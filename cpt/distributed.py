@@ -94,7 +94,7 @@ def same_command() -> str:
     return words[0].upper() + words[1:]
 
 
-def tell(message: str) -> None:
+def print_once(message: str) -> None:
     """Print a message for the user, once for all processes."""
     if is_main_process():
         sys.stdout.write(f"{message}\n")

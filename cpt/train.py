@@ -13,7 +13,7 @@ from cpt.command_line import run_command  # first: it silences libraries that th
 
 # isort: split
 from cpt.checkpoints.resume import Wanted, choose_checkpoint
-from cpt.distributed import LaunchedAs, is_main_process, join_processes, start_deepspeed, tell
+from cpt.distributed import LaunchedAs, is_main_process, join_processes, print_once, start_deepspeed
 from cpt.evaluation.verdict import verdict_of_run, write_verdict
 from cpt.export.export import export_average, export_model
 from cpt.recipe.keys import refuse_automatic
@@ -60,7 +60,9 @@ def train(
     launch = join_processes(recipe.training)
     run = start_run(recipe, new=new)
     if run.is_finished and resume == "latest":
-        tell(f"{run.folder} is finished: its model is in {run.export_folder}. For another run: name=... or --new.")
+        print_once(
+            f"{run.folder} is finished: its model is in {run.export_folder}. For another run: name=... or --new."
+        )
         return run.export_folder
     with run.reporting(), Preemption() as preemption, Heartbeat(run.folder) as heartbeat, lost_ranks_named(run):
         recipe = refuse_automatic(recipe if prepare is None else prepare(recipe, run, launch))
@@ -86,7 +88,9 @@ def train(
         export_model(trainer, recipe, tokenizer, run.export_folder, seal=partial(seal_export, trainer))
         export_average(recipe, tokenizer, run.folder)
     skipped, steps = run.skipped_share()
-    tell(f"The model is in {run.export_folder}.{f' {skipped:,} of {steps:,} steps were skipped.' if skipped else ''}")
+    print_once(
+        f"The model is in {run.export_folder}.{f' {skipped:,} of {steps:,} steps were skipped.' if skipped else ''}"
+    )
     return run.export_folder
 
 

@@ -27,13 +27,13 @@ def refuses(figures):
 
 
 class Adds(TrainerCallback):
-    """Adds a figure of its own, and ends the run after a step."""
+    """Adds a metric of its own, and ends the run after a step."""
 
-    def __init__(self, figure: str, stop_at: int = 99) -> None:
-        self.figure, self.stop_at, self.value = figure, stop_at, 7.0
+    def __init__(self, metric: str, stop_at: int = 99) -> None:
+        self.metric, self.stop_at, self.value = metric, stop_at, 7.0
 
     def on_log(self, args, state, control, logs=None, **_):
-        logs[self.figure] = self.value
+        logs[self.metric] = self.value
 
     def on_step_end(self, args, state, control, **_):
         control.should_training_stop = state.global_step >= self.stop_at

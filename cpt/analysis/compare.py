@@ -94,7 +94,7 @@ class Comparison:
 
     runs: list[ComparedRun]
     differences: list[Topic]
-    figures: list[Topic]
+    results: list[Topic]
     not_compared: list[str]
     """Missing comparisons and their reasons: one sentence each."""
 
@@ -122,8 +122,8 @@ class Comparison:
                 for name, one in [(run.name, run.record) for run in self.runs]
             ],
             "differences": rows(self.differences),
-            "figures": rows(self.figures),
-            "remarks": [remark for topic in (*self.differences, *self.figures) for remark in topic.remarks],
+            "results": rows(self.results),
+            "remarks": [remark for topic in (*self.differences, *self.results) for remark in topic.remarks],
             "not_compared": self.not_compared,
         }
 
@@ -147,14 +147,14 @@ def compare(folders: Sequence[Path]) -> Comparison:
     recipe, model = recipe_topic(runs, not_compared), model_topic(runs)
     decides = any(row.name.startswith(DECIDE_ABOUT_DATA) for row in recipe.rows) or bool(model.rows)
     differences = [recipe, *environment_topics(runs), data_topic(runs, decides), model]
-    figures = [progress_topic(runs), loss_topic(runs, comparable_losses(runs, not_compared))]
-    figures += [held_out_topic(runs, not_compared), task_topic(runs), speed_topic(runs)]
+    results = [progress_topic(runs), loss_topic(runs, comparable_losses(runs, not_compared))]
+    results += [held_out_topic(runs, not_compared), task_topic(runs), speed_topic(runs)]
     counts = [Counter(str(event.get("kind")) for event in run.record.events) for run in runs]
     kinds = sorted({kind for count in counts for kind in count})
     events = [number_row(kind, [count[kind] for count in counts], format_count) for kind in kinds]
-    figures.append(Topic("Events", events))
+    results.append(Topic("Events", events))
     differences = [topic for topic in differences if topic.rows or topic.remarks]
-    return Comparison(runs, differences, [topic for topic in figures if topic.rows], not_compared)
+    return Comparison(runs, differences, [topic for topic in results if topic.rows], not_compared)
 
 
 def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
@@ -404,9 +404,9 @@ def bit_equality(first: ComparedRun, other: ComparedRun) -> str:
 
 
 def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
-    rows, sets = [], {name: figure for run in runs for name, figure in run.record.metrics.held_out_sets.items()}
-    for name, figure in sets.items():
-        values = [run.record.metrics.last(figure) for run in runs]
+    rows, sets = [], {name: metric for run in runs for name, metric in run.record.metrics.held_out_sets.items()}
+    for name, metric in sets.items():
+        values = [run.record.metrics.last(metric) for run in runs]
         texts = [None if value is None else f"{value:.4f}" for value in values]
         for place, losses in enumerate(run.losses.get(name) for run in runs):
             if texts[place] is not None and losses is not None and len(losses.hashes) >= FEWEST:

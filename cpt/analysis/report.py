@@ -77,7 +77,7 @@ def command(
 
 
 def report_page(record: RunRecord) -> str:
-    drawn = {*NOT_DRAWN, *(name for _, _, figures, _ in PLOTS for name in figures.values())}
+    drawn = {*NOT_DRAWN, *(name for _, _, columns, _ in PLOTS for name in columns.values())}
     # metrics that only some stages log: rewards, margins, KL, ...
     of_stage = [name for name in record.metrics.names if name not in drawn and not name.startswith(NOT_OF_A_STAGE)]
     sections: dict[str, Sequence[Part]] = {
@@ -174,8 +174,8 @@ def held_out(record: RunRecord) -> list[Part]:
 
     # Domain over general bits per byte, one point per evaluation.
     retained, found = get_dict(record.recipe, "evaluation", "retain"), list[Part]()
-    general = [metrics.columns[figure] for name, figure in sets.items() if name in retained]
-    domain = [metrics.columns[figure] for name, figure in sets.items() if name not in retained]
+    general = [metrics.columns[column] for name, column in sets.items() if name in retained]
+    domain = [metrics.columns[column] for name, column in sets.items() if name not in retained]
     if general and domain:
         x, y = np.mean(general, axis=0), np.mean(domain, axis=0)
         is_evaluated = np.isfinite(x) & np.isfinite(y)
@@ -189,8 +189,8 @@ def held_out(record: RunRecord) -> list[Part]:
             note="Down: domain learned. Right: general text forgotten.",
         )
     found += plots(record, "Bits per byte of held-out text", "bits per byte", sets, points=True)
-    losses = {name.removesuffix("_loss"): figure for name, figure in ending("_loss").items()}
-    of_examples = {name: figure for name, figure in losses.items() if name not in sets}
+    losses = {name.removesuffix("_loss"): column for name, column in ending("_loss").items()}
+    of_examples = {name: column for name, column in losses.items() if name not in sets}
     found += plots(record, "Loss of held-out examples", "loss", of_examples, points=True)
     for suffix in ("accuracies", "accuracy", "margins", "margin", "reward"):
         found += plots(record, f"Held-out examples: {suffix}", "", ending(suffix), points=True)
@@ -200,10 +200,10 @@ def held_out(record: RunRecord) -> list[Part]:
 
 
 def plots(
-    record: RunRecord, title: str, unit: str, figures: Mapping[str, str], factor: float = 1.0, *, points: bool = False
+    record: RunRecord, title: str, unit: str, columns: Mapping[str, str], factor: float = 1.0, *, points: bool = False
 ) -> list[Plot]:
     """Return a plot over tokens, with one curve per metric (name -> metric); empty if no metric was logged."""
-    logged = {name: record.metrics.curve(figure) for name, figure in figures.items()}
+    logged = {name: record.metrics.curve(column) for name, column in columns.items()}
     return curves(title, unit, [Curve(name, x, y * factor, points=points) for name, (x, y) in logged.items()])
 
 
@@ -237,8 +237,8 @@ def mixture(record: RunRecord) -> list[Part]:
         tokens = [get(record.inputs, "data", "sources", name, "tokens") or 1 for name in names]
         num_rows = max(1, round((record.metrics.last("tokens") or 0) / data.sequence_length))
         requested = dict(zip(names, shares_over(asked_shares(data, tokens), num_rows).tolist(), strict=True))
-    for name, figure in realized.items():
-        wanted, had = requested.get(name), record.metrics.last(figure) or 0.0
+    for name, column in realized.items():
+        wanted, had = requested.get(name), record.metrics.last(column) or 0.0
         difference = "" if wanted is None else f"{100 * (had - wanted):+.2f} points"
         rows.append([name, format_share(wanted), format_share(had), difference])
     return [
@@ -253,14 +253,14 @@ def against_plan(record: RunRecord) -> list[Part]:
         return []
     peak, host = (metrics.curve(name)[1] for name in ("gpu_memory_peak_gib", "host_memory_gib"))
     seconds, tokens, speed = seconds_in_steps(record), metrics.last("tokens"), plan.get("tokens_per_second")
-    figures = {
+    compared = {
         "GPU memory, peak (GiB)": (plan.get("gpu_total_gib"), float(peak.max()) if len(peak) else None),
         "host memory, peak (GiB)": (plan.get("host_total_gib"), float(host.max()) if len(host) else None),
         "tokens per second": (speed, tokens / seconds if tokens and seconds else None),
         "time in training steps (s)": (tokens / speed if tokens and speed else None, seconds or None),
     }
     rows = []
-    for name, (planned, measured) in figures.items():
+    for name, (planned, measured) in compared.items():
         ratio = f"{measured / planned:.2f}" if planned and measured is not None else ""
         rows.append([name, format_number(planned), format_number(measured), ratio])
     parts = get_dict(plan, "gpu_memory_gib")

@@ -38,7 +38,7 @@ def command(
     else:
         console = open_console()
         console.print(escape(comparison.headline()), style="bold")
-        for table, remarks in tables_of([*comparison.differences, *comparison.figures], comparison.names):
+        for table, remarks in tables_of([*comparison.differences, *comparison.results], comparison.names):
             console.print(f"\n{escape(table.title)}", style="bold")
             if table.rows:
                 columns = [Column(escape(column), overflow="fold") for column in table.columns]
@@ -73,7 +73,7 @@ def comparison_page(comparison: Comparison) -> str:
     sections: dict[str, Sequence[Part]] = {
         "Differences of setup": parts(comparison.differences),
         "Curves": plots(comparison.runs),
-        "Results of the runs": parts(comparison.figures),
+        "Results of the runs": parts(comparison.results),
         "Not compared": comparison.not_compared,
     }
     return html_page("Comparison", sections, comparison.headline())
@@ -84,9 +84,9 @@ def plots(runs: Sequence[ComparedRun]) -> list[Plot]:
     fits = comparable_losses(runs, [])
     comparable = [run for run, fit in zip(runs, fits, strict=True) if fit]
     found = curves("Training loss", "nats per token", [smoothed_curve(run, "loss") for run in comparable])
-    sets = {name: figure for run in runs for name, figure in run.record.metrics.held_out_sets.items()}
-    for name, figure in sets.items():
-        lines = [Curve(run.name, *run.record.metrics.curve(figure), points=True) for run in runs]
+    sets = {name: metric for run in runs for name, metric in run.record.metrics.held_out_sets.items()}
+    for name, metric in sets.items():
+        lines = [Curve(run.name, *run.record.metrics.curve(metric), points=True) for run in runs]
         found += curves(f"Held-out text: {name}", "bits per byte", lines)
     return found + curves("Speed", "tokens/s", [smoothed_curve(run, "tokens_per_second") for run in runs])
 

@@ -262,8 +262,8 @@ def read_result(run: Run) -> SeedResult:
 
 def print_results(results: Sequence[SeedResult], headline: str, console: Console, folder: Path) -> None:
     columns = ("domain before", "after", "change", "general before", "after", "change", "tokens/s")
-    figures = [Column(name, justify="right") for name in columns]
-    table = Table("", *figures, title="Bits per byte on held-out documents")
+    numbers = [Column(name, justify="right") for name in columns]
+    table = Table("", *numbers, title="Bits per byte on held-out documents")
     for one in results:
         domain = (f"{one.domain_before:.3f}", f"{one.domain_after:.3f}", f"{one.domain_change:+.1f} %")
         general = (f"{one.general_before:.3f}", f"{one.general_after:.3f}", f"{one.general_change:+.1f} %")

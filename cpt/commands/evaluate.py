@@ -95,8 +95,8 @@ def print_report(found: EvaluationReport) -> None:
         columns = ("documents", "tokens", "loss", "perplexity", "bits per byte", "next-token accuracy")
         table = Table("held-out set", *(Column(name, justify="right") for name in columns), title=found.model)
         for one in found.sets:
-            figures = (f"{one.loss:.4f}", f"{one.perplexity:,.2f}", f"{one.bits_per_byte:.4f}", f"{one.accuracy:.1%}")
-            table.add_row(one.name, f"{one.documents:,}", f"{one.tokens:,}", *figures)
+            cells = (f"{one.loss:.4f}", f"{one.perplexity:,.2f}", f"{one.bits_per_byte:.4f}", f"{one.accuracy:.1%}")
+            table.add_row(one.name, f"{one.documents:,}", f"{one.tokens:,}", *cells)
         console.print(table)
     if not found.verdicts():
         return

@@ -13,7 +13,7 @@ from cpt.command_line import Force, Gpu, refuse_ignored
 from cpt.data.readers.sources import files_of, kind_of
 from cpt.data.rows.held_out import size_warnings
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.distributed import tell
+from cpt.distributed import print_once
 from cpt.errors import RecipeError, install_line
 from cpt.evaluation.paired import FEW
 from cpt.formatting import format_duration
@@ -73,21 +73,21 @@ def command(
     choices = choose(facts, base, target, with_replay=general != NO_REPLAY, tokens=tokens, full=full, shift=shift)
     is_count = facts.is_whole and facts.documents <= TOKENISED
     about, how = ("", "") if is_count else ("about ", f", estimated from {TOKENISED} documents")
-    figures = {
+    estimates = {
         "documents": format_documents(facts),
         "tokens": f"{about}{facts.tokens:,} with the base's tokenizer{how}.",
         "cost": format_cost(choices, target, price_per_gpu_hour),
     }
-    text = recipe_text(facts, base, target, choices, figures, output=output, general=general)
+    text = recipe_text(facts, base, target, choices, estimates, output=output, general=general)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
     recipe = load_recipe(output)  # shape and rules; `cpt check` checks the rest
-    for name, figure in figures.items():
-        tell(f"{name.capitalize()}: {figure}")
+    for name, estimate in estimates.items():
+        print_once(f"{name.capitalize()}: {estimate}")
     domain = recipe.data.model_copy(update={"sources": recipe.data.sources[:1]})  # without the replay
     for warning in size_warnings(domain, recipe.evaluation, few=FEW):
-        tell(f"warning: {warning}.")
-    tell(f"Wrote {output}; its comments give the reasons. Next: cpt check {output}")
+        print_once(f"warning: {warning}.")
+    print_once(f"Wrote {output}; its comments give the reasons. Next: cpt check {output}")
 
 
 def format_documents(facts: DocumentStatistics) -> str:
@@ -117,7 +117,7 @@ def recipe_text(
     base: BaseModel,
     target: Target,
     choices: RecipeChoices,
-    figures: dict[str, str],
+    estimates: dict[str, str],
     *,
     output: Path,
     general: str | None,
@@ -132,7 +132,7 @@ def recipe_text(
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters |= {"yaml": plain, "rate": lambda rate: in_yaml(float(f"{rate:.2e}"))}
     written = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        {"facts": facts, "base": base, "target": target, "choices": choices, "output": output, **figures},
+        {"facts": facts, "base": base, "target": target, "choices": choices, "output": output, **estimates},
         source=source,
         way=choices.way,
         name=name,

@@ -129,8 +129,8 @@ def print_forecast(forecast: Forecast, console: Console) -> None:
         name = escape(source.name)
         about = "~" if source.is_estimate else ""
         counts = [f"{about}{number:,}" for number in (source.tokens, source.documents, source.held_out)]
-        figures = f"{source.asked:.2%}", f"{source.seen:.2%}", f"{source.epochs:.2f}", f"{source.padding:.2%}"
-        sources.add_row(name, *counts, *figures, *([escape(source.licence or "")] if licensed else []))
+        cells = f"{source.asked:.2%}", f"{source.seen:.2%}", f"{source.epochs:.2f}", f"{source.padding:.2%}"
+        sources.add_row(name, *counts, *cells, *([escape(source.licence or "")] if licensed else []))
         dropped = [f"{count:,} {reason}" for reason, count in source.dropped.items()]
         dropped += [f"{count:,} bad rows ({reason})" for reason, count in source.bad_rows.items()]
         documents.add_row(name, histogram(source), escape(", ".join(dropped)) or "nothing")

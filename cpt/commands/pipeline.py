@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from cpt.command_line import Launcher, Processes, refuse_ignored, show_log
-from cpt.distributed import tell
+from cpt.distributed import print_once
 from cpt.errors import Interrupted, LaunchError, RecipeError
 from cpt.formatting import open_console
 from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt
@@ -80,16 +80,18 @@ def command(
     pipeline = load_pipeline(file, overrides or ())
     print_status(pipeline)
     if mistakes := sum(check_step(pipeline, step) for step in pipeline.steps):
-        tell(f"{mistakes} of {len(pipeline.steps)} steps cannot run. Nothing was started.")
+        print_once(f"{mistakes} of {len(pipeline.steps)} steps cannot run. Nothing was started.")
         raise typer.Exit(2)
     for step in () if dry_run else pipeline.steps:
         if step.run.is_finished:
-            tell(f"step {step.number}, {step.recipe.name}: already finished, its model is {step.run.export_folder}.")
+            print_once(
+                f"step {step.number}, {step.recipe.name}: already finished, its model is {step.run.export_folder}."
+            )
             continue
         how = ["--launcher", launcher] if launcher is not None else ["--processes", str(processes)]
         words = [str(step.file), *step.overrides, *how, *(["--supervise"] if supervise else [])]
         title = f"step {step.number} of {len(pipeline.steps)}, {step.recipe.name} ({step.recipe.stage})"
-        tell(f"{title}: {step.run.folder}")
+        print_once(f"{title}: {step.run.folder}")
         code, forwarded = run_step(step, command_of_attempt(words, 1, None))
         if code != 0 or not step.run.is_finished:
             end(pipeline, step, file, code, forwarded)
@@ -104,7 +106,7 @@ def check_step(pipeline: Pipeline, step: Step) -> bool:
     waiting = [other for other in pipeline.made_by_others(step) if not other.run.is_finished]
     if waiting:
         folder, number = waiting[0].run.folder, waiting[0].number
-        tell(f"{step.file}: continues from {folder}, so files and memory are checked after step {number}.")
+        print_once(f"{step.file}: continues from {folder}, so files and memory are checked after step {number}.")
         return False
     found = report(step.file, step.recipe, step.root)
     return bool(found.mistakes or found.blockers)
@@ -132,8 +134,8 @@ def end(pipeline: Pipeline, step: Step, file: Path, code: int, forwarded: int) -
         at = f"stopped at step {status.get('step', 0)} of its run"
         raise Interrupted(f"{why}step {step.number}, {step.recipe.name}, {at}. {again}")
     reason = str(status.get("message") or "see its output above").splitlines()[0]
-    tell(f"step {step.number}, {step.recipe.name}, ended with exit code {code}: {reason}")
-    tell(f"Later steps were not started. Fix the cause. {again}")
+    print_once(f"step {step.number}, {step.recipe.name}, ended with exit code {code}: {reason}")
+    print_once(f"Later steps were not started. Fix the cause. {again}")
     raise typer.Exit(code or 1)
 
 

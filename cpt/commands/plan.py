@@ -11,7 +11,7 @@ import typer
 from transformers import PreTrainedConfig
 
 from cpt.command_line import Force, Gpu, Overrides, RecipePath, refuse_ignored
-from cpt.distributed import groups_of_rows, tell
+from cpt.distributed import groups_of_rows, print_once
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus
 from cpt.models.config import config_from, load_config
@@ -74,39 +74,39 @@ def command(
     refuse_ignored(of_gpus if target.on_cpu else {}, f"with {target.name}")
     planned = plan_recipe(loaded, target, number, nodes, max_memory)
     setup, facts = planned.setup, planned.facts
-    tell(f"{format_setup(facts, setup, target)}\n")
-    tell("\n".join(format_plan(planned.memory, setup, target, max_memory)))
+    print_once(f"{format_setup(facts, setup, target)}\n")
+    print_once("\n".join(format_plan(planned.memory, setup, target, max_memory)))
     if exact:
-        tell(compared(planned))
+        print_once(compared(planned))
     mfu = mfu or assumed_mfu(setup)
     speed = measured_speed(measured) if measured is not None else planned_speed(facts, setup, target, mfu)
-    tell(f"\n{format_speed(speed, planned, target, price_per_gpu_hour)}")
+    print_once(f"\n{format_speed(speed, planned, target, price_per_gpu_hour)}")
     if setup.sampled and measured is None:
-        tell("  Sampling and scoring completions are not included; use --measured RUN to include them.")
+        print_once("  Sampling and scoring completions are not included; use --measured RUN to include them.")
     needs = disk_needs(planned.recipe, facts, setup)
     checkpoints = f"{needs.checkpoints_at_once} checkpoints of {needs.checkpoint / GIB:.1f} GiB at once"
-    tell(f"Disk: {needs.total / GIB:,.0f} GiB: {checkpoints}, and the model of {needs.export / GIB:.1f}.\n")
+    print_once(f"Disk: {needs.total / GIB:,.0f} GiB: {checkpoints}, and the model of {needs.export / GIB:.1f}.\n")
     where = f"{target.name} x {setup.gpus}"
     if fits(planned.memory, target, max_memory):
         which = "a machine with" if nodes == 1 else f"{nodes} machines, each with"
         host = f" in {which} {planned.memory.host.size / USABLE_OF_HOST / GIB:.0f} GiB of host memory"
-        tell(f"Verdict: it fits {where}{'' if target.host_is_known else host}.")
+        print_once(f"Verdict: it fits {where}{'' if target.host_is_known else host}.")
         if write is not None:
             raise RecipeError(f"--write: the recipe fits without changes, so {write} was not written.")
         return
-    tell(f"Verdict: it does not fit {where}.")
+    print_once(f"Verdict: it does not fit {where}.")
     proposal = cheapest_that_fits(setup, target, planned.count, mfu=mfu, share=max_memory)
     if proposal is None:
-        tell("No change of other keys makes it fit. Use a smaller model, shorter rows, or more GPUs.")
+        print_once("No change of other keys makes it fit. Use a smaller model, shorter rows, or more GPUs.")
         raise typer.Exit(DOES_NOT_FIT)
     which = "cheapest" if all(proposal.slower <= other.slower for other in proposal.others) else "nearest"
     for one in (proposal, *proposal.others):
-        tell(f"{f'The {which}' if one is proposal else 'Another'} change that makes it fit:")
-        tell("\n".join(format_changes(one, target)))
+        print_once(f"{f'The {which}' if one is proposal else 'Another'} change that makes it fit:")
+        print_once("\n".join(format_changes(one, target)))
     if write is None:
         raise typer.Exit(DOES_NOT_FIT)
     write_fitted(recipe, write, overrides or (), proposal.changes, lora=lora, force=force)
-    tell(f"Wrote {write}. Next: cpt check {write}")
+    print_once(f"Wrote {write}. Next: cpt check {write}")
 
 
 def format_setup(facts: ModelSizes, setup: Setup, target: Target) -> str:

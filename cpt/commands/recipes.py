@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cpt.command_line import Force
-from cpt.distributed import tell
+from cpt.distributed import print_once
 from cpt.errors import RecipeError, ResourceError
 from cpt.files import SHIPPED_FILES
 from cpt.formatting import open_console
@@ -74,8 +74,8 @@ def import_command(
     output.write_text(found.text(), encoding="utf-8")
     missing = found.not_translated()
     if missing:
-        tell("\n  ".join([f"Not translated ({len(missing)}):", *missing]))
-    tell(f"Wrote {output}. Next: cpt check {output}")
+        print_once("\n  ".join([f"Not translated ({len(missing)}):", *missing]))
+    print_once(f"Wrote {output}. Next: cpt check {output}")
 
 
 def translated(path: Path, gpus: int = 1) -> Translation:

@@ -59,7 +59,7 @@ class RehearsedPart:
 
     step: str
     verdict: Literal["ok", "FAILED", "not run"]
-    figure: str
+    result: str
     error: str | None = None
 
 
@@ -124,7 +124,7 @@ class Rehearsal:
                     finding = RehearsedPart(step, "FAILED", str(problem), type(problem).__name__)
                 findings.append(finding)
                 if shows:
-                    text = f"{finding.error}: {finding.figure}" if finding.error else finding.figure
+                    text = f"{finding.error}: {finding.result}" if finding.error else finding.result
                     typer.echo(f"{step:<13}{finding.verdict:<8}{textwrap.indent(text, ' ' * 21).lstrip()}")
         return findings
 

@@ -19,7 +19,7 @@ from cpt.analysis.compare import surroundings
 from cpt.commands.rehearse_program import EndAtLog, train_in_own_process
 from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import states_of
-from cpt.distributed import environment_alone, tell
+from cpt.distributed import environment_alone, print_once
 from cpt.errors import CheckpointError, CptError, DataError, LaunchError, ResourceError, TrainingError
 from cpt.files import size_and_hash
 from cpt.hardware import count_cpu_cores, find_gpus
@@ -114,9 +114,9 @@ def command(
         differences = list(changes(environment, {**describe_environment(), "processes": number}))
     if not as_json:
         if last not in (None, steps):
-            tell(f"Running {last} steps, to the next log: a logged loss is the mean since the previous log.")
+            print_once(f"Running {last} steps, to the next log: a logged loss is the mean since the previous log.")
         for difference in differences:
-            tell(f"Changed since then: {difference}.")
+            print_once(f"Changed since then: {difference}.")
     words = ["--steps", str(last)] if last else []
     again = run_again(record, repetition_of(record, recipe), words, number, launcher, quiet=as_json)
     result = compare_results(record, again)
@@ -128,9 +128,9 @@ def command(
         found = {"bit_equal": result.is_bit_equal, **asdict(result), "differs": differences}
         typer.echo(json.dumps({**found, "folder": str(kept) if kept else None}, indent=2))
     else:
-        tell("\n".join(report(result, differences)))
+        print_once("\n".join(report(result, differences)))
         if kept:
-            tell(f"Compare them: cpt compare {folder} {kept}")
+            print_once(f"Compare them: cpt compare {folder} {kept}")
     if not result.is_bit_equal:
         raise typer.Exit(DIFFERS)
 
@@ -308,7 +308,7 @@ def first_difference(step: int, then: Content, now: Content) -> dict[str, Any] |
         old, new = then.get(name), now.get(name)
         is_decided = name in DECIDED or (name.startswith("eval_") and not name.endswith(OF_TIME))
         if is_decided and old != new and not (old != old and new != new):
-            return {"step": step, "figure": name, "then": old, "now": new}
+            return {"step": step, "metric": name, "then": old, "now": new}
     return None
 
 
@@ -339,7 +339,7 @@ def report(result: Reproduction, differences: Sequence[str]) -> list[str]:
         counts = f"{result.logs:,} logged losses and {evaluations}"
         return [f"Bit-equal: {counts} up to step {result.last_step}{weights}."]
     if found := result.difference:
-        lines = [f"NOT equal: {found['figure']} at step {found['step']} was {found['then']}, now {found['now']}."]
+        lines = [f"NOT equal: {found['metric']} at step {found['step']} was {found['then']}, now {found['now']}."]
     elif result.weights_differ:
         lines = [f"NOT equal: losses are equal, but final weights differ: {', '.join(result.weights_differ)}."]
     else:

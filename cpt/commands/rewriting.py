@@ -114,7 +114,7 @@ class TextPiece:
     of: int
 
 
-def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda done: None) -> Rewritten:
+def rewrite(task: Task, output: Path, report: Callable[[Rewritten], None] = lambda done: None) -> Rewritten:
     """Prompt the model with each document, and write its answers to `output` as jsonl for a recipe's source.
 
     Raises:
@@ -158,7 +158,7 @@ def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda
             done.documents += sum(piece.number == 0 for piece in pieces)
             done.pieces, done.texts = done.pieces + len(pieces), done.texts + counts["texts"]
             done.dropped.update(counts["dropped"])
-            tell(done)
+            report(done)
             number += 1
         while any(file.exists() for file in files_of_group(output, number)):  # the source was longer before
             for file in files_of_group(output, number):

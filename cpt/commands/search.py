@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cpt.command_line import Launcher, Overrides, Processes, RecipePath, refuse_ignored, show_log
-from cpt.distributed import tell
+from cpt.distributed import print_once
 from cpt.errors import Interrupted, LaunchError, RecipeError, ResourceError
 from cpt.files import free_name, locked, write_atomic
 from cpt.hardware import find_gpus
@@ -63,7 +63,7 @@ def command(
     refuse_unlogged_metric(wanted, loaded)
     recipes_at_ends(wanted, recipe, overrides or ())
     if dry_run:
-        tell(f"{space}: no mistakes.")
+        print_once(f"{space}: no mistakes.")
         return
     folder = loaded.output_dir / (wanted.settings.name or f"{loaded.name}-search")
     folder = free_name(folder) if new else folder
@@ -85,7 +85,7 @@ def command(
             search.show_results()
             if isinstance(problem, Interrupted):
                 raise Interrupted(f"{problem} {again}") from problem
-            tell(f"Interrupted. {again}")
+            print_once(f"Interrupted. {again}")
             raise typer.Exit(130) from problem
         search.show_results()
 
@@ -94,7 +94,7 @@ def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:
     """RecipeError if no run of the recipe logs the metric. Stages of examples log TRL's metrics."""
     metric, evaluation = space.settings.metric, recipe.evaluation
     sets = [*(recipe.data.sources if evaluation.held_out_share else ()), *evaluation.perplexity]
-    known = [f"eval_{reported_name(one)}_{figure}" for one in sets for figure in OF_SETS] + list(OF_TRAINING)
+    known = [f"eval_{reported_name(one)}_{metric}" for one in sets for metric in OF_SETS] + list(OF_TRAINING)
     if metric not in known and (recipe.stage in TEXT_STAGES or metric.startswith("eval_") and not sets):
         raise RecipeError(
             f"{space.place}: `search.metric`: no run of this recipe logs `{metric}`.{did_you_mean(metric, known)} It"

@@ -62,7 +62,7 @@ class TextReader:
         except DataError as problem:
             raise DataError(str(problem).replace("`--text.path`", "`--text`")) from problem
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         return {"documents": self.documents, "bytes": self.bytes, "is_cut": self.is_cut}
 
 
@@ -135,7 +135,7 @@ def extend_command(
     record = {
         "base": model,
         "revision": revision,
-        "learned_from": {name: one.figures() for name, one in texts.items()},
+        "learned_from": {name: one.metrics() for name, one in texts.items()},
         "rows": asdict(grown),
         "distilled": distilled and asdict(distilled),
     }

@@ -65,7 +65,7 @@ class UnreachableToken:
 
 
 @dataclass(frozen=True)
-class VocabularyFigures:
+class VocabularyMetrics:
     size: int
     regular: int  # tokens that are neither special nor added
     never_seen: list[int]  # ids of regular tokens that do not occur in the texts
@@ -96,7 +96,7 @@ def report_command(
     words: Counter[str] = Counter()
     for name, one in texts.items():
         measure_text(subjects, name, one, words)
-    vocabularies = [vocabulary_figures(subject.tokenizer, subject.seen) for subject in subjects]
+    vocabularies = [vocabulary_metrics(subject.tokenizer, subject.seen) for subject in subjects]
     costly = costly_words(subjects[0].plain, words)
     if as_data:
         content = [
@@ -141,15 +141,15 @@ def measure_text(subjects: Sequence[Subject], name: str, text: TextReader, words
                 words.update(split)
                 num_characters += len(document)
     for subject, tokens in zip(subjects, num_tokens, strict=True):
-        figures = {
+        metrics = {
             "name": name,
-            **text.figures(),
+            **text.metrics(),
             "words": num_words,
             "tokens": tokens,
             "bytes_per_token": text.bytes / max(1, tokens),
             "tokens_per_word": tokens / max(1, num_words),
         }
-        subject.texts.append(figures)
+        subject.texts.append(metrics)
 
 
 def batches(documents: Iterable[str]) -> Iterator[list[str]]:
@@ -176,11 +176,11 @@ def costly_words(encoder: DocumentEncoder, words: Mapping[str, int]) -> list[tup
     return [(word, words[word], costs[word]) for word in worst if spent[word] > 0]
 
 
-def vocabulary_figures(tokenizer: PreTrainedTokenizerBase, seen: NDArray[np.int64]) -> VocabularyFigures:
+def vocabulary_metrics(tokenizer: PreTrainedTokenizerBase, seen: NDArray[np.int64]) -> VocabularyMetrics:
     added = {number: token.content for number, token in tokenizer.added_tokens_decoder.items()}
     regular = sorted(set(tokenizer.get_vocab().values()) - set(added))
     counts = {number: int(seen[number]) for number in regular}
-    return VocabularyFigures(
+    return VocabularyMetrics(
         size=len(tokenizer),
         regular=len(regular),
         never_seen=[number for number in regular if not counts[number]],
@@ -231,7 +231,7 @@ def print_texts(console: Console, subjects: Sequence[Subject]) -> None:
     console.print(table)
 
 
-def print_vocabulary(console: Console, subject: Subject, vocabulary: VocabularyFigures) -> None:
+def print_vocabulary(console: Console, subject: Subject, vocabulary: VocabularyMetrics) -> None:
     never, regular, engine = len(vocabulary.never_seen), vocabulary.regular, subject.encoder.engine
     console.print(f"{subject.name}: {vocabulary.size:,} tokens, encoded by {engine}", style="bold", markup=False)
     console.print(f"  never seen in these texts: {never:,} of {regular:,} ({100 * never / max(1, regular):.1f} %)")

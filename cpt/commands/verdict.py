@@ -11,7 +11,7 @@ from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.command_line import run_command, show_log
-from cpt.distributed import is_main_process, tell
+from cpt.distributed import is_main_process, print_once
 from cpt.errors import CheckpointError
 from cpt.evaluation.evaluate import complete_verdict
 from cpt.evaluation.paired import dominated
@@ -46,7 +46,7 @@ def judge(run: Run, *, batch_size: int = 8) -> None:
     try:
         write_model_card(run.export_folder, run.folder, run.folder.name)
     except OSError as problem:  # the model has a card without the verdict
-        tell(f"warning: the model's card cannot be written: {problem.strerror}. Again: cpt verdict {run.folder}")
+        print_once(f"warning: the model's card cannot be written: {problem.strerror}. Again: cpt verdict {run.folder}")
     if is_main_process():
         show(verdict, run, open_console())
 

@@ -183,7 +183,7 @@ def build_report(measured: EvaluationResult, base: EvaluationResult | None = Non
         except DataError as problem:
             raise DataError(f"the held-out set `{name}`: {problem}") from problem
         num_bytes = int(losses.num_bytes.sum())
-        sets.append(SetReport(name, len(losses.hashes), num_bytes=num_bytes, against=against, **losses.figures()))
+        sets.append(SetReport(name, len(losses.hashes), num_bytes=num_bytes, against=against, **losses.metrics()))
     for (name, kind), right in measured.answers.items():
         against = None if base is None else accuracy_difference(base.answers[name, kind], right)
         accuracy = ("accuracy", float(right.mean()), accuracy_interval(right), len(right))

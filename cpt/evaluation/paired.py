@@ -52,7 +52,7 @@ class DocumentLosses:
     num_tokens: NDArray[np.int64]  # predicted tokens
     num_correct: NDArray[np.int64]  # tokens predicted correctly (argmax)
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         tokens = int(self.num_tokens.sum())
         loss = float(self.nats.sum() / tokens)  # nats per token
         return {
@@ -291,8 +291,8 @@ class SetReport:
         change, low, high = found.percents
         worse = "" if found.num_worse is None else f", {found.num_worse:,} of them worse"
         interval = f"95 % interval {low:+.1f} to {high:+.1f} %{pairs(found)}{worse}"
-        figures = f"{found.before:.4f} -> {found.after:.4f} bits per byte, {change:+.1f} %"
-        return f"{self.name}: {found.outcome()}: {figures} ({interval})."
+        metrics = f"{found.before:.4f} -> {found.after:.4f} bits per byte, {change:+.1f} %"
+        return f"{self.name}: {found.outcome()}: {metrics} ({interval})."
 
 
 @dataclass(frozen=True)
@@ -314,8 +314,8 @@ class ScoreReport:
             spread = " (95 % interval {:.3f} to {:.3f})".format(*self.interval) if self.interval is not None else ""
             return f"{title}: {self.value:.3f}{spread}, {self.questions:,} questions."
         interval = f"95 % interval {found.low:+.4f} to {found.high:+.4f}{pairs(found)}"
-        figures = f"{found.before:.4f} -> {found.after:.4f}, {found.difference:+.4f}"
-        return f"{title}: {found.outcome(higher_is_better=self.higher_is_better)}: {figures} ({interval})."
+        metrics = f"{found.before:.4f} -> {found.after:.4f}, {found.difference:+.4f}"
+        return f"{title}: {found.outcome(higher_is_better=self.higher_is_better)}: {metrics} ({interval})."
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,7 @@ def measure_and_keep(
             for other, path in saved_losses(run_folder).items():
                 if other not in (0, step):
                     path.unlink()
-    return {f"{name}_{figure}": value for name, its in losses.items() for figure, value in its.figures().items()}
+    return {f"{name}_{metric}": value for name, its in losses.items() for metric, value in its.metrics().items()}
 
 
 def document_of_tokens(batch: ScoredBatch, rows: PackedRows, begins: torch.Tensor) -> torch.Tensor:
@@ -272,8 +272,8 @@ def course_of(evaluations: Sequence[Content]) -> list[Point]:
     """The evaluations of held-out text, in order; the last one of a step that was evaluated twice."""
     points: dict[int, Point] = {}
     for line in evaluations:
-        if figures := bits_per_byte_of(line):
-            points[line["step"]] = Point(line["step"], line["tokens"], figures)
+        if found := bits_per_byte_of(line):
+            points[line["step"]] = Point(line["step"], line["tokens"], found)
     return [points[step] for step in sorted(points)]
 
 

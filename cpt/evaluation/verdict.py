@@ -104,8 +104,8 @@ def read_example_sets(metrics: Path) -> list[ExampleSet]:
         return []
     before, after = evaluated[0], evaluated[max(evaluated)]
 
-    def both(name: str, *figures: str) -> tuple[float, float] | None:
-        keys = [f"{EVALUATED}{name}_{figure}" for figure in figures]
+    def both(name: str, *suffixes: str) -> tuple[float, float] | None:
+        keys = [f"{EVALUATED}{name}_{suffix}" for suffix in suffixes]
         return next(((before[key], after[key]) for key in keys if key in before and key in after), None)
 
     sets = []

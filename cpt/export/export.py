@@ -23,7 +23,7 @@ from cpt.checkpoints.model_folder import ADAPTER_CONFIG, HEADS, Tensors, kind_of
 from cpt.checkpoints.resume import complete_checkpoints
 from cpt.checkpoints.retention import published_in
 from cpt.checkpoints.transaction import in_words, reason_of, rename_over
-from cpt.distributed import is_main_process, main_process_decides, same_command, tell
+from cpt.distributed import is_main_process, main_process_decides, print_once, same_command
 from cpt.errors import CheckpointError
 from cpt.evaluation.scoring import read_course
 from cpt.files import write_atomic
@@ -206,7 +206,9 @@ def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path
         return
     folders = complete_checkpoints(run)[-recipe.checkpoints.average :]
     if len(folders) < 2:  # only a warning, as the run is finished and its model written
-        tell(f"warning: no average written: {run} has {len(folders)} checkpoint. Save more often, or train longer.")
+        print_once(
+            f"warning: no average written: {run} has {len(folders)} checkpoint. Save more often, or train longer."
+        )
         return
 
     def write() -> None:
@@ -215,7 +217,7 @@ def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path
             tokenizer.save_pretrained(unfinished)
             finish(unfinished)
             carry_extension(recipe.model.path, unfinished)
-        tell(f"The mean of {', '.join(folder.name for folder in folders)} is in {run / AVERAGE}.")
+        print_once(f"The mean of {', '.join(folder.name for folder in folders)} is in {run / AVERAGE}.")
 
     main_process_decides(write)
 
@@ -338,7 +340,7 @@ def card_data(name: str, recipe: Recipe | None, evaluations: Evaluations, adapte
     paths: Iterable[str | None] = [] if recipe is None else [base, *(source.path for source in recipe.data.sources)]
     on_hub = {path for path in paths if path and HUB_ID.fullmatch(path) and not Path(path).exists()}
     metric: dict[str, Any] = {"metric_type": "bits_per_byte", "metric_name": "bits per byte"}
-    figures = [
+    results = [
         EvalResult("text-generation", **metric, dataset_type=name, dataset_name=name, metric_value=round(after, 5))
         for name, (_, after) in evaluations.items()
     ]
@@ -350,7 +352,7 @@ def card_data(name: str, recipe: Recipe | None, evaluations: Evaluations, adapte
         datasets=sorted(on_hub - {base}) or None,
         license=base_licence(base),
         tags=["cpt", *([] if recipe is None else ["continued-pretraining" if base else "pretraining"])],
-        eval_results=figures or None,
+        eval_results=results or None,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from cpt.command_line import refuse_ignored
-from cpt.distributed import groups_of_rows, tell
+from cpt.distributed import groups_of_rows, print_once
 from cpt.errors import LaunchError
 from cpt.plugins import did_you_mean
 from cpt.recipe.keys import AUTO, DEFAULT_MICRO_BATCH, MICRO_BATCH
@@ -115,8 +115,8 @@ def command(
         files["hostfile"] = text_of_hostfile(hosts, nodes)
     write_files(folder, files, force=force)
     start = f"sbatch {folder}/job.sbatch" if in_slurm else f"bash {folder}/{'node' if alone else 'start'}.sh"
-    tell(f"{nodes * gpus_per_node} process(es) on {nodes} node(s), with {launcher}. Written to {folder}:")
-    tell(f"{', '.join(files)}. Check and edit them. Then run, in this folder:\n\n    {start}")
+    print_once(f"{nodes * gpus_per_node} process(es) on {nodes} node(s), with {launcher}. Written to {folder}:")
+    print_once(f"{', '.join(files)}. Check and edit them. Then run, in this folder:\n\n    {start}")
 
 
 def check_options(sbatch: Sequence[str], in_slurm: bool, hosts: str | None) -> None:

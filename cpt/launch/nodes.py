@@ -17,7 +17,7 @@ from xxhash import xxh3_64
 from cpt.data.readers.columns import sections_of
 from cpt.data.readers.sources import files_of, kind_of
 from cpt.data.rows.open_sources import keyed_sources
-from cpt.distributed import local_rank, num_nodes, rank, tell
+from cpt.distributed import local_rank, num_nodes, print_once, rank
 from cpt.errors import CptError, LaunchError
 from cpt.hardware import find_gpus
 from cpt.recipe.schema import Recipe
@@ -59,14 +59,14 @@ def compare_nodes(recipe: Recipe) -> None:
     for host in hosts:
         found = dict(differences(host, nodes))
         for label in [label for label in found if label.startswith(ONLY_SLOWER)]:
-            tell(f"warning: {host}: {found.pop(label)}")
+            print_once(f"warning: {host}: {found.pop(label)}")
         errors += [f"{host}: {difference}" for difference in list(found.values())[:MOST_REPORTED]]
         if len(found) > MOST_REPORTED:
             errors.append(f"{host}: {len(found) - MOST_REPORTED} more differences")
     if errors:
         remedy = "Start all nodes with the same environment, code, recipe and files, ideally from one shared folder."
         raise LaunchError("\n  ".join(["the nodes of this run differ:", *errors]) + f"\n{remedy}")
-    tell(f"{len(hosts)} nodes agree on versions, code, recipe and files: {', '.join(hosts)}.")
+    print_once(f"{len(hosts)} nodes agree on versions, code, recipe and files: {', '.join(hosts)}.")
 
 
 def of_each_node(value: Value | None) -> list[Value]:

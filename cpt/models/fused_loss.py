@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
 
-from cpt.distributed import tell
+from cpt.distributed import print_once
 from cpt.errors import RecipeError
 from cpt.models.families import PaddedVocabularyHead
 
@@ -344,7 +344,7 @@ def keep_liger_to_layers(training: TrainingArguments) -> None:
     if training.use_liger_kernel:
         training.use_liger_kernel = training.device.type == "cuda"
         if not training.use_liger_kernel:
-            tell("`training.use_liger_kernel` has no effect on a CPU.")
+            print_once("`training.use_liger_kernel` has no effect on a CPU.")
         training.liger_kernel_config = LIGER_WITHOUT_LOSS | dict(training.liger_kernel_config or {})
 
 
@@ -360,4 +360,4 @@ def set_up_loss(model: nn.Module, wanted: bool | Literal["auto"], training: Trai
     if wanted is True or wanted == "auto" and on_gpu and why_not is None:
         FusedLoss(model)
     elif on_gpu:
-        tell(f"The loss is computed from all logits: {why_not or '`model.fused_loss: false`'}.")
+        print_once(f"The loss is computed from all logits: {why_not or '`model.fused_loss: false`'}.")

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from cpt.distributed import tell
+from cpt.distributed import print_once
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import require_programs
 from cpt.plugins import did_you_mean
@@ -113,7 +113,7 @@ def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> Abstra
     if not wanted.offload:
         return nullcontext()
     if not torch.accelerator.is_available():
-        tell(f"{KEY}: `offload` has no effect without a GPU: activations are already in host memory.")
+        print_once(f"{KEY}: `offload` has no effect without a GPU: activations are already in host memory.")
         return nullcontext()
     return OffloadedActivations(model)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from cpt.distributed import groups_of_rows, main_process_decides, num_nodes, tell, world_size
+from cpt.distributed import groups_of_rows, main_process_decides, num_nodes, print_once, world_size
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GIB, Gpu, find_gpus, host_memory_gib, known_gpu
 from cpt.models.config import load_config
@@ -85,7 +85,7 @@ def with_chosen_values(
             lambda: choose_compiling(recipe, engine, config, is_here=target is None, processes=number, on_cpu=on_cpu)
         )
         if not on_cpu:
-            tell(f"training.{COMPILING}: auto is {str(is_on).lower()} {where}: {reason}.")
+            print_once(f"training.{COMPILING}: auto is {str(is_on).lower()} {where}: {reason}.")
         recipe = recipe.model_copy(update={"training": {**recipe.training, COMPILING: is_on}})
     asked = automatic_keys(recipe.training)
     if not asked:
@@ -103,7 +103,9 @@ def with_chosen_values(
         chosen = {MICRO_BATCH: best.micro_batch, **dict.fromkeys(CHECKPOINTING, best.checkpointing)}
         values |= {key: value for key, value in chosen.items() if key in asked}
     for key in asked:
-        tell(f"training.{key}: auto is {'set by the other keys' if values[key] is None else values[key]} {where}.")
+        print_once(
+            f"training.{key}: auto is {'set by the other keys' if values[key] is None else values[key]} {where}."
+        )
     training = {key: values.get(key, value) for key, value in recipe.training.items()}
     left = {key: value for key, value in training.items() if key not in values or value is not None}
     return recipe.model_copy(update={"training": left})

@@ -19,7 +19,7 @@ from cpt.data.readers.sources import kind_of
 from cpt.data.rows.contamination import small_sets
 from cpt.data.rows.held_out import size_warnings
 from cpt.data.rows.open_sources import check_sources, keyed_sources, unchecked_sources
-from cpt.distributed import tell, world_size
+from cpt.distributed import print_once, world_size
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.evaluation.paired import FEW, FEWEST, TOO_FEW
 from cpt.evaluation.tasks import FEWEST_QUESTIONS, check_tasks
@@ -93,8 +93,10 @@ def report(path: Path, recipe: Recipe, root: Node | None = None) -> PreflightRep
     lines += [f"not checked: {placed(unchecked, root)}" for unchecked in found.unchecked]
     counts = f"{len(found.mistakes)} error(s), {len(found.blockers)} blocker(s) on this machine"
     for line in lines:
-        tell(line)
-    tell(f"{path}: {counts}, {len(found.unchecked)} not checked." if found.exit_code else f"{path}: no mistakes.")
+        print_once(line)
+    print_once(
+        f"{path}: {counts}, {len(found.unchecked)} not checked." if found.exit_code else f"{path}: no mistakes."
+    )
     return found
 
 

@@ -252,9 +252,9 @@ def sent_bytes(facts: ModelSizes, setup: Setup) -> tuple[float, float]:
 
 def measured_speed(run: Path) -> Speed:
     key = "tokens_per_second"
-    figures = [float(row[key]) for row in read_objects(run / METRICS) if key in row]
-    if not figures:
+    speeds = [float(row[key]) for row in read_objects(run / METRICS) if key in row]
+    if not speeds:
         raise RecipeError(
             f"--measured: {run} lacks {key} in its metrics.jsonl. Use the folder of a run that has trained."
         )
-    return Speed(median_high(figures), f"the median of {len(figures)} measurements in {run}")
+    return Speed(median_high(speeds), f"the median of {len(speeds)} measurements in {run}")

@@ -330,7 +330,7 @@ class Monitoring(Section):
     """Profile three steps with torch.profiler from this one on: a trace and the most expensive operations, in
     `profile/` of the run's folder."""
     callbacks: Free[list[Component]] = []
-    """`{name: cost, dollars_per_gpu_hour: 2.5}`; `{name: alert, figure: grad_norm, above: 10}`; a
+    """`{name: cost, dollars_per_gpu_hour: 2.5}`; `{name: alert, metric: grad_norm, above: 10}`; a
     TrainerCallback as `package.module:Class`, or a `package.module:function` that receives the metrics of each log
     and returns a sentence for an alert."""
 

@@ -37,7 +37,7 @@ VERDICT, VERDICT_PAGE = "verdict.json", "verdict.md"
 HEARTBEATS, HELD_OUT, PROFILE, LOCK = "heartbeats", "held_out", "profile", ".lock"
 EVALUATED, BITS_PER_BYTE = "eval_", "_bits_per_byte"  # prefix and suffix of a held-out set's metric
 DIED = "died"
-LAST_BYTES = 16 * 2**20  # the end of the metrics file read by `last_figures`
+LAST_BYTES = 16 * 2**20  # the end of the metrics file read by `last_metrics`
 
 Content = dict[str, Any]
 Report = Callable[[str], object]
@@ -135,7 +135,7 @@ class Metrics:
     @property
     def held_out_sets(self) -> dict[str, str]:
         """Held-out set -> its metric `eval_<name>_bits_per_byte`."""
-        return {set_name(figure): figure for figure in self.names if is_bits_per_byte(figure)}
+        return {set_name(metric): metric for metric in self.names if is_bits_per_byte(metric)}
 
 
 def read_metrics(folder: Path, names: Collection[str] | None = None) -> Metrics:
@@ -171,7 +171,7 @@ def read_metrics(folder: Path, names: Collection[str] | None = None) -> Metrics:
     return Metrics(columns)
 
 
-def last_figures(folder: Path) -> dict[str, float]:
+def last_metrics(folder: Path) -> dict[str, float]:
     """Newest `step`, `tokens`, `loss`, `tokens_per_second` and each set's bits per byte, from the end of the file."""
     missing = {"step", "tokens", "loss", "tokens_per_second"}
     found: dict[str, float] = {}
@@ -257,14 +257,14 @@ class RunRecord:
         return stage if isinstance(stage, str) else None
 
 
-def read_run(folder: Path, figures: Collection[str] | None = None) -> RunRecord:
-    """Read a run; `figures` are the `names` for `read_metrics`."""
+def read_run(folder: Path, names: Collection[str] | None = None) -> RunRecord:
+    """Read a run; `names` are those for `read_metrics`."""
     unreadable: list[str] = []
     report = unreadable.append
     return RunRecord(
         folder=folder,
         recipe=read_recipe(folder / RECIPE, report),
-        metrics=read_metrics(folder, figures),
+        metrics=read_metrics(folder, names),
         environment=read_object(folder / ENVIRONMENT, report),
         starts=read_objects(folder / STARTS, report),
         inputs=read_object(folder / INPUTS, report),
@@ -328,8 +328,8 @@ def list_runs(folder: Path, conditions: Sequence[str] = (), order: str | None = 
 
 
 def values_of(run: Path, folder: Path) -> Values:
-    recipe, status, figures = read_recipe(run / RECIPE), read_status(run), last_figures(run)
-    evaluated = {key: value for key, value in figures.items() if key.startswith(EVALUATED)}
+    recipe, status, metrics = read_recipe(run / RECIPE), read_status(run), last_metrics(run)
+    evaluated = {key: value for key, value in metrics.items() if key.startswith(EVALUATED)}
     stage, state, steps, tags = recipe.get("stage"), status.get("state"), status.get("steps"), recipe.get("tags")
     try:
         started = datetime.fromisoformat(str(read_object(run / ENVIRONMENT).get("started"))).timestamp()
@@ -338,13 +338,13 @@ def values_of(run: Path, folder: Path) -> Values:
     return {
         "name": str(run.relative_to(folder)) if run != folder else run.name,
         "stage": stage if isinstance(stage, str) else None,
-        "state": state if isinstance(state, str) else "not started" if not figures else "unknown",
-        "step": figures.get("step"),
+        "state": state if isinstance(state, str) else "not started" if not metrics else "unknown",
+        "step": metrics.get("step"),
         "steps": steps if isinstance(steps, int) else None,
-        "tokens": figures.get("tokens"),
-        "loss": figures.get("loss"),
+        "tokens": metrics.get("tokens"),
+        "loss": metrics.get("loss"),
         "bits_per_byte": sum(evaluated.values()) / len(evaluated) if evaluated else None,
-        "tokens_per_second": figures.get("tokens_per_second"),
+        "tokens_per_second": metrics.get("tokens_per_second"),
         "age": time.time() - started,
         "tags": [str(tag) for tag in tags] if isinstance(tags, list) else [],
         **evaluated,

@@ -25,8 +25,8 @@ from cpt.distributed import (
     is_main_process,
     main_process_decides,
     name_of_launcher,
+    print_once,
     same_command,
-    tell,
     world_size,
 )
 from cpt.errors import DISTRIBUTION, CheckpointError, CptError, Interrupted, LaunchError, RecipeError, RestartNeeded
@@ -178,7 +178,7 @@ def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0, train
     folder = main_process_decides(claim)
     if new and "--new" in sys.argv:
         os.environ[CONTINUE] = f"the same command with `name={folder.name}` instead of `--new`"
-        tell(f"This run is in {folder}. {same_command()} continues it.")
+        print_once(f"This run is in {folder}. {same_command()} continues it.")
     return Run(folder, lock)
 
 

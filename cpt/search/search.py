@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from cpt.distributed import tell
+from cpt.distributed import print_once
 from cpt.errors import Interrupted, RecipeError, TrainingError
 from cpt.files import free_name, write_atomic
 from cpt.formatting import open_console
@@ -105,7 +105,7 @@ class Search:
 
     def start(self, drawn: Any, environment: Mapping[str, str]) -> Trial:
         overrides = overrides_of(drawn.params)
-        tell(f"{name_of(drawn.number)} of {self.space.settings.trials}: {', '.join(overrides)}")
+        print_once(f"{name_of(drawn.number)} of {self.space.settings.trials}: {', '.join(overrides)}")
         run, log = Run(self.folder / name_of(drawn.number)), self.folder / LOGS / f"{name_of(drawn.number)}.log"
         if run.folder.is_dir() and (lock := hold(run.folder, SECONDS_TO_END)) is not None:
             lock.close()  # it was held while a process of an earlier search was saving
@@ -133,7 +133,7 @@ class Search:
         if has_ended:
             self.end(trial, points[-1][1] if points else None)
         elif trial.signalled_at is None and new.keys() - reported.keys() and trial.drawn.should_prune():
-            tell(f"{trial.run.folder.name} is pruned at {points[-1][0]:,} tokens: {points[-1][1]:.5g}")
+            print_once(f"{trial.run.folder.name} is pruned at {points[-1][0]:,} tokens: {points[-1][1]:.5g}")
             trial.is_pruned = True
             trial.signal(signal.SIGTERM)
         elif trial.is_pruned and time.monotonic() - (trial.signalled_at or 0) > SECONDS_TO_END:
@@ -147,7 +147,7 @@ class Search:
         self.failures, before = 0, self.failures
         if is_finished and last is not None and math.isfinite(last):
             self.study.tell(number, last)
-            tell(f"{name} complete: {last:.6g}")
+            print_once(f"{name} complete: {last:.6g}")
         elif trial.is_pruned:
             trial.run.write_status("pruned", message="not among the better trials", exit_code=0)
             self.study.tell(number, state=states.PRUNED)
@@ -167,7 +167,7 @@ class Search:
                 reason = next((line.strip() for line in reversed(printed) if line.strip()), code)
             trial.drawn.set_user_attr(REASON, reason)
             self.study.tell(number, state=states.FAIL)
-            tell(f"{name} failed: {reason}")
+            print_once(f"{name} failed: {reason}")
             has_diverged = status.get("error") == TrainingError.__name__ or is_finished and last is not None
             self.failures = 0 if has_diverged else before + 1
         self.write_results()
@@ -217,9 +217,11 @@ class Search:
             table.add_row(one["run"], one["state"], value, *map(shortened, drawn), shortened(one["reason"]))
         open_console().print(table, markup=False)
         if best is None:
-            tell("No trial is complete yet.")
+            print_once("No trial is complete yet.")
         else:
-            tell(f"Train the best recipe: cpt train {best}\nCompare the trials: cpt compare {self.folder}/trial-*")
+            print_once(
+                f"Train the best recipe: cpt train {best}\nCompare the trials: cpt compare {self.folder}/trial-*"
+            )
 
 
 def remove_weights(run: Path) -> None:
@@ -269,7 +271,7 @@ def range_test(
     }
     words = [*overrides, *(f"{key}={in_yaml(value)}" for key, value in changes.items())]
     load_recipe(recipe, words)  # report its mistakes first
-    tell(f"{run.folder}: {steps} steps, {low:g} to {high:g} ...")
+    print_once(f"{run.folder}: {steps} steps, {low:g} to {high:g} ...")
     code, signalled = Child([*TRAIN, str(recipe), *words, *options]).wait_for_end()
     if signalled == signal.SIGINT:
         raise typer.Exit(130)
@@ -287,11 +289,13 @@ def range_test(
         losses.append(mean / (1 - decay**number))
     lowest = min(range(len(losses)), key=losses.__getitem__)
     above = next((at for at in range(lowest, len(losses)) if losses[at] > RISE * losses[lowest]), None)
-    tell(f"The smoothed loss is lowest at {rates[lowest]:.1e}: {losses[lowest]:.4g}")
+    print_once(f"The smoothed loss is lowest at {rates[lowest]:.1e}: {losses[lowest]:.4g}")
     if above is not None:
-        tell(f"It exceeds that by a tenth at {rates[above]:.1e}")
+        print_once(f"It exceeds that by a tenth at {rates[above]:.1e}")
     if above is None and len(points) == len(logged):
-        tell(f"It did not diverge up to {high:g}, so no rate is suggested. Repeat with a higher rate, and --new.")
+        print_once(
+            f"It did not diverge up to {high:g}, so no rate is suggested. Repeat with a higher rate, and --new."
+        )
     else:
         suggested = in_yaml(float(f"{rates[lowest] / 10:.1e}"))
-        tell(f"Suggested peak: optimizer.learning_rate={suggested}, a tenth of the rate at the lowest loss.")
+        print_once(f"Suggested peak: optimizer.learning_rate={suggested}, a tenth of the rate at the lowest loss.")

@@ -77,8 +77,8 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
 
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
         """Log without TRL's token count, which restarts at each resume."""
-        for figures in self.trl_metrics.values():
-            figures.pop("num_tokens", None)
+        for logged in self.trl_metrics.values():
+            logged.pop("num_tokens", None)
         super().log(logs, *arguments, **options)
 
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
@@ -93,11 +93,11 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
     def measure_held_out(self) -> dict[str, float]:
         """Return loss and TRL's metrics of each set of examples, and bits per byte of each set of texts."""
         texts = {name: held_out for name, held_out in self.held_out.items() if held_out.form in PACKED}
-        figures = dict[str, float]()
+        metrics = dict[str, float]()
         for name, held_out in self.held_out.items():
             if name not in texts:
-                figures |= {f"{name}_{key}": value for key, value in self.measure(held_out).items()}
-        return figures | (self.measure_texts(texts) if texts else {})
+                metrics |= {f"{name}_{key}": value for key, value in self.measure(held_out).items()}
+        return metrics | (self.measure_texts(texts) if texts else {})
 
     def measure(self, held_out: HeldOutSet) -> dict[str, float]:
         """Return the metrics of one set, averaged over its examples, and their number.
@@ -108,14 +108,14 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         own = self.trl_metrics[self.metrics_of_evaluation]
         for numbers, count in self.batches_of(len(held_out.rows)):
             own.clear()
-            figures = self.metrics_of_batch([held_out.rows[number] for number in numbers])
+            metrics = self.metrics_of_batch([held_out.rows[number] for number in numbers])
             own.pop("num_tokens", None)  # counts the training so far
             for name, values in own.items():
                 # parts of TRL's loss, such as `nll_loss`, must not look like the loss of another set
                 is_part = name.endswith(LOSS)
                 if values:
-                    figures[f"loss/{name.removesuffix(LOSS)}" if is_part else name] = sum(values) / len(values)
-            for name, value in figures.items():
+                    metrics[f"loss/{name.removesuffix(LOSS)}" if is_part else name] = sum(values) / len(values)
+            for name, value in metrics.items():
                 sums[name], seen[name] = sums.get(name, 0.0) + count * value, seen.get(name, 0) + count
             self.call_prediction_step()
         own.clear()

@@ -220,14 +220,14 @@ class GenerationBatches(PromptTrainer):
 
     # --- safety ------------------------------------------------------------------------------------------------------
 
-    def metrics_to_check(self, figures: torch.Tensor) -> torch.Tensor:
+    def metrics_to_check(self, metrics: torch.Tensor) -> torch.Tensor:
         """Check only whether both are finite.
 
         The size of a loss is meaningless here: advantages have no level, and probability ratios are unbounded. Steps
         without gradients are common (all answers equally good), followed by a step with some. So loss and gradient
         must be finite, and clipping limits large gradients; without clipping the norm is checked as in other stages.
         """
-        loss, norm = figures
+        loss, norm = metrics
         clipped = norm if self.args.max_grad_norm <= 0 else norm * 0
         return torch.stack((loss * 0, clipped))
 

@@ -74,10 +74,10 @@ class SPOTrainer(RewardedTrainer):
         rho = self.tracker.learn(answered, rewards.tolist())
         surprise = rewards - before
         known = surprise[~surprise.isnan()]
-        figures = {"value/mean": before.mean().item(), "value/drift": self.tracker.drift, "value/rho": rho}
+        metrics = {"value/mean": before.mean().item(), "value/drift": self.tracker.drift, "value/rho": rho}
         if len(known):
-            figures["value/error"] = known.abs().mean().item()
-        for name, value in figures.items():
+            metrics["value/error"] = known.abs().mean().item()
+        for name, value in metrics.items():
             self.add_metric(name, value)
         if len(known) > 1:
             surprise = (surprise - known.mean()) / known.std(correction=0).clamp(min=config.least_deviation)
@@ -139,10 +139,10 @@ class ValueTracker:
 
     def state(self) -> dict[str, Any]:
         known = [(tracked.value, tracked.count, tracked.seen_at) for tracked in self.prompts.values()]
-        figures = torch.tensor(known, dtype=torch.float64).reshape(-1, 3)
+        metrics = torch.tensor(known, dtype=torch.float64).reshape(-1, 3)
         return {
             "prompts": torch.tensor(list(self.prompts), dtype=torch.int64),
-            "figures": figures,
+            "figures": metrics,
             "drift": self.drift,
         }
 

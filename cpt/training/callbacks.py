@@ -60,20 +60,20 @@ class Alert(TrainerCallback):
 
     Args:
         run: the run's folder.
-        figure: the metric's name in metrics.jsonl: `grad_norm` or `eval_general_loss`.
+        metric: the metric's name in metrics.jsonl: `grad_norm` or `eval_general_loss`.
         above, below: bounds; at least one.
     """
 
-    def __init__(self, run: Path, *, figure: str, above: float | None = None, below: float | None = None) -> None:
+    def __init__(self, run: Path, *, metric: str, above: float | None = None, below: float | None = None) -> None:
         if above is None and below is None:
-            raise RecipeError(f"an alert on `{figure}` needs `above` or `below`.")
-        self.run, self.figure, self.above, self.below = run, figure, above, below
+            raise RecipeError(f"an alert on `{metric}` needs `above` or `below`.")
+        self.run, self.metric, self.above, self.below = run, metric, above, below
         self.was_beyond = False
         self.known: set[str] = set()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.known |= kwargs["logs"].keys()
-        value = kwargs["logs"].get(self.figure)
+        value = kwargs["logs"].get(self.metric)
         if not state.is_world_process_zero or not isinstance(value, int | float):
             return
         bound = ""
@@ -82,14 +82,14 @@ class Alert(TrainerCallback):
         elif self.below is not None and not value >= self.below:
             bound = f"below {self.below:g}"
         if bound and not self.was_beyond:
-            message = f"Step {state.global_step}: {self.figure} is {value:.6g}, {bound}."
-            record_event(self.run, "alert", message, step=state.global_step, figure=self.figure, value=str(value))
+            message = f"Step {state.global_step}: {self.metric} is {value:.6g}, {bound}."
+            record_event(self.run, "alert", message, step=state.global_step, metric=self.metric, value=str(value))
         self.was_beyond = bool(bound)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if state.is_world_process_zero and self.known and self.figure not in self.known:
-            message = f"The alert's metric {self.figure} was never logged. Logged: {', '.join(sorted(self.known))}."
-            record_event(self.run, "alert_without_figure", message, step=state.global_step, figure=self.figure)
+        if state.is_world_process_zero and self.known and self.metric not in self.known:
+            message = f"The alert's metric {self.metric} was never logged. Logged: {', '.join(sorted(self.known))}."
+            record_event(self.run, "alert_without_metric", message, step=state.global_step, metric=self.metric)
 
 
 CALLBACKS: dict[str, type[Alert] | type[Cost]] = {"alert": Alert, "cost": Cost}
@@ -153,9 +153,9 @@ class Watch(TrainerCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
-        figures = {name: float(value) for name, value in kwargs["logs"].items() if isinstance(value, int | float)}
-        figures |= {"step": float(state.global_step), "tokens": float(state.global_step * self.tokens_per_step)}
-        sentence = self.watch(figures, **self.options)
+        metrics = {name: float(value) for name, value in kwargs["logs"].items() if isinstance(value, int | float)}
+        metrics |= {"step": float(state.global_step), "tokens": float(state.global_step * self.tokens_per_step)}
+        sentence = self.watch(metrics, **self.options)
         if sentence is not None and not isinstance(sentence, str):
             raise TypeError(f"expected a message (str) or None, got {type(sentence).__name__}")
         if sentence:
@@ -336,8 +336,8 @@ def describe_logs(logs: dict[str, Any], names: Iterable[str] = FORMATS) -> str:
         if f"{name}_bits_per_byte" in keys:
             sets.append(f"{name} {logs[f'eval_{name}_bits_per_byte']:.4f} bits per byte")
         else:
-            figures = [FORMATS[one].format(logs[f"eval_{name}_{one}"]) for one in HELD_OUT if f"{name}_{one}" in keys]
-            sets.append(f"{name} {' '.join(figures)}")
+            metrics = [FORMATS[one].format(logs[f"eval_{name}_{one}"]) for one in HELD_OUT if f"{name}_{one}" in keys]
+            sets.append(f"{name} {' '.join(metrics)}")
     return f"held out: {', '.join(sets)}" if sets else ""
 
 

@@ -146,24 +146,24 @@ class StepGuard(TrainerCallback):
         if self.released is not None:
             norm, skip = self.released.norm().to(self.loss_of_step.device), self.skip
             self.loss_guard.learn_norm(norm, skipped=skip)
-            figures = torch.stack((self.loss_of_step, norm))
-            self.loss_guard.note(state.global_step + 1, torch.cat((figures, self.spikes.float())))
+            metrics = torch.stack((self.loss_of_step, norm))
+            self.loss_guard.note(state.global_step + 1, torch.cat((metrics, self.spikes.float())))
             self.count_loss(skip | ~norm.isfinite())
             return
         if self.trainer.is_deepspeed_enabled:
             return
         self.norm.copy_(self.measure_norm())
-        figures = torch.stack((self.trainer.loss_since_log, self.norm))
+        metrics = torch.stack((self.trainer.loss_since_log, self.norm))
         if args.world_size > 1:
-            dist.all_reduce(figures)
-            figures /= args.world_size
-        skip = self.check_metrics(figures)
+            dist.all_reduce(metrics)
+            metrics /= args.world_size
+        skip = self.check_metrics(metrics)
         self.count_loss(skip)
         kernel, scaler = self.kernel_of_optimizer(), self.trainer.accelerator.scaler
         if kernel is not None:
             kernel.found_inf = skip.float()
             return
-        loss, norm = figures.tolist()  # only here the host waits: this kernel does not read a device flag
+        loss, norm = metrics.tolist()  # only here the host waits: this kernel does not read a device flag
         # The scaler skips steps with infinite gradients, and lowers its scale.
         scale_is_too_large = scaler is not None and math.isfinite(loss) and not math.isfinite(norm)
         if bool(skip) and not scale_is_too_large:
@@ -196,13 +196,13 @@ class StepGuard(TrainerCallback):
         reads = self.trainer.accelerator.scaler is None and reads_scale(kernel)
         return kernel if reads and not self.trainer.is_fsdp_enabled else None
 
-    def check_metrics(self, figures: torch.Tensor) -> torch.Tensor:
+    def check_metrics(self, metrics: torch.Tensor) -> torch.Tensor:
         """Return whether to skip the current step, on the device."""
         assert self.loss_guard is not None, "steps are only checked with a guard"
         step = self.trainer.state.global_step + 1
         if step in self.new_data_from:  # another phase's data may have another loss level
             self.loss_guard.forget()
-        return self.loss_guard.check(step, self.trainer.metrics_to_check(figures))
+        return self.loss_guard.check(step, self.trainer.metrics_to_check(metrics))
 
     # --- steps that update in the backward pass ----------------------------------------------------------------------
 
@@ -216,8 +216,8 @@ class StepGuard(TrainerCallback):
             if self.trainer.state.global_step + 1 in self.new_data_from:
                 self.loss_guard.forget()
             self.loss_of_step = loss.detach().float()
-            figures = torch.stack((self.loss_of_step, torch.zeros_like(self.loss_of_step)))
-            self.skip, self.spikes = self.loss_guard.decide(figures)
+            metrics = torch.stack((self.loss_of_step, torch.zeros_like(self.loss_of_step)))
+            self.skip, self.spikes = self.loss_guard.decide(metrics)
             self.released.begin(self.skip)
         self.backward_pass(loss, **options)
 

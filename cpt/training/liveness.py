@@ -84,7 +84,7 @@ class Heartbeat(TrainerCallback):
         self.is_over.set()
         self.thread.join()
         self.ended = own_words(problem)
-        self.tell()
+        self.write()
 
     def watch(self) -> None:
         """Outside of training, count processor time as progress; waiting for others uses almost none."""
@@ -93,7 +93,7 @@ class Heartbeat(TrainerCallback):
             now = time.perf_counter()
             with self.lock:
                 if now - self.written >= SECONDS_BETWEEN_PULSES:
-                    self.tell()
+                    self.write()
             if self.phase not in OUTSIDE_OF_TRAINING or now - looked < SECONDS_BETWEEN_CPU_LOOKS:
                 continue
             worked_before, worked = worked, seconds_worked()
@@ -130,9 +130,9 @@ class Heartbeat(TrainerCallback):
             self.step = step
             if phase != self.phase or time.perf_counter() - self.written >= SECONDS_BETWEEN_WRITES:
                 self.phase = phase
-                self.tell()
+                self.write()
 
-    def tell(self) -> None:
+    def write(self) -> None:
         self.written, self.pulse = time.perf_counter(), self.pulse + 1
         median = statistics.median(self.seconds) if len(self.seconds) >= 3 else None
         # Sum over all devices, since the current device of another thread is always 0. This process uses one.

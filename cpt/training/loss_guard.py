@@ -42,13 +42,13 @@ def scales(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(SMALL, device=device), torch.tensor(HARMLESS, device=device)
 
 
-def on_one_scale(figures: torch.Tensor) -> torch.Tensor:
+def on_one_scale(metrics: torch.Tensor) -> torch.Tensor:
     """Convert loss and gradient norm [2] to logarithms, in units of HARMLESS.
 
     asinh is the logarithm for large values, and accepts a loss of 0 or less as well.
     """
-    small, harmless = scales(figures.device)
-    return (figures / small).asinh() / harmless
+    small, harmless = scales(metrics.device)
+    return (metrics / small).asinh() / harmless
 
 
 def robust(step: torch.Tensor, history: torch.Tensor, count: torch.Tensor, *, sigmas: float = 6.0) -> torch.Tensor:
@@ -125,17 +125,17 @@ class SpikeDetector:
         self.unread: deque[int] = deque()
         self.noted = 0
 
-    def check(self, step: int, figures: torch.Tensor) -> torch.Tensor:
-        """Return on the device whether to skip the update; `figures`: [2], loss and norm, equal on all ranks."""
-        skip, spikes = self.decide(figures)
-        self.note(step, torch.cat((figures.float(), spikes.float())))
+    def check(self, step: int, metrics: torch.Tensor) -> torch.Tensor:
+        """Return on the device whether to skip the update; `metrics`: [2], loss and norm, equal on all ranks."""
+        skip, spikes = self.decide(metrics)
+        self.note(step, torch.cat((metrics.float(), spikes.float())))
         return skip
 
-    def decide(self, figures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def decide(self, metrics: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return whether to skip, and [2], whether loss and norm are spikes; `note` sends them to the host."""
-        values = on_one_scale(figures.float())
+        values = on_one_scale(metrics.float())
         spikes = self.spikes(values, self.history, self.accepted.clamp(max=self.window)).expand(2)
-        spikes = torch.stack((spikes[0] | (figures[0] > self.highest_loss), spikes[1]))
+        spikes = torch.stack((spikes[0] | (metrics[0] > self.highest_loss), spikes[1]))
         skip = (spikes | (values - values != 0)).any()  # the difference is NaN for non-finite values
         slot = (self.accepted % self.window).expand(2, 1)
         self.history.scatter_(1, slot, torch.where(skip, self.history.gather(1, slot), values[:, None]))

@@ -271,10 +271,10 @@ class MachineUse(TrainerCallback):
                 signs = [sign for sign in read_heartbeats(self.run) if sign.rank < args.world_size]
                 self.largest_peak = max([self.largest_peak, *(sign.gpu_peak_gib or 0.0 for sign in signs)])
         if has_gpu:
-            figures = torch.cuda.memory_stats()  # of this process's GPU, without a synchronization
+            stats = torch.cuda.memory_stats()  # of this process's GPU, without a synchronization
             for kind in ("allocated", "reserved"):
-                logs[f"gpu_memory_{kind}_gib"] = round(figures.get(f"{kind}_bytes.all.current", 0) / GIB, 3)
-            logs[PEAK] = max(round(figures.get("allocated_bytes.all.peak", 0) / GIB, 3), self.largest_peak)
+                logs[f"gpu_memory_{kind}_gib"] = round(stats.get(f"{kind}_bytes.all.current", 0) / GIB, 3)
+            logs[PEAK] = max(round(stats.get("allocated_bytes.all.peak", 0) / GIB, 3), self.largest_peak)
 
     def gpu_state(self) -> dict[str, float]:
         """Empty if NVML does not answer, as in some containers and on GPU slices; do not retry then."""

@@ -154,9 +154,9 @@ class Preemption(TrainerCallback):
         number = self.received
         if self.group is not None:
             now = time.perf_counter()
-            figures = torch.tensor([float(number), (now - pace.asked_at) / pace.calls])
-            dist.all_reduce(figures, op=dist.ReduceOp.MAX, group=self.group)
-            largest, seconds = figures.tolist()
+            slowest = torch.tensor([float(number), (now - pace.asked_at) / pace.calls])
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=self.group)
+            largest, seconds = slowest.tolist()
             calls = int(SECONDS_BETWEEN_AGREEMENTS / max(seconds, 1e-9))
             pace.calls_between = max(1, min(MOST_CALLS_BETWEEN, calls))
             pace.asked_at, pace.calls, number = now, 0, int(largest)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
-from cpt.distributed import rank, same_command, tell, world_size
+from cpt.distributed import print_once, rank, same_command, world_size
 from cpt.errors import ResourceError, RestartNeeded
 from cpt.runs.events import record_event
 from cpt.runs.folder import read_object
@@ -44,7 +44,7 @@ def restart(problem: RestartNeeded, words: Sequence[str]) -> NoReturn:
         raise problem
     if world_size() > 1 or count > MOST_WITHOUT_PROGRESS:
         raise RestartNeeded(f"{problem} {same_command()} does so.") from problem
-    tell(str(problem))
+    print_once(str(problem))
     os.environ[RESTARTS] = f"{count} {problem}"
     sys.stdout.flush()
     sys.stderr.flush()

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from cpt.checkpoints.sharding import FSDP, PLAIN, ZERO
 from cpt.data.rows.packing import IGNORED
-from cpt.distributed import tell
+from cpt.distributed import print_once
 from cpt.hf_internals import attention_of
 from cpt.models.attention import PartOfRows, attend_over_processes, check_shared_rows
 from cpt.optim.adamw import OneKernelAdamW
@@ -166,7 +166,7 @@ class Gradients:
             weight.grad_dtype = torch.float32
         self.are_fp32 = bool(halves)
         if halves:
-            tell("Gradients: accumulated in fp32 over the micro-batches of a step.")
+            print_once("Gradients: accumulated in fp32 over the micro-batches of a step.")
 
     def average(self) -> None:
         """Average each gradient over all processes, after the last micro-batch of a step."""

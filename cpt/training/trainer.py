@@ -17,7 +17,7 @@ from cpt.data.rows.held_out import HeldOutSet
 from cpt.data.rows.loader import CPTDataLoader
 from cpt.data.rows.mixture import RowsOfSteps
 from cpt.data.rows.packing import stack_rows
-from cpt.distributed import main_process_decides, tell
+from cpt.distributed import main_process_decides, print_once
 from cpt.errors import Interrupted, RecipeError
 from cpt.evaluation.scoring import measure_and_keep, read_evaluations
 from cpt.hf_internals import TrainerHooks
@@ -113,9 +113,9 @@ class CPTTrainer(TrainerHooks, Trainer):
     def on_rollback(self) -> None:
         """Called when the run resumes without the rows of skipped steps."""
 
-    def metrics_to_check(self, figures: torch.Tensor) -> torch.Tensor:
+    def metrics_to_check(self, metrics: torch.Tensor) -> torch.Tensor:
         """Loss and gradient norm of a step, for its guard."""
-        return figures
+        return metrics
 
     # --- before the first step ---------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class CPTTrainer(TrainerHooks, Trainer):
             and all(weight.dtype == torch.bfloat16 for weight in model.parameters())
         ):
             accelerator.native_amp = False
-            tell("Autocast: off, because all weights are bfloat16.")
+            print_once("Autocast: off, because all weights are bfloat16.")
 
     def shown_at_first(self, rows: Dataset[dict[str, torch.Tensor]]) -> Any:
         """A placeholder for the rows while Hugging Face's trainer is built."""
@@ -229,7 +229,9 @@ class CPTTrainer(TrainerHooks, Trainer):
                 partitioned=self.is_deepspeed_enabled,
             )
             if isinstance(self.optimizer, OneKernelAdamW) and self.optimizer.has_master:
-                tell(f"Weights: half precision, with an fp32 master copy (`model.dtype: {self.recipe.model.dtype}`).")
+                print_once(
+                    f"Weights: half precision, with an fp32 master copy (`model.dtype: {self.recipe.model.dtype}`)."
+                )
         return self.optimizer
 
     def create_scheduler(
@@ -331,7 +333,7 @@ class CPTTrainer(TrainerHooks, Trainer):
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
         """Log metrics of each held-out set; empty if a signal stopped it: the resumed run evaluates again."""
         try:
-            figures = self.measure_held_out()
+            measured = self.measure_held_out()
         except Interrupted:
             self.control.should_save = self.control.should_training_stop = True
             return {}
@@ -340,7 +342,7 @@ class CPTTrainer(TrainerHooks, Trainer):
             raise
         finally:
             self.engine.reshard()
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics

@@ -38,7 +38,7 @@ def verdicts(recipe, *words):
 def test_too_little_memory_for_the_longest_rows_is_found(tiny_recipe, tmp_path):
     found, findings, code = verdicts(evaluated_recipe(tiny_recipe, tmp_path, stage=WRONG))
     assert code == 2 and [step for step in found if found[step] == "FAILED"] == ["longest rows"]
-    assert "out of memory" in findings["longest rows"]["figure"] and found["first steps"] == "not run"
+    assert "out of memory" in findings["longest rows"]["result"] and found["first steps"] == "not run"
 
 
 @pytest.mark.slow

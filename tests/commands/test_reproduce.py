@@ -57,7 +57,7 @@ def compared(tmp_path):
 def test_the_first_figure_that_differs_in_its_last_bit_is_named(compared, place, figures):
     found = compared(place, **figures)
     assert found.difference is not None and not found.is_bit_equal
-    assert (found.difference["step"], found.difference["figure"]) == (LINES[place]["step"], *figures)
+    assert (found.difference["step"], found.difference["metric"]) == (LINES[place]["step"], *figures)
     assert str(found.difference["now"]) in report(found, ["versions: numpy 1 -> 2"])[0]
 
 

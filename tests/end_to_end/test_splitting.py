@@ -75,10 +75,10 @@ class Runs:
         """The run's folder."""
         return self.folder / "runs" / name
 
-    def losses(self, name, figure="loss"):
-        """That figure of each step."""
+    def losses(self, name, metric="loss"):
+        """That metric of each step."""
         lines = [json.loads(line) for line in (self.of(name) / "metrics.jsonl").read_text().splitlines()]
-        return [line[figure] for line in lines if figure in line and "loss" in line]
+        return [line[metric] for line in lines if metric in line and "loss" in line]
 
 
 @pytest.fixture(scope="module")
@@ -122,11 +122,11 @@ def test_one_recipe_has_the_same_losses_however_it_is_split(runs, way):
 @pytest.mark.slow
 def test_the_loss_of_each_source_is_that_of_all_processes_together(runs):
     """With one micro-batch a step: of several, one is looked at."""
-    for figure in ("loss_domain", "loss_general", "tokens_domain"):
-        alone = runs.losses("alone-at-once", figure)
+    for metric in ("loss_domain", "loss_general", "tokens_domain"):
+        alone = runs.losses("alone-at-once", metric)
         assert len(alone) >= 2 and alone != runs.losses("alone-at-once", "loss")
         for way in ("plain", "zero2", "zero3"):
-            assert runs.losses(way, figure) == pytest.approx(alone, rel=1e-4), (way, figure)
+            assert runs.losses(way, metric) == pytest.approx(alone, rel=1e-4), (way, metric)
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def sets(corpus, tokenizer, packing="best_fit"):
 
 
 def bits(model, held_out):
-    return document_losses(model, held_out, batch_size=2)["held"].figures()["bits_per_byte"]
+    return document_losses(model, held_out, batch_size=2)["held"].metrics()["bits_per_byte"]
 
 
 def test_training_continues_as_if_there_had_been_no_evaluation(held_out):
@@ -68,7 +68,7 @@ def test_a_run_keeps_the_losses_of_its_first_and_last_evaluation(held_out, model
     for step in (0, 5, 10):
         figures = measure_and_keep(model, held_out, batch_size=4, run_folder=tmp_path, step=step)
     expected = document_losses(model, held_out, batch_size=4)["held"]
-    assert figures["held_bits_per_byte"] == pytest.approx(expected.figures()["bits_per_byte"])
+    assert figures["held_bits_per_byte"] == pytest.approx(expected.metrics()["bits_per_byte"])
     assert list(saved_losses(tmp_path)) == [0, 10]
     assert load_losses(saved_losses(tmp_path)[0])["held"].nats.tolist() == expected.nats.tolist()
 
@@ -109,8 +109,8 @@ LOSSES = DocumentLosses(
 
 def test_figures_are_sums_over_documents():
     expected = {"loss": 2 * math.log(2), "perplexity": 4, "bits_per_byte": 12 / 40, "accuracy": 0.5, "tokens": 6}
-    assert LOSSES.figures() == pytest.approx(expected)
-    assert replace(LOSSES, nats=LOSSES.nats * 1e9).figures()["perplexity"] == math.inf
+    assert LOSSES.metrics() == pytest.approx(expected)
+    assert replace(LOSSES, nats=LOSSES.nats * 1e9).metrics()["perplexity"] == math.inf
 
 
 def test_what_is_saved_is_loaded_whatever_the_sets_are_called(tmp_path):

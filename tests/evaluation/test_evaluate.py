@@ -77,7 +77,7 @@ def test_models_of_different_tokenizers_are_compared_by_document(models, held_ou
     one, two = (measure(Model(path=str(models / name)), request).losses["held"] for name in ("one", "two"))
     assert one.num_tokens.tolist() != two.num_tokens.tolist() and one.hashes.tolist() == two.hashes.tolist()
     found = bits_per_byte_difference([one], [two])
-    both = [side.figures()["bits_per_byte"] for side in (one, two)]
+    both = [side.metrics()["bits_per_byte"] for side in (one, two)]
     assert found.items == 12 and found.difference == pytest.approx(both[1] - both[0])
 
 

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from cpt.runs.folder import last_figures, read_metrics, read_object, read_recipe, read_status
+from cpt.runs.folder import last_metrics, read_metrics, read_object, read_recipe, read_status
 
 LINES = [
     {"step": 1, "tokens": 10, "loss": 2.5},
@@ -44,10 +44,10 @@ def test_damaged_metrics_are_skipped(tmp_path, rubbish):
     assert read_metrics(written(tmp_path, LINES[0], rubbish)).columns["loss"].tolist() == [2.5]
 
 
-def test_the_last_figures_come_from_the_end_of_the_file(tmp_path):
+def test_the_last_metrics_come_from_the_end_of_the_file(tmp_path):
     evaluation = {"step": 1, "tokens": 10, "eval_a_bits_per_byte": 1.5}
     many = [{"step": step, "tokens": 10 * step, "loss": 1 / step, "padding": "x" * 1000} for step in range(2, 4000)]
-    found = last_figures(written(tmp_path, LINES[0], evaluation, *many, b'{"step": 5000, "lo'))
+    found = last_metrics(written(tmp_path, LINES[0], evaluation, *many, b'{"step": 5000, "lo'))
     assert found == {"step": 3999, "tokens": 39990, "loss": 1 / 3999, "eval_a_bits_per_byte": 1.5}
 
 

@@ -54,7 +54,7 @@ def test_a_function_sees_all_figures_and_its_sentences_are_alerts(trained):
 
 @pytest.mark.heavy
 def test_a_class_may_add_figures_and_end_the_run(trained):
-    trainer = trained({"name": "tiny_watchers:Adds", "figure": "seven", "stop_at": 1})
+    trainer = trained({"name": "tiny_watchers:Adds", "metric": "seven", "stop_at": 1})
     assert read_metrics(trainer.run_folder).curve("seven")[1].tolist()[:1] == [7.0]
     assert trainer.state.global_step == 1
 
@@ -81,7 +81,7 @@ def test_an_error_that_is_meant_for_the_user_ends_the_run(trained):
     [
         ("costs", "`cost`"),
         ("cost", "`dollars_per_gpu_hour`"),
-        ({"name": "alert", "figure": "loss"}, "`above`"),
+        ({"name": "alert", "metric": "loss"}, "`above`"),
         ({"name": "tiny_watchers:note", "abov": 1}, "`above`"),
         ("tiny_watchers:NoCallback", "TrainerCallback"),
     ],
@@ -94,7 +94,7 @@ def test_mistakes_are_found_before_the_run(callback, named):
 
 def alerts_of(folder, values, **bounds):
     """(kind, step) of the events that these gradient norms cause."""
-    alert = Alert(folder, figure="grad_norm", **bounds)
+    alert = Alert(folder, metric="grad_norm", **bounds)
     for step, value in enumerate(values, start=1):
         state = TrainerState(global_step=step, is_world_process_zero=True)
         alert.on_log(None, state, TrainerControl(), logs={"other": 1.0} if value is None else {"grad_norm": value})
@@ -123,7 +123,7 @@ ALL = {
     "profile": 2,
     "callbacks": [
         {"name": "cost", "dollars_per_gpu_hour": 2.5},
-        {"name": "alert", "figure": "loss", "above": 0.1},
+        {"name": "alert", "metric": "loss", "above": 0.1},
         {"name": "tiny_watchers:note", "above": 0.0},
     ],
 }
