@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks.data.environments import python_of, why_not
 from benchmarks.data.memory import Watch
 from benchmarks.data.peers.clock import Job, Measured
+from cpt.errors import DISTRIBUTION
 
 ROOT = Path(__file__).parents[2]
 PEERS = Path(__file__).parent / "peers"
@@ -58,9 +59,14 @@ class System:
 
 
 SYSTEMS = {
-    "ours": System("cpt", "benchmarks.data.ours", "cpt", is_whole=True),
+    "ours": System("cpt", "benchmarks.data.ours", DISTRIBUTION, is_whole=True),
     "ours_whole": System(
-        "cpt, all tokenised first", "benchmarks.data.ours", "cpt", variant="whole", is_whole=True, wastes_like="ours"
+        "cpt, all tokenised first",
+        "benchmarks.data.ours",
+        DISTRIBUTION,
+        variant="whole",
+        is_whole=True,
+        wastes_like="ours",
     ),
     "gigatoken": System(
         "gigatoken `encode_batch`", "benchmarks.data.encoders", "gigatoken", is_whole=True, is_encoder=True
