@@ -42,7 +42,11 @@ def default_cache_dir() -> Path:
 
 
 def publish_once(
-    folder: Path, fill: Callable[[Path], None], *, durable: bool = True, is_sound: Callable[[Path], bool] = Path.exists
+    folder: Path,
+    fill: Callable[[Path], None],
+    *,
+    durable: bool = True,
+    is_intact: Callable[[Path], bool] = Path.exists,
 ) -> Path:
     """Call `fill` on a new folder, then rename it to `folder`; do nothing if `folder` exists.
 
@@ -51,15 +55,15 @@ def publish_once(
 
     Args:
         durable: wait for the disk, so that the folder survives a power cut and not only a killed process.
-        is_sound: whether an existing folder is intact; a damaged one is made again, and logged.
+        is_intact: whether an existing folder is intact; a damaged one is made again, and logged.
     """
-    if folder.exists() and is_sound(folder):
+    if folder.exists() and is_intact(folder):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with lock_file(folder).open("a") as lock:
             is_locked = lock_open_file(lock)
-            if folder.exists() and not is_sound(folder):  # another process may have repaired it in the meantime
+            if folder.exists() and not is_intact(folder):  # another process may have repaired it in the meantime
                 report_damage(folder)
                 shutil.rmtree(folder)
             if not folder.exists():
@@ -91,10 +95,10 @@ def publish_derived(folder: Path, fill: Callable[[Path], None]) -> Path:
         digests = {file.name: size_and_hash(file)[1] for file in unfinished.iterdir()}
         (unfinished / DIGESTS).write_text(sealed(digests))
 
-    return publish_once(folder, fill_and_seal, is_sound=has_sound_files)
+    return publish_once(folder, fill_and_seal, is_intact=has_intact_files)
 
 
-def has_sound_files(folder: Path) -> bool:
+def has_intact_files(folder: Path) -> bool:
     """Whether the files of a folder from `publish_derived` are intact."""
     try:
         digests = unsealed((folder / DIGESTS).read_bytes())

@@ -64,7 +64,7 @@ def damages(folder: Path) -> list[CheckpointDamage]:
     try:
         manifest = read_manifest(folder)
     except CheckpointError as problem:
-        return [CheckpointDamage(MANIFEST, "no sound manifest", str(problem))]
+        return [CheckpointDamage(MANIFEST, "no valid manifest", str(problem))]
     return wrong_names_and_sizes(folder, manifest) or wrong_contents(folder, manifest.files)
 
 
@@ -169,7 +169,7 @@ def refuse_changed_weights(checkpoint: Path) -> None:
         listing = "\n".join(f"  {damage}" for damage in found)
         raise CheckpointError(
             f"{checkpoint} differs from what was written:\n{listing}\nChoose another checkpoint; `cpt verify`"
-            " lists the sound ones."
+            " lists the intact ones."
         )
 
 

@@ -1,4 +1,4 @@
-"""Choose the checkpoint that a run resumes from: the newest sound one. Damaged ones are renamed, never deleted."""
+"""Choose the checkpoint that a run resumes from: the newest intact one. Damaged ones are renamed, never deleted."""
 
 import json
 import os
@@ -48,9 +48,9 @@ def choose_checkpoint(
     """Choose where the run in this folder resumes; the main process decides for all.
 
     Args:
-        resume: `latest`: the newest sound checkpoint. `none`: the beginning. A path: that checkpoint. Newer ones are
+        resume: `latest`: the newest intact checkpoint. `none`: the beginning. A path: that checkpoint. Newer ones are
             moved into set-aside/.
-        allow_restart: start from the beginning if no checkpoint is sound.
+        allow_restart: start from the beginning if no checkpoint is intact.
         trust: let the pickles of a checkpoint without a manifest call functions.
     """
 
@@ -68,8 +68,8 @@ def choose_checkpoint(
 
 
 def latest_point(folder: Path, *, allow_restart: bool, trust: bool) -> ResumePoint:
-    """The newest sound checkpoint; without any, the run's beginning, which may be another run's checkpoint."""
-    checkpoint = newest_sound(folder)
+    """The newest intact checkpoint; without any, the run's beginning, which may be another run's checkpoint."""
+    checkpoint = newest_intact(folder)
     if checkpoint is not None:
         return ResumePoint(checkpoint, read_manifest(checkpoint))
     bad = [*bad_checkpoints(folder), *published_checkpoints(folder)]  # including those that could not be renamed
@@ -80,11 +80,11 @@ def latest_point(folder: Path, *, allow_restart: bool, trust: bool) -> ResumePoi
             reason = note.read_text().strip() if note.is_file() else "; ".join(map(str, defects(path)))
             listing += f"\n  {path.name}: {reason}"
         raise CheckpointError(
-            f"{folder} has no sound checkpoint left:{listing}\nCopy one back from the archive, or start from the"
+            f"{folder} has no intact checkpoint left:{listing}\nCopy one back from the archive, or start from the"
             " beginning with --allow-restart."
         )
     if bad:
-        record_event(folder, "restarted", f"No checkpoint of {folder} is sound: --allow-restart starts over.", step=0)
+        record_event(folder, "restarted", f"No checkpoint of {folder} is intact: --allow-restart starts over.", step=0)
     began = folder / BEGAN
     if not began.exists():
         return ResumePoint()
@@ -96,8 +96,8 @@ def latest_point(folder: Path, *, allow_restart: bool, trust: bool) -> ResumePoi
     return named_point(folder, Path(other), trust=trust)
 
 
-def newest_sound(folder: Path, *, up_to: int | None = None) -> Path | None:
-    """The newest sound checkpoint up to a step, or None; damaged ones become bad-checkpoint-N. For one process."""
+def newest_intact(folder: Path, *, up_to: int | None = None) -> Path | None:
+    """The newest intact checkpoint up to a step, or None; damaged ones become bad-checkpoint-N. For one process."""
     for checkpoint in reversed(published_checkpoints(folder)):
         step = step_of(checkpoint)
         if up_to is not None and step > up_to:

@@ -108,8 +108,8 @@ def format_cost(choices: RecipeChoices, target: Target, price: float | None) -> 
     money = ""
     if price is not None and target.gpus:
         money = f"; {choices.way.hours[0] * target.gpus * price:,.2f} at {price:g} per GPU hour"
-    span = f"about {expected}, {least} to {most}, by assumed shares of the peak"
-    return f"{span}{money}, without evaluation and saving."
+    span = f"about {expected} ({least} to {most}; estimated, without evaluation and saving)"
+    return f"{span}{money}."
 
 
 def recipe_text(

@@ -159,10 +159,10 @@ def table(title: str, moment: MemorySnapshot) -> str:
 
 def format_room(who: str, memory: float, usable: float, size: float) -> str:
     room = usable * memory
-    there = f"{room:.1f} GiB of {memory:.4g} that a run can have on {who}"
+    there = f"{room:.1f} GiB of {memory:.4g} that a run can use on {who}"
     if size / GIB > room:
         return f"  Does not fit: {size / GIB - room:.1f} GiB more than the {there}."
-    return f"  Fits in the {there}: {size / GIB / room:.0%} used."
+    return f"  Fits: {size / GIB / room:.0%} of the {there}."
 
 
 def format_speed(speed: Speed, planned: "PlannedRun", target: Target, price: float | None) -> str:

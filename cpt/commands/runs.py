@@ -91,7 +91,7 @@ def verify_command(
         content = [
             {
                 "folder": str(one.folder),
-                "sound": not one.found,
+                "intact": not one.found,
                 "step": one.step,
                 "bytes": one.num_bytes,
                 "damages": [asdict(damage) for damage in one.found],

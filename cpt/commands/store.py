@@ -113,7 +113,7 @@ def find_damage(folder: Path, description: SourceDescription) -> str | None:
             files = TokenFiles(folder / name)
         except DataError as problem:
             return str(problem)
-        if files.description.digest != digest or not files.is_sound():
+        if files.description.digest != digest or not files.is_intact():
             return f"{files.folder}: the stored tokens are damaged. Delete the folder; the next run makes it again."
     return None
 

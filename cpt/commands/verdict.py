@@ -59,7 +59,8 @@ def show(verdict: Verdict, run: Run, console: Console) -> None:
         interval = "{:+.1f} to {:+.1f} %".format(*one.difference.percents[1:]) if one.difference else "none"
         change = f"{100 * (one.after / one.before - 1):+.1f} %"
         numbers = (format_count(one.documents), f"{one.before:.4f}", f"{one.after:.4f}", change, interval)
-        table.add_row(f"{escape(one.name)} ({kind}), bits per byte", *numbers, one.outcome)
+        name = escape(one.name) if one.name == kind else f"{escape(one.name)} ({kind})"
+        table.add_row(f"{name}, bits per byte", *numbers, one.outcome)
     for test in [*verdict.domain_test, *verdict.tasks]:
         found, name = test.against, f"{escape(test.name)}, {test.metric}"
         if found is None:

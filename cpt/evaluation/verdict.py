@@ -246,23 +246,21 @@ def domain_sentence(domain: Difference, other: str) -> str:
         return f"{what}: on held-out domain text {change}.{few}"
     if outcome != "unknown":
         gain = max(0.0, -domain.percents[1])
-        excluded = f"a gain of more than {gain:.1f} % on held-out domain text is excluded"
-        return f"It did not work: {excluded} ({evidence(domain)})."
-    open_ = f"held-out domain text may have become better or worse ({evidence(domain)})"
+        return f"It did not work: held-out domain text is at most {gain:.1f} % better ({evidence(domain)})."
+    open_ = f"held-out domain text may be better or worse than before ({evidence(domain)})"
     return f"Whether it worked is unknown: {open_}.{more(domain)}"
 
 
 def general_sentence(general: Difference, what: str = "general text") -> str:
     outcome, text = outcome_of_set(general, is_general=True), what[0].upper() + what[1:]
     if outcome == "better":
-        return f"{text} became better, by {relative(general)}."
+        return f"{text} became {relative(general)} better."
     if outcome == "worse":
         return f"It cost {relative(general)} more bits per byte on {what}."
     loss = max(0.0, general.percents[2])
     if outcome != "unknown":
-        return f"{text} is as good as before: a loss of more than {loss:.1f} % is excluded ({evidence(general)})."
-    open_ = f"a loss of {loss:.1f} % cannot be excluded ({evidence(general)})"
-    return f"Whether {what} became worse is unknown: {open_}.{more(general)}"
+        return f"{text} is at most {loss:.1f} % worse ({evidence(general)})."
+    return f"{text} may be up to {loss:.1f} % worse ({evidence(general)}).{more(general)}"
 
 
 def verdict_of_run(

@@ -55,7 +55,7 @@ class LogitDifference:
         return self.largest <= self.allowed
 
     def __str__(self) -> str:
-        return f"{self.largest:.2g} (largest logit {self.largest_logit:.3g}, allowed {self.allowed:.2g})"
+        return f"{self.largest:.2g} (allowed {self.allowed:.2g}; largest logit {self.largest_logit:.3g})"
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def reload_and_compare(
     what, library = ("The export", "transformers") if base is None else ("The adapter", "peft")
     if not found.is_allowed:
         raise CheckpointError(f"{what.lower()} has different logits if plain {library} loads it: difference {found}.")
-    return f"{what} loaded back by plain {library}, in a process without cpt: largest difference of logits {found}."
+    return f"{what} loaded back by plain {library}, in a process without cpt: largest logit difference {found}."
 
 
 def logits_in_another_process(

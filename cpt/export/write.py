@@ -85,9 +85,9 @@ def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iter
         model, proof = merge_proven(base, lambda base: with_adapter(base, trained), text, dtype, options.tolerance)
         changed = f"({proof.changed} of {proof.tensors} tensors)"
         yield f"The adapter changes logits by up to {proof.effect.largest:.3g} {changed}."
-        yield f"Adapter against merged model in float32: largest difference of logits {proof.merged}."
+        yield f"Adapter against merged model in float32: largest logit difference {proof.merged}."
         if dtype != torch.float32:
-            yield f"Adapter against merged model in {name_of(dtype)}: largest difference of logits {proof.exported}."
+            yield f"Adapter against merged model in {name_of(dtype)}: largest logit difference {proof.exported}."
         if proof.exported.largest > proof.effect.largest:
             yield f"warning: rounding to {name_of(dtype)} changes more than the adapter did. Use --dtype float32."
     else:
@@ -96,7 +96,7 @@ def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iter
         if model.dtype != dtype:
             before, stored = logits_of(model, text.ids), model.dtype
             rounding = difference(before, logits_of(rounded_to(model, dtype), text.ids), dtype, options.tolerance)
-            yield f"Rounded from {name_of(stored)} to {name_of(dtype)}: largest difference of logits {rounding}."
+            yield f"Rounded from {name_of(stored)} to {name_of(dtype)}: largest logit difference {rounding}."
             if not rounding.is_allowed:
                 raise CheckpointError("rounding changes the model more than that. Use --dtype float32 or --tolerance.")
     vocabulary = check_vocabulary(vocabulary_size(model.config), tokenizer)

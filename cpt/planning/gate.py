@@ -61,6 +61,7 @@ LEAST_LEARNING_RATE, HIGHEST_FOR_ADAMW = 1e-6, 1e-2
 LORA_BAND = (1e-5, 5e-4)  # the sweep of arXiv 2405.09673
 LARGEST_PEAKS = {1_000_000_000: (3e-3, "SmolLM 135M, huggingface/smollm"), None: (6e-4, "Falcon 7B, its card")}
 MOST_WARMUP, STRONG_REPLAY = 0.1, 0.5
+LONG_RUN = 10_000_000  # tokens
 REWARMING = "arXiv 2403.08763"
 REPLAYED = ("replay", "general")
 
@@ -314,6 +315,10 @@ def craft_warnings(recipe: Recipe, parameters: int | None, max_positions: int | 
         elif total is not None and warmup > MOST_WARMUP * total:
             key = f"`schedule.{'warmup_share' if share else 'warmup_tokens'}`"
             found.append(f"{key} is {100 * warmup / total:.0f} % of the budget: 0.5 to 2 % is usual ({REWARMING})")
+    if recipe.checkpoints.every_tokens is recipe.checkpoints.every_steps is None and (total or 0) >= LONG_RUN:
+        found.append(
+            "`checkpoints` has no interval, so a crash loses the whole run: with `every_steps: 0.1` it saves ten times"
+        )
     length, batch = recipe.data.sequence_length, recipe.budget.global_batch_tokens
     if max_positions is not None and length > max_positions:
         found.append(

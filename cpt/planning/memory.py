@@ -95,7 +95,7 @@ def plan_memory(
         return MemoryPlan(tuple(whole), max(whole, key=lambda moment: moment.size), is_counted, alone)
     libraries = Term("CUDA and its libraries", CONTEXT + (COMMUNICATION if setup.gpus > 1 else 0), "assumed")
     for moment in moments:
-        between = Term("room between blocks", FRAGMENTATION * moment.size, f"{FRAGMENTATION:.0%} of the above")
+        between = Term("fragmentation", FRAGMENTATION * moment.size, f"{FRAGMENTATION:.0%} of the above")
         whole.append(MemorySnapshot(moment.name, (*moment.terms, between, libraries)))
     _, waiting = activations.of_rows(setup.sequences).kept_with(setup)
     host = MemorySnapshot("host", (*terms_of_host(facts, setup, waiting, snapshot=snapshot), processes))

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from cpt.checkpoints.resume import newest_sound, published_checkpoints, set_aside, step_of
+from cpt.checkpoints.resume import newest_intact, published_checkpoints, set_aside, step_of
 from cpt.distributed import is_main_process, main_process_decides, same_command
 from cpt.errors import Interrupted, RestartNeeded, TrainingError
 from cpt.models.inventory import vocabulary_size
@@ -302,7 +302,7 @@ class StepGuard(TrainerCallback):
             )
         bad = budget.roll_back()
         trainer.checkpointer.wait_for_saves()
-        checkpoint = main_process_decides(lambda: newest_sound(folder, up_to=bad[0].step - 1))
+        checkpoint = main_process_decides(lambda: newest_intact(folder, up_to=bad[0].step - 1))
         what = "continues, because no checkpoint is older"
         if checkpoint is not None:
             what = f"resumes from {checkpoint.name} without their rows"

@@ -78,7 +78,7 @@ def test_what_a_run_needs_to_resume_differs_between_plain_ddp_and_zero():
         assert lacking_state(ZERO - {name}, 2), name
 
 
-def test_weights_alone_are_sound_and_no_run_continues_from_them(tmp_path):
+def test_weights_alone_are_intact_and_no_run_continues_from_them(tmp_path):
     weights = save_checkpoint(tmp_path, 3, sealed=False).rename(tmp_path / "weights-3")
     seal(weights, 3, kind="weights")
     assert verify_path(tmp_path)[0].found == []
@@ -96,8 +96,8 @@ def test_everything_that_a_run_has_published_is_verified_in_order(tmp_path):
         ("checkpoint-4", 4, []),
         ("checkpoint-8", 8, []),
         ("checkpoint-12", 12, ["hash"]),
-        ("checkpoint-16", None, ["no sound manifest"]),
-        ("final", None, ["no sound manifest"]),
+        ("checkpoint-16", None, ["no valid manifest"]),
+        ("final", None, ["no valid manifest"]),
     ]
 
 

@@ -8,7 +8,7 @@ from cpt.checkpoints.resume import (
     choose_checkpoint,
     complete_checkpoints,
     latest_checkpoint,
-    newest_sound,
+    newest_intact,
     published_checkpoints,
     wanted_checkpoint,
 )
@@ -61,7 +61,7 @@ def test_a_bad_checkpoint_on_a_read_only_disk_is_passed_over(tmp_path, monkeypat
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr("pathlib.Path.rename", refuse)
-    assert newest_sound(tmp_path) == tmp_path / "checkpoint-4"
+    assert newest_intact(tmp_path) == tmp_path / "checkpoint-4"
     damage(tmp_path / "checkpoint-4" / "optimizer.pt", "zeros")
     with pytest.raises(CheckpointError, match="checkpoint-4: optimizer.pt: hash"):
         choose_checkpoint(tmp_path)
@@ -70,7 +70,7 @@ def test_a_bad_checkpoint_on_a_read_only_disk_is_passed_over(tmp_path, monkeypat
 def test_a_roll_back_finds_the_newest_checkpoint_up_to_its_step(tmp_path):
     for step in (4, 8):
         save_checkpoint(tmp_path, step)
-    assert newest_sound(tmp_path, up_to=7) == tmp_path / "checkpoint-4" and newest_sound(tmp_path, up_to=3) is None
+    assert newest_intact(tmp_path, up_to=7) == tmp_path / "checkpoint-4" and newest_intact(tmp_path, up_to=3) is None
 
 
 # --- `--resume` ------------------------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ def test_a_full_disk_names_the_folder_and_leaves_nothing_that_looks_complete(lar
         tokenized(large, workers=0)
     (folder,) = (tmp_path / "cache" / "tokens").iterdir()
     finished = [shard for shard in folder.glob("*") if shard.is_dir() and not shard.suffix]
-    assert not (folder / "description.json").exists() and all(TokenFiles(shard).is_sound() for shard in finished)
+    assert not (folder / "description.json").exists() and all(TokenFiles(shard).is_intact() for shard in finished)
 
 
 def test_large_sources_are_encoded_by_gigatoken_once_it_is_proven(large, tokenized, tokenizer_folder, monkeypatch):

@@ -17,7 +17,7 @@ LSTM = "examples.lstm.lstm_language_model"
 def test_rounding_is_reported_and_the_export_in_shards_is_exact_in_its_own_dtype(base_folder, tmp_path):
     report = export(base_folder, "-o", tmp_path / "out", "--max-shard-size", "50KB")
     assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
-    assert "Rounded from float32 to bfloat16" in report and "without cpt: largest difference of logits 0 " in report
+    assert "Rounded from float32 to bfloat16" in report and "without cpt: largest logit difference 0 " in report
     with pytest.raises(CheckpointError, match="rounding"):
         export(base_folder, "-o", tmp_path / "strict", "--tolerance", "1e-7")
 

@@ -42,7 +42,7 @@ def tiny_model(model_type="llama", **changes):
 def test_a_quantised_export_is_smaller_and_loads_without_cpt(method, tied, tokenizer_folder, tmp_path):
     model = save_llama(tmp_path / "model", tokenizer_folder, seed=1, tie_word_embeddings=tied, **WIDE)
     report = export(model, "-o", tmp_path / "out", "--quantize", method, "--max-rise", "1")
-    assert "in a process without cpt: largest difference of logits" in report
+    assert "in a process without cpt: largest logit difference" in report
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"Loss from {method}" in report and f"Loss from {method}" in card and "# out\n" in card
     assert "quantization_config" in json.loads((tmp_path / "out" / "config.json").read_text())

@@ -160,6 +160,7 @@ SOUND = {
     "budget": {"tokens": 10**9, "global_batch_tokens": 2**20},
     "optimizer": {"learning_rate": 3e-5},
     "schedule": {"name": "rewarm_cosine", "warmup_tokens": 10**7},
+    "checkpoints": {"every_steps": 0.1},
 }
 UNKNOWN_BASE = {"path": "a/b"}
 
@@ -188,6 +189,7 @@ def replaying(share: float) -> dict:
         ({"schedule": {"name": "cosine", "warmup_tokens": 2 * 10**8}}, "20 %"),
         ({"data": {**replaying(0.05), "sequence_length": 8192}}, "4,096 positions"),
         ({"budget": {"tokens": 10**9, "global_batch_tokens": 2**24}}, "4,194,304"),
+        ({"checkpoints": {}}, "`checkpoints`"),
     ],
 )
 def test_one_setting_outside_its_band_is_one_warning(sections, warning):

@@ -274,7 +274,7 @@ def test_whichever_checkpoint_file_is_damaged_the_run_ends_with_the_same_weights
         assert is_same(run, straight), (name, how)
 
 
-def test_a_run_without_a_sound_checkpoint_stops_and_restarts_only_with_the_option(train, copy, straight):
+def test_a_run_without_an_intact_checkpoint_stops_and_restarts_only_with_the_option(train, copy, straight):
     run = copy()
     for checkpoint in checkpoints(run):
         damage(run / checkpoint / "optimizer.pt", "flipped bit")

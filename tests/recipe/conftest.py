@@ -1,4 +1,4 @@
-"""A small sound recipe, and the mistakes of a faulty one."""
+"""A small valid recipe, and the mistakes of a faulty one."""
 
 import sys
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def load(here: Path) -> Load:
-    """Load a recipe from its text; `only` stands alone, else it is added to a sound one."""
+    """Load a recipe from its text; `only` stands alone, else it is added to a valid one."""
 
     def load_text(added: str = "", *overrides: str, only: str | None = None, lora: bool = False) -> Recipe:
         Path("r.yaml").write_text(SOUND + added if only is None else only)

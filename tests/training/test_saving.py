@@ -135,7 +135,7 @@ def test_a_checkpoint_is_pushed_to_the_hub_once_it_is_published(tiny_recipe, tmp
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_the_first_save_is_read_back_until_one_is_sound(tiny_recipe, tmp_path, monkeypatch, in_background):
+def test_the_first_save_is_read_back_until_one_is_intact(tiny_recipe, tmp_path, monkeypatch, in_background):
     """The disk changes the weights of the first two."""
     read_back, seen = saving.read_back, []
 

@@ -45,8 +45,8 @@ class Hit:
     share: float  # of the evaluation document's words, those in the training document
 
     def __str__(self) -> str:
-        found = f"contains {self.share:.0%} of the words of {self.set_name}, {self.evaluation_document}"
-        return f'{self.where} ({self.source}) {found}, among them "{self.words}"'
+        found = f"contains {self.share:.0%} of the words of {self.evaluation_document} (set {self.set_name})"
+        return f'{self.where} ({self.source}) {found}, for example "{self.words}"'
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from xxhash import xxh3_128_hexdigest
 
-from cpt.cache import has_sound_files, hold, key_of, publish_derived, size_of, write_once
+from cpt.cache import has_intact_files, hold, key_of, publish_derived, size_of, write_once
 from cpt.data.examples.encoder import fitting
 from cpt.data.rows.packing import FORMAT, Layout, PackedRows
 from cpt.data.rows.selection import AFTER_MAX_TOKENS, Chosen, Selection, part_by_score
@@ -357,7 +357,7 @@ class WindowedRows:
     def prepare(self, window: int) -> None:
         """Make a window that is missing or damaged."""
         entry = self.entry(window)
-        if entry.rows and not has_sound_files(self.window_folder(window)):
+        if entry.rows and not has_intact_files(self.window_folder(window)):
             self.make(window)
 
     def make(self, window: int) -> None:

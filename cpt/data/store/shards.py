@@ -36,7 +36,7 @@ from cpt.data.store.token_files import (
     TokenFiles,
     TokenWriter,
     bucket,
-    is_sound_shard,
+    is_intact_shard,
 )
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, UserCodeError
@@ -147,7 +147,7 @@ class ShardWork:
         def fill(folder: Path) -> None:
             store = bucket()
             if store is not None and store.get(self.folder / name, folder):
-                if not is_sound_shard(folder):
+                if not is_intact_shard(folder):
                     raise store.damaged(self.folder / name)
                 if self.accepts(TokenFiles(folder).description):
                     return
@@ -155,7 +155,7 @@ class ShardWork:
                     path.unlink()
             fill_shard(self, shard, folder)
 
-        publish_once(self.folder / name, fill, durable=False, is_sound=is_sound_shard)
+        publish_once(self.folder / name, fill, durable=False, is_intact=is_intact_shard)
 
     def accepts(self, stored: ShardDescription | SourceDescription) -> bool:
         """False if an earlier run skipped bad rows that are an error now."""

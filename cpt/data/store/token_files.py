@@ -128,7 +128,7 @@ class TokenFiles:
     def __reduce__(self) -> tuple[Any, tuple[Path]]:
         return TokenFiles, (self.folder,)
 
-    def is_sound(self) -> bool:
+    def is_intact(self) -> bool:
         """Whether the arrays match their digests; reads them without the mapping, which would keep them in memory."""
         names = arrays(self.description.scored, self.description.segmented)
         return digest_of([size_and_hash(self.folder / f"{name}.bin")[1] for name in names]) == self.description.digest
@@ -207,9 +207,9 @@ def arrays(scored: bool, segmented: bool) -> list[str]:
     return [name for name in ARRAYS if not absent.get(name)]
 
 
-def is_sound_shard(folder: Path) -> bool:
+def is_intact_shard(folder: Path) -> bool:
     try:
-        return TokenFiles(folder).is_sound()
+        return TokenFiles(folder).is_intact()
     except DataError:
         return False
 

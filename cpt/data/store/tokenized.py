@@ -36,7 +36,7 @@ from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Source
 
 FEW = 100  # above this, listing the folder is faster than a query per shard
-TRIES = 2  # attempts to read a sound shard; it is made again after each
+TRIES = 2  # attempts to read an intact shard; it is made again after each
 PROOF_BYTES = 2**20  # below this, verifying gigatoken takes longer than it saves
 # These keys change how documents are used, but not their tokens.
 NEUTRAL = {"path", "name", "weight", "filters", "transforms", "licence", "max_tokens", "max_epochs", "streaming"}
@@ -97,7 +97,7 @@ class TokenizedSource:
                 files = TokenFiles(folder)
                 if not self.work.accepts(files.description):
                     rmtree(folder, ignore_errors=True)
-                elif not verified or (number, files.written) in self._verified or files.is_sound():
+                elif not verified or (number, files.written) in self._verified or files.is_intact():
                     break
             self.proven_work(self.plan.shards[number], folder.name)
             self.check_files(number)
