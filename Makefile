@@ -74,9 +74,9 @@ test-gpu: $(INSTALLED) ## the tests that need a CUDA GPU
 test-network: $(INSTALLED) ## the tests that need the Hugging Face Hub or the package index
 	HF_HUB_OFFLINE=0 $(BIN)/python -m pytest -m network $(ARGS) || $(call unless_there_are_none,network)
 
-coverage: $(INSTALLED) ## which lines of cpt/ the test suite runs, in the processes that it starts too
+coverage: $(INSTALLED) ## which lines of cpt/ the default and the slow tests run, in the processes that they start too: an hour on 2 cores
 	rm -rf build/coverage
-	$(subst -m pytest,-m coverage run -m pytest,$(PYTEST)) -n $(WORKERS) --dist worksteal -k 'not compiled_once' $(ARGS) # torch compiles nothing while lines are counted
+	$(subst -m pytest,-m coverage run -m pytest,$(PYTEST)) -n $(WORKERS) --dist worksteal -m 'not long and not quantized and not cluster and not gpu and not network' -k 'not compiled_once' $(ARGS) # torch compiles nothing while lines are counted
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
