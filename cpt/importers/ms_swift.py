@@ -52,12 +52,11 @@ NOT_LISTED = re.compile(
 )
 # Nor are these, with these values: its defaults.
 OTHER_DEFAULTS = """
-    acc_strategy=token adam_beta1=0.9 adam_epsilon=1e-08 add_non_thinking_prefix=true data_seed=42 dataset_num_proc=1
-    average_tokens_across_devices=true dataloader_pin_memory=true dataset_shuffle=true
-    download_mode=reuse_dataset_if_exists
-    ds3_gather_for_generation=true enable_npu_model_patch=true eval_do_concat_batches=true eval_strategy=no
-    half_precision_backend=auto
-    init_weights=true length_column_name=length load_from_cache_file=true log_level=passive log_level_replica=warning
+    acc_strategy=token adam_beta1=0.9 adam_epsilon=1e-08 add_non_thinking_prefix=true
+    average_tokens_across_devices=true data_seed=42 dataloader_pin_memory=true dataset_num_proc=1 dataset_shuffle=true
+    download_mode=reuse_dataset_if_exists ds3_gather_for_generation=true enable_npu_model_patch=true
+    eval_do_concat_batches=true eval_strategy=no half_precision_backend=auto init_weights=true
+    length_column_name=length load_from_cache_file=true log_level=passive log_level_replica=warning
     log_on_each_node=true logging_first_step=true logging_nan_inf_filter=true logging_strategy=steps lora_bias=none
     loss_scale=default max_grad_norm=1.0 max_new_tokens=64 max_shard_size=5gb max_steps=-1 metric_for_best_model=loss
     num_beams=1 padding_side=right past_index=-1 ray_scope=last safe_serialization=true save_safetensors=true
@@ -69,6 +68,7 @@ DEFAULT_OF = dict(word.split("=") for word in OTHER_DEFAULTS.split())
 COMMAND = re.compile(
     r"(?:^|[\s/])(?:swift(?:\s+|/cli/|\.cli\.)(pt|sft|rlhf)(?:\.py)?|llamafactory-cli\s+train)(?:\s|$)"
 )
+AFTER_COMMAND = re.compile(r"\s(?:#|\||;|&|\d?>).*")
 ASSIGNMENT = re.compile(r"(?:^|\s)(\w+)=(\"[^\"]*\"|'[^']*'|\S*)")
 VARIABLE = re.compile(r"\$\{?(\w+)(?::?-([^}]*))?\}?")
 ARITHMETIC = re.compile(r"\$\((?:expr |\()\s*(\d+)\s*([*/])\s*(\d+)\s*\)?\)")
@@ -183,6 +183,8 @@ def read_script(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     if len(found) != 1:
         names = "`swift pt`, `swift sft`, `swift rlhf` or `llamafactory-cli train`"
         raise RecipeError(f"{path}: expected one command {names}, found {len(found)}.")
+    if "config" in found[0]:
+        raise RecipeError(f"{path}: the arguments are in another file: cpt import {found[0]['config']}")
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         for key in re.findall(r"--([\w-]+)", line):
@@ -205,9 +207,7 @@ def commands(text: str) -> list[dict[str, Any]]:
         if command:
             launcher = re.findall(r"--(nproc_per_node|nnodes)[= ](\d+)", before)
             about = {"command": command[1], "ENV": shell | assigned | {key.upper(): value for key, value in launcher}}
-            words = shlex.split(
-                re.sub(r"\s#.*", "", line[command.end() :])
-            )  # its own comments begin inside words, too
+            words = shlex.split(AFTER_COMMAND.sub("", line[command.end() :]))
             found.append(arguments(words) | (about if command[1] else {}))
         elif re.match(r"\s*(export\s+)?\w+=", line):
             shell |= assigned

@@ -354,7 +354,7 @@ def translate_budget_and_optimizer(config: Translation) -> float:
     if name != "constant":  # their default floor is 0, cpt's is 0.1
         lowest = float(options.pop("min_lr", 0)) / (rate or 5e-5)
         floors = (config.take_number("cosine_min_lr_ratio"), options.pop("min_lr_rate", 0), lowest)
-        config.put("schedule.floor", float(max(floors)))
+        config.put("schedule.floor", round(float(max(floors)), 6))
     for key, value in options.items():
         config.drop(f"lr_scheduler_kwargs.{key}", value, "")
     amounts = {key: config.take_number(key) for key in ("warmup_steps", "warmup_ratio")}

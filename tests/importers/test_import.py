@@ -290,7 +290,7 @@ def test_what_cpt_does_not_train_is_refused_with_one_sentence(tmp_path, config, 
         "swift sft --model a/b --dataset c/d\nswift rlhf --model a/b --dataset c/d\n",
         "swift sft --model a/b --dataset $DATA\n",
         "swift sft --model 'a/b --dataset c/d\n",
-        "swift sft config.yaml\n",
+        "swift sft config.yaml 2>&1 | tee log\n",
     ],
 )
 def test_a_script_without_one_complete_command_is_refused(tmp_path, script):
