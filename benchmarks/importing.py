@@ -11,7 +11,9 @@ import re
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+from benchmarks.readme import table, write_part
 from cpt.commands.recipes import translated
 from cpt.errors import CptError
 from cpt.recipe.load import load_recipe
@@ -24,28 +26,27 @@ def main() -> None:
     """Import all configs, and write the counts and the reasons."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.importing", description=__doc__)
     parser.add_argument("folders", type=Path, nargs="+")
-    parser.add_argument("--verbose", action="store_true", help="also print each config that was refused")
-    asked = parser.parse_args()
-    rows, failures = [], 0
-    for folder in asked.folders:
-        with TemporaryDirectory() as scratch:
-            outcomes = {path: outcome_of(path, Path(scratch)) for path in configs_in(folder, Path(scratch))}
-        counts = Counter(kind for kind, _ in outcomes.values())
-        failures += counts["failed"]
-        for path, (kind, text) in outcomes.items():
-            if kind == "failed" or kind == "refused" and asked.verbose:
-                print(f"{kind}: {path}\n    {text}")
-        print(f"{folder.name}: {dict(counts)}")
-        reasons = Counter(
-            text.removeprefix(str(path)).lstrip(":0123456789 ")
-            for path, (kind, text) in outcomes.items()
-            if kind == "refused"
-        )
-        rows.append(
-            {"source": folder.name, "configs": len(outcomes), **counts, "reasons": dict(reasons.most_common())}
-        )
+    rows = [import_all(folder.resolve()) for folder in parser.parse_args().folders]
     RESULTS.write_text(json.dumps({"results": rows}, indent=1) + "\n")
-    raise SystemExit(failures > 0)
+    heads = ("source", "configs", "imported", "refused", "failed")
+    write_part("benchmarks.importing", table(heads, [[str(row[head]) for head in heads] for row in rows]))
+    raise SystemExit(any(row["failed"] for row in rows))
+
+
+def import_all(folder: Path) -> dict[str, Any]:
+    """Return the counts of a source distribution, and how often each reason was given; print what failed."""
+    counts, reasons = Counter(imported=0, refused=0, failed=0), Counter()
+    with TemporaryDirectory() as scratch:
+        for path in configs_in(folder, Path(scratch)):
+            kind, text = outcome_of(path, Path(scratch))
+            counts[kind] += 1
+            if kind == "refused":
+                place = re.compile(rf"^{re.escape(str(path))}[\d: ]*")
+                reasons[place.sub("", text).replace(f"{folder}/", "")] += 1
+            elif kind == "failed":
+                print(f"{path}: {text}")
+    print(f"{folder.name}: {dict(counts)}")
+    return {"source": folder.name, "configs": counts.total(), **counts, "reasons": dict(reasons.most_common())}
 
 
 def configs_in(folder: Path, scratch: Path) -> list[Path]:

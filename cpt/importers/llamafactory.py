@@ -100,7 +100,11 @@ def flatten_v1(config: Translation) -> Info:
     config.values["dataset"] = [*entries] if named else []
     if any(entry.get("converter") == "pair" for entry in entries.values()):
         config.values["stage"] = "dpo"  # in v1 the command names it: `llamafactory-cli dpo`
-    for entry in entries.values():
+    if held_out := config.take("eval_dataset"):
+        config.drop("eval_dataset", held_out, "see evaluation.perplexity")
+    for name, entry in entries.items():
+        if entry.get("weight"):
+            config.drop(f"{name}.weight", entry["weight"], "of rows; see data.sources[].weight, of tokens")
         entry["file_name" if entry.get("source") == "local" else "hf_hub_url"] = entry.get("path")
         entry |= {"num_samples": entry.get("size"), "formatting": entry.get("converter", "messages")}
     return entries, place

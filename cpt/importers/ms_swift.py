@@ -38,17 +38,23 @@ LORA_DEFAULTS = {"r": 8, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules
 LORA_OPTIONS = ("lora_rank", "lora_alpha", "lora_dropout", "target_modules")
 ROLES = {"messages": "messages", "query": "user", "response": "assistant", "system": "system"}
 ROLES |= {"rejected_response": "rejected", "label": "label", "tools": "tools"}
+THINKING = r"<think>.*</think>\s*<answer>.*</answer>"
+REWARDS = {"accuracy": {"name": "maths_answer"}, "format": {"name": "format", "pattern": THINKING}}
 BETAS = {"grpo": 0.04, "simpo": 2.0}
 STAGES = {"pt": "cpt", "sft": "sft", "rm": "reward", "simpo": "cpo"}
 STAGES |= {name: name for name in ("dpo", "kto", "orpo", "cpo", "ppo", "grpo", "gkd")}
 VISION = ("max_pixels", "vit_lr", "aligner_lr", "freeze_vit", "freeze_llm", "freeze_aligner")
 VISION_VARIABLES = re.compile(r"PIXELS|FRAMES|MAX_TOKEN_NUM")
-REFUSED = dict.fromkeys(VISION, MULTIMODAL) | {"cached_dataset": "write the datasets from which it was made"}
+REFUSED = {
+    **dict.fromkeys(VISION, MULTIMODAL),
+    "cached_dataset": "write the datasets from which it was made",
+    "micro_batch_size": "a config for `megatron`, whose keys are not those of `swift`",
+}
 # args.json has every argument. These are not listed: what ms-swift found out, and options of what is not used.
 NOT_LISTED = re.compile(
-    r"(global_|local_)?(rank|world_size)|model_(info|meta|suffix|type)|training_args|swift_version|run_name|logging_dir"
-    r"|template|add_version|check_model|evaluation_strategy|ddp_timeout|accelerator_config|freeze_(vit|aligner)|hub.*"
-    r"|(lora_ga|fourier|boft|vera|adapter|adalora|llamapro|reft|galore|lisa|bnb|swanlab|fp16|packing)_.*"
+    r"(global_|local_)?(rank|world_size)|model_(info|meta|suffix|type)|training_args|swift_version|run_name|template"
+    r"|logging_dir|add_version|check_model|evaluation_strategy|ddp_timeout|accelerator_config|freeze_(vit|aligner)"
+    r"|hub.*|(lora_ga|fourier|boft|vera|adapter|adalora|llamapro|reft|galore|lisa|bnb|swanlab|fp16|packing)_.*"
 )
 # Nor are these, with these values: its defaults.
 OTHER_DEFAULTS = """
@@ -139,7 +145,7 @@ def translate_stage(config: Translation) -> str:
     elif stage == "dpo" and (loss := config.take("loss_type")):
         config.put("training.loss_type", words_in(loss), "loss_type")
     elif stage in ("grpo", "ppo"):
-        config.put_rewards({"accuracy": "maths_answer"})
+        config.put_rewards(REWARDS)
     elif stage == "gkd" and not config.values.get("teacher_model"):
         raise config.error("teacher_model", "missing: cpt distills from another model")
     config.add_defaults({"beta": BETAS[asked]} if asked in BETAS else {})

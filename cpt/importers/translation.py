@@ -181,14 +181,14 @@ class Translation:
         elif part:
             self.drop(share, part, "evaluation.held_out_share is a share, at most 0.5")
 
-    def put_rewards(self, names: Mapping[str, str]) -> None:
-        """Translate a reward model, or `reward_funcs`; `names`: the tool's own functions -> those of cpt."""
+    def put_rewards(self, known: Mapping[str, dict[str, Any]]) -> None:
+        """Translate a reward model, or `reward_funcs`; `known`: the tool's own functions -> entries of `rewards`."""
         rewards: list[dict[str, Any]]
         rewards = [{"name": "reward_model", "path": path} for path in words_in(self.take("reward_model", []))]
         asked = words_in(self.take("reward_funcs", []))
-        named = [names.get(name) or ":".join(name.rsplit(".", 1)) for name in asked]
+        named = [known.get(name, {"name": ":".join(name.rsplit(".", 1))}) for name in asked]
         weights = self.take("reward_weights", [1.0] * len(named))
-        rewards += [{"name": name, "weight": weight} for name, weight in zip(named, weights, strict=False)]
+        rewards += [{**reward, "weight": weight} for reward, weight in zip(named, weights, strict=False)]
         how = "reward_funcs" if asked else "reward_model" if rewards else "FILL IN: see docs/reference/training.md"
         self.put("rewards", rewards or [{"name": "exact_match"}], how)
 

@@ -272,6 +272,7 @@ def test_a_stage_of_ms_swift(translate, values, stage):
         ({**SWIFT, "freeze_vit": False, "vit_lr": 1e-5}, "vit_lr"),
         ({**SWIFT, "ENV": {"MAX_PIXELS": 4096}}, "max_pixels"),
         ({**SWIFT, "task_type": "embedding"}, "task_type"),
+        ({**SWIFT, "micro_batch_size": 1, "finetune": True}, "micro_batch_size"),
         ({**SWIFT, "rlhf_type": "gkd"}, "teacher_model"),
     ],
 )
