@@ -91,8 +91,13 @@ def flatten_v1(config: Translation) -> Info:
         config.names["gradient_accumulation_steps"] = "global_batch_size"
     for key in ("model_class", "quant_config.name"):
         config.take(key)
+    return read_v1_datasets(config)
+
+
+def read_v1_datasets(config: Translation) -> Info:
     named = str(config.take("train_dataset", ""))
-    entries, place = {"default": {"path": named, "source": "local" if Path(named).exists() else ""}}, Path()
+    entries: dict[str, Any] = {"default": {"path": named, "source": "local" if Path(named).exists() else ""}}
+    place = Path()
     if named.endswith((".yaml", ".yml")) and (base := base_of(config, named)):
         mistakes = Mistakes()
         entries, place = plain(read_or_raise(base / named, mistakes)), Path(shown_path(base))

@@ -3,6 +3,7 @@
 import math
 import re
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,9 +204,10 @@ def read_script(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 def commands(text: str) -> list[dict[str, Any]]:
     """Return the arguments of each training command, those of ms-swift with the command's name and environment."""
-    found, shell = [], {}
+    found: list[dict[str, Any]] = []
+    shell: dict[str, str] = {}
     for line in re.sub(r"(?m)^\s*#.*\n?", "", text).replace("\\\n", " ").splitlines():
-        line = VARIABLE.sub(lambda found, shell=shell: shell.get(found[1], found[2] or found[0]), line)
+        line = VARIABLE.sub(partial(expanded, shell), line)
         line = ARITHMETIC.sub(calculated, line)
         command = COMMAND.search(line)
         before = line[: command.start()] if command else line
@@ -218,6 +220,10 @@ def commands(text: str) -> list[dict[str, Any]]:
         elif re.match(r"\s*(export\s+)?\w+=", line):
             shell |= assigned
     return found
+
+
+def expanded(shell: dict[str, str], found: re.Match[str]) -> str:
+    return shell.get(found[1], found[2] or found[0])
 
 
 def calculated(found: re.Match[str]) -> str:
