@@ -383,11 +383,11 @@ def translate_interval(config: Translation, section: str, verb: str, epochs: flo
 
 def translate_engine(config: Translation) -> None:
     """Translate DeepSpeed by an existing file, or by the stage in the name of the tool's file; FSDP becomes FSDP2."""
-    from cpt.training.engine_profiles import read_profile  # imports torch, which takes seconds
-
     given = config.take("deepspeed")
     stage = STAGE_IN_NAME.search(str(given).lower())
     if isinstance(given, dict) or given and Path(str(given)).is_file():
+        from cpt.training.engine_profiles import read_profile  # imports torch, which takes seconds
+
         profile = read_profile(given)
         if "offload_optimizer" in profile.get("zero_optimization", {}):
             given = profile | {"zero_force_ds_cpu_optimizer": False}  # keeps the recipe's optimizer
