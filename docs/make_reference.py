@@ -61,7 +61,7 @@ This page lists every key of a recipe with its type, its default and its meaning
 
 - A whole number may be written `1_000_000` or `1e6`. Numbers of tokens take k, M, B and T (`20M`), sizes take kB to
   TB and KiB to TiB.
-- A section may be the path of a YAML file, or have a `base:` that names one and keys of its own on top.
+- A section may be the path of a YAML file, or have a `base:` that names one, and keys that change it.
 - Where a key takes a name, `package.module:function` uses your own function ([extending
   cpt](../howto/extending.md)). Options follow the name: `{name: length, min_characters: 200}`.
 - On the command line each key is `section.key=value`: `cpt train RECIPE optimizer.learning_rate=2e-5

@@ -140,8 +140,8 @@ def of_time(rows: list[Row]) -> list[Row]:
     failures, failed = sum(job["failures"] for job in jobs), sum(job["failed"] for job in jobs)
     cost = fmean(costs) if costs else float("nan")
     rates = (
-        f"a failure every {SECONDS_BETWEEN_FAILURES / 3600:.1f} hours and a save every {SECONDS_BETWEEN_SAVES / 60:.0f}"
-        " minutes"
+        f"a failure every {SECONDS_BETWEEN_FAILURES / 3600:.1f} hours and a save every"
+        f" {SECONDS_BETWEEN_SAVES / 60:.0f} minutes"
     )
     share, jobs_failed = effective(cost), failed / len(jobs)
     return [
