@@ -31,7 +31,7 @@ export PATH := $(BIN):$(PATH)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 
-.PHONY: help setup demo test test-quick coverage mutations test-slow test-long test-quantized test-cluster test-oldest test-upstream matrix test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
+.PHONY: help setup demo test test-quick coverage mutations test-slow test-long test-quantized test-cluster test-oldest test-upstream matrix test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-importing bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,9 +74,9 @@ test-gpu: $(INSTALLED) ## the tests that need a CUDA GPU
 test-network: $(INSTALLED) ## the tests that need the Hugging Face Hub or the package index
 	HF_HUB_OFFLINE=0 $(BIN)/python -m pytest -m network $(ARGS) || $(call unless_there_are_none,network)
 
-coverage: $(INSTALLED) ## which lines of cpt/ the test suite runs, in the processes that it starts too
+coverage: $(INSTALLED) ## which lines of cpt/ the default and the slow tests run, in the processes that they start too: an hour on 2 cores
 	rm -rf build/coverage
-	$(subst -m pytest,-m coverage run -m pytest,$(PYTEST)) -n $(WORKERS) --dist worksteal -k 'not compiled_once' $(ARGS) # torch compiles nothing while lines are counted
+	$(subst -m pytest,-m coverage run -m pytest,$(PYTEST)) -n $(WORKERS) --dist worksteal -m 'not long and not quantized and not cluster and not gpu and not network' -k 'not compiled_once' $(ARGS) # torch compiles nothing while lines are counted
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
@@ -152,6 +152,10 @@ bench-comparing: $(INSTALLED) ## `cpt compare` of 20 runs of 100,000 logged step
 #   apt-get download $name && dpkg -x ${name}_*.deb FOLDER; done
 bench-documents: $(INSTALLED) ## what `cpt data ingest` keeps of real documents: 2 minutes on a core; make bench-documents DOCUMENTS=FOLDER
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m benchmarks.documents $(DOCUMENTS) $(ARGS)
+
+# FOLDERS, unpacked: pip download --no-deps --no-binary axolotl axolotl==0.21.0 (with Python 3.12), llamafactory==0.9.5, ms-swift==4.6.0
+bench-importing: $(INSTALLED) ## `cpt import` on every example config of other tools: a minute; make bench-importing FOLDERS='axolotl-0.21.0 ...'
+	$(BIN)/python -m benchmarks.importing $(FOLDERS) $(ARGS)
 
 bench-saving: $(INSTALLED) ## saving compared with the Trainer's, and how long training stalls: 10 minutes on 4 cores
 	$(BIN)/python -m benchmarks.saving $(ARGS)

@@ -50,7 +50,7 @@ def build_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedDa
     """Read, filter, tokenize and pack the sources. `rows` has the rows in the order of training, `held_out` the
     evaluation sets.
 
-    `rows` is endless; `num_rows` is one epoch over all sources (an estimate if sources are read in windows).
+    `rows` is endless; `num_rows` is one epoch over all sources (an estimate if sources are read in chunks).
 
     Raises:
         DataError: a source is missing, damaged or empty.

@@ -29,7 +29,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
         "rehearse": ("cpt.commands.rehearse:command", "Try every part of a run once, in minutes."),
         "doctor": ("cpt.commands.doctor:command", "Show what this machine has, or compare the nodes of a cluster."),
         "recipes": ("cpt.commands.recipes:command", "List the recipes that come with cpt, or copy them."),
-        "import": ("cpt.commands.recipes:import_command", "Write a recipe from a config of axolotl or LLaMA-Factory."),
+        "import": ("cpt.commands.recipes:import_command", "Write a recipe from a config of another tool."),
         "schema": ("cpt.recipe.json_schema:command", "Print the recipe's JSON schema, for editors."),
     },
     "Data": {

@@ -56,28 +56,27 @@ RECIPE = """# Recipe reference
 
 <!-- Written by `python -m docs.make_reference` from cpt/recipe/schema.py and the built-ins: change those. -->
 
-Every key of a recipe with its type, its default and its meaning. The [README](../../README.md#a-recipe) has a
-whole recipe, and [the tutorials](../tutorials/first_run.md) explain one.
+This page lists every key of a recipe with its type, its default and its meaning. The
+[README](../../README.md#a-recipe) shows a whole recipe, and [the tutorials](../tutorials/first_run.md) explain one.
 
 - A whole number may be written `1_000_000` or `1e6`. Numbers of tokens take k, M, B and T (`20M`), sizes take kB to
   TB and KiB to TiB.
-- A section may be the path of a YAML file, or have a `base:` that names one and keys of its own on top.
-- Where a key takes a name, `package.module:function` takes your own function ([your own
-  parts](../howto/extending.md)). Options follow the name: `{name: length, min_characters: 200}`.
+- A section may be the path of a YAML file, or have a `base:` that names one, and keys that change it.
+- Where a key takes a name, `package.module:function` uses your own function ([extending
+  cpt](../howto/extending.md)). Options follow the name: `{name: length, min_characters: 200}`.
 - On the command line each key is `section.key=value`: `cpt train RECIPE optimizer.learning_rate=2e-5
-  data.sources.0.weight=0.5`.
-- `change` says what a new value means for a run that was started. `free`: edit it and resume. `from_step`: it
-  decides what is learned, and could hold from a step on. `fixed`: it makes another model. A run whose `from_step` or
-  `fixed` keys changed is not resumed: give it another `name`.
+  data.sources.0.weight=0.5`; `data.sources[0].weight` is the same key.
+- `change` says whether a run that has started accepts a new value. `free`: yes, edit the recipe and resume.
+  `from_step` and `fixed`: no, start a run with another `name`. A `from_step` key affects what is learned from a step
+  on; a `fixed` key defines the model, its loss or its optimizer ([resuming](../howto/resuming.md#what-may-change)).
 - `cpt schema > recipe.schema.json` gives the schema to an editor; `cpt check RECIPE` finds every mistake.
 """
 COMMANDS = """# Command reference
 
 <!-- Written by `python -m docs.make_reference` from the commands' own help; change that, not this page. -->
 
-What `cpt COMMAND --help` prints. `key.path=value` behind a recipe changes any key of the [recipe](recipe.md). Exit
-codes: 0 done, 2 an error that you can fix, 75 stopped by a signal after a checkpoint was saved, 76 start it
-again; `cpt plan` ends with 3 where the run does not fit.
+This page shows what `cpt COMMAND --help` prints. `key.path=value` after a recipe changes any key of the
+[recipe](recipe.md). [Errors](errors.md#exit-codes) lists the exit codes.
 """
 
 
@@ -141,7 +140,10 @@ def kind(node: dict[str, Any]) -> str:
         return " or ".join(f"`{json.dumps(value)}`" for value in node.get("enum", [node.get("const")]))
     if "items" in node:
         return f"list of {kind(node['items'])}"
-    bounds = "".join(f" {sign} {node[key]:,}" for key, sign in SIGNS.items() if key in node and node[key] < 10**6)
+    found = [key for key in SIGNS if key in node and node[key] < 10**6]
+    lower = [key for key in found if SIGNS[key].startswith(">")]
+    highest = max(lower, key=lambda key: (node[key], SIGNS[key] == ">"), default=None)
+    bounds = "".join(f" {SIGNS[key]} {node[key]:,}" for key in found if key == highest or key not in lower)
     unit = f" ({node['unit']})" if "unit" in node else ""
     return f"{node.get('type', 'section' if '$ref' in node else 'any value')}{bounds}{unit}"
 

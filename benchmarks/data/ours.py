@@ -1,6 +1,6 @@
 """cpt's data layer as a program like its peers': `python -m benchmarks.data.ours ACTION JOB`, on the same clock.
 
-Training begins when the first window is tokenised; variant `whole` tokenises everything before, as `cpt prepare` does.
+Training begins when the first chunk is tokenised; variant `whole` tokenises everything before, as `cpt prepare` does.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from cpt.recipe.schema import Data, Source
 
 
 def batches(job: Job) -> Iterator[Row]:
-    """One time through the corpus, with the tokens kept in the job's folder and the next windows made ahead, as the
+    """One time through the corpus, with the tokens kept in the job's folder and the next chunks made ahead, as the
     Trainer does it."""
     prepared = prepare(job)
     ahead = prepared.read_ahead(0)

@@ -88,7 +88,7 @@ def share_table(results: Results) -> str:
     if "ours" not in mixture:
         return ""
     heads = ["share of tokens", *mixture["asked"]]
-    ways = {"asked": "asked", "ours": "cpt", "interleave_datasets": "`datasets.interleave_datasets`, by documents"}
+    ways = {"asked": "requested", "ours": "cpt", "interleave_datasets": "`datasets.interleave_datasets`, by documents"}
     rows = [
         [title, *(f"{100 * mixture[way][name]:.2f} %" for name in mixture["asked"])] for way, title in ways.items()
     ]

@@ -245,7 +245,7 @@ def memory(results: Results) -> list[Row]:
             "times",
         ),
         (f"most memory of a process, {last['megabytes']} MB", "<= 600", own, "MB"),
-        ("the same with the pages of files that it mapped, which can be dropped at any moment", "<= 600", peak, "MB"),
+        ("the same, including the pages of mapped files, which the system can drop at any time", "<= 600", peak, "MB"),
     ]
 
 

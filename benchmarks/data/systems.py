@@ -61,7 +61,7 @@ class System:
 SYSTEMS = {
     "ours": System("cpt", "benchmarks.data.ours", DISTRIBUTION, is_whole=True),
     "ours_whole": System(
-        "cpt, all tokenised first",
+        "cpt, all tokenized first",
         "benchmarks.data.ours",
         DISTRIBUTION,
         variant="whole",

@@ -140,14 +140,14 @@ def of_time(rows: list[Row]) -> list[Row]:
     failures, failed = sum(job["failures"] for job in jobs), sum(job["failed"] for job in jobs)
     cost = fmean(costs) if costs else float("nan")
     rates = (
-        f"a failure every {SECONDS_BETWEEN_FAILURES / 3600:.1f} hours, a save every {SECONDS_BETWEEN_SAVES / 60:.0f}"
-        " minutes"
+        f"a failure every {SECONDS_BETWEEN_FAILURES / 3600:.1f} hours and a save every"
+        f" {SECONDS_BETWEEN_SAVES / 60:.0f} minutes"
     )
     share, jobs_failed = effective(cost), failed / len(jobs)
     return [
         measurement(f"seconds that a failure costs, mean of {failures}", None, round(cost, 1), "s", None),
         measurement("the same in the worst job", None, round(max(costs, default=cost), 1), "s", None),
-        measurement(f"effective training time at {rates}", ">= 97", round(100 * share, 2), "%", share >= 0.97),
+        measurement(f"effective training time with {rates}", ">= 97", round(100 * share, 2), "%", share >= 0.97),
         measurement(
             f"failed jobs, of {len(jobs)} with {failures} failures",
             "< 1",

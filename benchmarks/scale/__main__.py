@@ -49,7 +49,7 @@ def measure(folder: Path, tokens: int) -> dict[str, Any]:
         "tokens": tokens,
         **{
             name: with_tables[0][name]
-            for name in ("rows", "windows", "shards", "files", "documents", "state", "off_points")
+            for name in ("rows", "chunks", "shards", "files", "documents", "state", "off_points")
         },
         "index": index,
         **{
@@ -73,7 +73,7 @@ def started(folder: Path, tokens: int) -> dict[str, Any]:
 
 
 def index_bytes(folder: Path) -> dict[str, float]:
-    """What is on the disk besides tokens, extrapolated from the windows and shards that were drawn."""
+    """What is on the disk besides tokens, extrapolated from the chunks and shards that were drawn."""
     cache = folder / "cache"
     sources = list((cache / "tokens").iterdir())
     packings = [path for rows in (cache / "rows").iterdir() for path in rows.iterdir() if path.is_symlink()]
@@ -90,7 +90,7 @@ def index_bytes(folder: Path) -> dict[str, float]:
         "documents": sum(size[link.readlink()] for link in shards),
         "tokens": sum((link / "tokens.bin").stat().st_size for link in shards),
         "manifests": sum((source / "description.json").stat().st_size for source in sources),
-        "windows": sum(path.stat().st_size for path in (cache / "rows").glob("*/*") if path.is_file()),
+        "chunks": sum(path.stat().st_size for path in (cache / "rows").glob("*/*") if path.is_file()),
         "tables": sum(path.stat().st_size for path in (cache / "rows").glob("*/total.json")),
     }
 

@@ -11,7 +11,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "scale.json"
 COUNTS = {
     "text files of 1 GiB": "files",
     "shards": "shards",
-    "chunks": "windows",
+    "chunks": "chunks",
     "documents": "documents",
     "rows": "rows",
 }
@@ -20,9 +20,9 @@ BYTES = {
     "documents: position, hash and size of each": "documents",
     "packing: the pieces of each row": "packing",
     "lists of shards": "manifests",
-    "chunks: a file each and their table": "windows",
+    "chunks: a file each and their table": "chunks",
 }
-OF_INDEX = ("documents", "packing", "manifests", "windows")
+OF_INDEX = ("documents", "packing", "manifests", "chunks")
 TIMES = {"start of a process": "start", "a row at any position": "lookup_anywhere", "the next row": "lookup_next"}
 RESUME = "first batch of a new process, at any row"
 MEMORY = {

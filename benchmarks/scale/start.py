@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks.scale.tables import SEED, SEQUENCE_LENGTH, budget_of, data_of, evaluation, realised_shares, tokenizer
 from cpt.data.rows.build import PreparedData, build_data
+from cpt.data.rows.chunks import ChunkedRows
 from cpt.data.rows.mixture import MixtureRows
-from cpt.data.rows.windows import WindowedRows
 
 LOOKUPS, RESUMES = 300, 20
 COPIED = 64 * 2**20  # bytes of the numpy copy that seconds are told beside
@@ -59,9 +59,9 @@ def measured(folder: Path, tokens: int) -> dict[str, object]:
         "memory_start": started - before,
         "memory_read": resident() - before,
         "rows": number,
-        "windows": sum(len(one.tokenized.plan.windows) for one in prepared.windowed),
-        "shards": sum(len(one.tokenized.plan.shards) for one in prepared.windowed),
-        "files": sum(len(one.tokenized.states) for one in prepared.windowed),
+        "chunks": sum(len(one.tokenized.plan.chunks) for one in prepared.chunked),
+        "shards": sum(len(one.tokenized.plan.shards) for one in prepared.chunked),
+        "files": sum(len(one.tokenized.states) for one in prepared.chunked),
         "documents": sum(report.documents for report in prepared.sources),
         "state": len(json.dumps(prepared.state(number // 2))),
     }
@@ -69,8 +69,7 @@ def measured(folder: Path, tokens: int) -> dict[str, object]:
     found["off_points"] = {
         str(part): 100
         * max(
-            abs(a - b)
-            for a, b in zip(asked, realised_shares(rows, prepared.windowed, int(part * number)), strict=True)
+            abs(a - b) for a, b in zip(asked, realised_shares(rows, prepared.chunked, int(part * number)), strict=True)
         )
         for part in (0.001, 0.01, 0.1, 1.0)
     }
@@ -86,8 +85,8 @@ def build(folder: Path, tokens: int, some: object) -> PreparedData:
 
 def opened_anew(prepared: PreparedData) -> MixtureRows:
     """The same rows as a process has them that has just started, and read none."""
-    windowed = [WindowedRows(*one.__reduce__()[1]) for one in prepared.windowed]
-    return MixtureRows([replace(stretch, sources=windowed) for stretch in prepared.rows.stretches], SEED)
+    chunked = [ChunkedRows(*one.__reduce__()[1]) for one in prepared.chunked]
+    return MixtureRows([replace(stretch, sources=chunked) for stretch in prepared.rows.stretches], SEED)
 
 
 def timed(function: Callable[[], object]) -> tuple[object, float]:

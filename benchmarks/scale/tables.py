@@ -1,9 +1,9 @@
 """A prepared store of any number of tokens, as far as an index sees it: everything but what the tokens say.
 
 The sources' files are there with their names and sizes, and hold nothing (they are sparse). How they are cut into
-shards and windows is what cpt itself works out of them. A few shards are drawn, with the lengths of documents that
-such text has, and a few windows of them are packed by cpt's own packing; all others are links to these, under the
-names that cpt looks for. So each row of each window can be asked for.
+shards and chunks is what cpt itself works out of them. A few shards are drawn, with the lengths of documents that
+such text has, and a few chunks of them are packed by cpt's own packing; all others are links to these, under the
+names that cpt looks for. So each row of each chunk can be asked for.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from cpt.cache import key_of
+from cpt.data.rows.chunks import START, ChunkedRows, ChunkEntry, by_power_of_two, write_total
 from cpt.data.rows.mixture import MixtureRows
 from cpt.data.rows.open_sources import open_source
 from cpt.data.rows.packing import Layout
 from cpt.data.rows.selection import Selection
-from cpt.data.rows.windows import START, WindowedRows, WindowEntry, by_power_of_two, write_total
 from cpt.data.store.token_files import (
     DESCRIPTION,
     SourceDescription,
@@ -37,7 +37,7 @@ from cpt.recipe.schema import Budget, Data, Evaluation, Source
 
 SEED, SEQUENCE_LENGTH = 1, 4096
 FILE_BYTES = 2**30
-TEMPLATES = 3  # windows of each source that are drawn
+TEMPLATES = 3  # chunks of each source that are drawn
 VOCABULARY = 100_000  # so that ids take four bytes
 
 
@@ -110,25 +110,25 @@ def sizes(num_bytes: int) -> Iterator[int]:
 
 
 def fill_source(source: TokenizedSource, kind: Kind, folder: Path, encoder: DocumentEncoder) -> None:
-    """Shards, windows and what lists them."""
+    """Shards, chunks and what lists them."""
     layout = Layout(SEQUENCE_LENGTH, "best_fit", None, encoder.pad)
-    rows = WindowedRows(source, Selection(None, np.empty(0, np.uint64), None, None), layout, SEED, folder / "cache")
+    rows = ChunkedRows(source, Selection(None, np.empty(0, np.uint64), None, None), layout, SEED, folder / "cache")
     draw = Templates(folder / "templates" / source.folder.name, kind, encoder, layout)
-    entries, shards, documents = list[WindowEntry](), dict[int, tuple[str, str]](), 0
-    for window, numbers in enumerate(source.plan.windows):
-        template = window % TEMPLATES
+    entries, shards, documents = list[ChunkEntry](), dict[int, tuple[str, str]](), 0
+    for chunk, numbers in enumerate(source.plan.chunks):
+        template = chunk % TEMPLATES
         for place, number in enumerate(numbers):
             target = draw.shard(template, place)
             source.shard_folder(number).symlink_to(target)
             shards[number] = (source.shard_folder(number).name, key_of({"shard": number}))
-        packed, known = draw.window(template, len(numbers))
-        rows.window_folder(window).symlink_to(packed)
+        packed, known = draw.chunk(template, len(numbers))
+        rows.chunk_folder(chunk).symlink_to(packed)
         before = entries[-1] if entries else START
         digest = key_of({"before": before.digest, "own": known.own_digest})
         entries.append(
             replace(known, first_row=before.end, tokens_before=before.tokens_before + before.tokens, digest=digest)
         )
-        rows.entry_file(window).write_text(sealed(asdict(entries[-1])))
+        rows.entry_file(chunk).write_text(sealed(asdict(entries[-1])))
         documents += known.documents
     write_total(rows.folder, len(entries) - 1, entries)
     last = entries[-1]
@@ -150,11 +150,11 @@ def fill_source(source: TokenizedSource, kind: Kind, folder: Path, encoder: Docu
 
 
 class Templates:
-    """The shards of a kind of text that are drawn, and windows of them."""
+    """The shards of a kind of text that are drawn, and chunks of them."""
 
     def __init__(self, folder: Path, kind: Kind, encoder: DocumentEncoder, layout: Layout) -> None:
         self.folder, self.kind, self.encoder, self.layout = folder, kind, encoder, layout
-        self.window = lru_cache(None)(self._window)
+        self.chunk = lru_cache(None)(self._chunk)
 
     def shard(self, template: int, place: int) -> Path:
         """A shard of 16 MiB of text."""
@@ -165,8 +165,8 @@ class Templates:
             write_shard(folder, lengths, self.kind, self.encoder.dtype)
         return folder
 
-    def _window(self, template: int, size: int) -> tuple[Path, WindowEntry]:
-        """A window of so many shards, packed, and what is known of it but for its place."""
+    def _chunk(self, template: int, size: int) -> tuple[Path, ChunkEntry]:
+        """A chunk of so many shards, packed, and what is known of it but for its place."""
         documents = StoredDocuments([TokenFiles(self.shard(template, place)) for place in range(size)])
         starts, lengths = documents.offsets[:-1], np.diff(documents.offsets)
         folder = self.folder / f"window-{template}-{size}"
@@ -212,13 +212,13 @@ def write_shard(folder: Path, lengths: np.ndarray, kind: Kind, dtype: np.dtype) 
         raise DataError(f"{folder}: not as it was drawn")
 
 
-def realised_shares(rows: MixtureRows, windowed: list[WindowedRows], number: int) -> list[float]:
-    """Each source's share of the tokens in the first `number` rows, from what is in each window; in a window as in all
+def realised_shares(rows: MixtureRows, chunked: list[ChunkedRows], number: int) -> list[float]:
+    """Each source's share of the tokens in the first `number` rows, from what is in each chunk; in a chunk as in all
     of it."""
     tokens = []
-    for source, count in zip(windowed, rows.counts(number), strict=True):
+    for source, count in zip(chunked, rows.counts(number), strict=True):
         assert source.total is not None
-        entries = [source.entry(window) for window in range(source.total.windows)]
+        entries = [source.entry(chunk) for chunk in range(source.total.chunks)]
         first_row = np.array([entry.first_row for entry in entries])
         num_rows = np.array([entry.rows for entry in entries])
         in_rows = np.array([entry.tokens_in_rows for entry in entries])

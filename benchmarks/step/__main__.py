@@ -108,7 +108,7 @@ def results_of(seconds: dict[str, list[float]], steps: int) -> dict[str, Any]:
 
 
 def part(results: dict[str, Any]) -> str:
-    heads = ["processor time of a step, where the host is the limit", "target", "median", "quartiles"]
+    heads = ["processor time per step, limited by the CPU", "target", "median", "quartiles"]
     rows = [row for row in results["measurements"] if row["unit"] == "ratio"]
     cells = [
         [row["name"], row["target"] or "", f"{row['measured']:.3f}", "{:.3f} to {:.3f}".format(*row["quartiles"])]

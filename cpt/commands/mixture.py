@@ -108,7 +108,7 @@ def find_deviations(sources: list[SourceForecast], rows: int) -> Iterator[str]:
         beyond = f"{WORTHWHILE_EPOCHS} times, beyond which repeats are worth much less than new text"
         yield f"Read more than {beyond} (arXiv 2305.16264): {', '.join(often)}."
     if names := ", ".join(one.name for one in sources if one.is_estimate):
-        yield f"Estimated from the first windows: {names}. `cpt prepare` reads all of it and makes the numbers exact."
+        yield f"Estimated from the first chunks: {names}. `cpt prepare` reads all of it and makes the numbers exact."
 
 
 BARS = " ▁▂▃▄▅▆▇█"

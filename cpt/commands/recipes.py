@@ -1,4 +1,4 @@
-"""`cpt recipes` and `cpt import`: start from a shipped recipe, or from an axolotl or LLaMA-Factory config."""
+"""`cpt recipes` and `cpt import`: start from a shipped recipe, or from another tool's config."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from cpt.distributed import print_once
 from cpt.errors import RecipeError, ResourceError
 from cpt.files import SHIPPED_FILES
 from cpt.formatting import open_console
-from cpt.importers import axolotl, llamafactory
+from cpt.importers import axolotl, llamafactory, ms_swift
 from cpt.importers.translation import Translation
 from cpt.plugins import did_you_mean
 from cpt.recipe.tree import Mistakes, plain, read_or_raise
@@ -20,11 +20,12 @@ from cpt.recipe.tree import Mistakes, plain, read_or_raise
 FOLDERS = ("recipes", "deepspeed_configs", "launch")
 PARTS = ("models", "mixtures", "presets")  # folders of recipes/ with shared sections, not runs
 EXAMPLE = "recipes/tiny/pretrain.yaml"
-TRANSLATORS: dict[str, tuple[str, Callable[[Translation], None]]] = {
-    "axolotl": (axolotl.NEEDS, axolotl.translate),
-    "llamafactory": (llamafactory.NEEDS, llamafactory.translate),
+TRANSLATORS: dict[str, tuple[tuple[str, ...], Callable[[Translation], None]]] = {
+    "axolotl": (axolotl.KEYS, axolotl.translate),
+    "llamafactory": (llamafactory.KEYS, llamafactory.translate),
+    "ms-swift": (ms_swift.KEYS, ms_swift.translate),
 }
-"""Tool -> the key of the model, which identifies its configs, and the function that fills in the recipe."""
+"""Tool -> the keys that identify its configs, its model first, and the function that fills in the recipe."""
 
 
 def command(
@@ -58,12 +59,17 @@ def command(
 
 
 def import_command(
-    config: Annotated[Path, typer.Argument(help="The YAML config of axolotl or LLaMA-Factory.")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            help="A YAML config of axolotl, LLaMA-Factory or ms-swift, or ms-swift's args.json or shell script."
+        ),
+    ],
     output: Annotated[Path, typer.Option(help="The recipe's file.")] = Path("recipe.yaml"),
     gpus: Annotated[int, typer.Option(help="GPUs of that run, to convert steps to tokens.", min=1)] = 1,
     force: Force = False,
 ) -> None:
-    """Translate an axolotl or LLaMA-Factory config into a recipe, and list the keys that were not translated.
+    """Translate a config of axolotl, LLaMA-Factory or ms-swift into a recipe, and list the untranslated keys.
 
     Example: cpt import axolotl.yml --gpus 4 --output recipe.yaml
     """
@@ -79,24 +85,26 @@ def import_command(
 
 
 def translated(path: Path, gpus: int = 1) -> Translation:
-    """Translate a config of a run on `gpus` GPUs; nothing is written. RecipeError if it is not a config of either
-    tool, or has no model or dataset."""
-    mistakes = Mistakes()
-    root = read_or_raise(path, mistakes)
-    mistakes.raise_if_any()
-    if {"model", "data", "budget"} <= root.value.keys():
+    """Translate a config of a run on `gpus` GPUs; nothing is written. RecipeError if it is not a config of one of the
+    tools, or has no model or dataset."""
+    if path.suffix == ".sh":
+        values, lines = ms_swift.read_script(path)
+    else:
+        mistakes = Mistakes()
+        root = read_or_raise(path, mistakes)
+        mistakes.raise_if_any()
+        values, lines = plain(root), {key: node.place.line for key, node in root.value.items()}
+    if {"model", "data", "budget"} <= values.keys():
         raise RecipeError(f"{path} is a recipe already. Check it: cpt check {path}")
-    # The tool whose key for the model is in the config.
-    named = [tool for tool, (needed, _) in TRANSLATORS.items() if needed in root.value]
-    if len(named) != 1:
-        names = " and ".join(f"`{needed}` ({tool})" for tool, (needed, _) in TRANSLATORS.items())
-        raise RecipeError(f"{path}: {'both' if named else 'neither'} of {names} found. Set one, the model.")
-    tool = named[0]
-    needed, translate = TRANSLATORS[tool]
-    lines = {key: node.place.line for key, node in root.value.items()}
-    found = Translation(path, tool, plain(root), lines, gpus)
-    if not isinstance(found.values.get(needed), str):
-        raise RecipeError(f"{path}: `{needed}` is missing: the model to start from.{did_you_mean(needed, lines)}")
+    tool = next((tool for tool, (keys, _) in TRANSLATORS.items() if values.keys() & {*keys}), "")
+    needed = [keys[0] for keys, _ in TRANSLATORS.values()]
+    if not tool:
+        near = "".join(did_you_mean(key, lines) for key in needed)
+        raise RecipeError(f"{path}: expected the model, as {' or '.join(needed)} ({', '.join(TRANSLATORS)}).{near}")
+    found = Translation(path, tool, values, lines, gpus)
+    keys, translate = TRANSLATORS[tool]
+    if not isinstance(values.get(keys[0]) or values.get("model"), str):
+        raise RecipeError(f"{path}: `{keys[0]}` is missing: the model to start from.{did_you_mean(keys[0], lines)}")
     try:
         translate(found)
     except (TypeError, ValueError, AttributeError) as problem:  # such as a list for a number: the tool refuses it too

@@ -247,8 +247,7 @@ def domain_sentence(domain: Difference, other: str) -> str:
     if outcome != "unknown":
         gain = max(0.0, -domain.percents[1])
         return f"It did not work: held-out domain text is at most {gain:.1f} % better ({evidence(domain)})."
-    open_ = f"held-out domain text may be better or worse than before ({evidence(domain)})"
-    return f"Whether it worked is unknown: {open_}.{more(domain)}"
+    return f"Whether it worked is unknown ({evidence(domain)}).{more(domain)}"
 
 
 def general_sentence(general: Difference, what: str = "general text") -> str:
@@ -256,11 +255,11 @@ def general_sentence(general: Difference, what: str = "general text") -> str:
     if outcome == "better":
         return f"{text} became {relative(general)} better."
     if outcome == "worse":
-        return f"It cost {relative(general)} more bits per byte on {what}."
-    loss = max(0.0, general.percents[2])
+        return f"{text} now needs {relative(general)} more bits per byte."
     if outcome != "unknown":
+        loss = max(0.0, general.percents[2])
         return f"{text} is at most {loss:.1f} % worse ({evidence(general)})."
-    return f"{text} may be up to {loss:.1f} % worse ({evidence(general)}).{more(general)}"
+    return f"Whether {what} became worse is unknown ({evidence(general)}).{more(general)}"
 
 
 def verdict_of_run(

@@ -1,1 +1,1 @@
-"""Recipes from the configs of axolotl and LLaMA-Factory."""
+"""Recipes from the configs of axolotl, LLaMA-Factory and ms-swift."""

@@ -4,11 +4,19 @@ import re
 from pathlib import Path
 from typing import Any
 
-from cpt.errors import RecipeError
-from cpt.importers.translation import Translation, is_on_the_hub, target_modules, translate_trainer_keys
+from cpt.importers.translation import MULTIMODAL, Translation, is_on_the_hub, translate_shared_keys
 
-NEEDS = "base_model"
+KEYS = ("base_model",)  # each identifies a config
 RENAMED = {  # to names in Hugging Face's classes
+    "base_model": "model_name_or_path",
+    "revision_of_model": "model_revision",
+    "tokenizer_config": "tokenizer_name",
+    "resize_token_embeddings_to_32x": "resize_vocab",
+    "lora_r": "r",
+    "lora_target_modules": "target_modules",
+    "lora_modules_to_save": "modules_to_save",
+    "peft_use_dora": "use_dora",
+    "peft_use_rslora": "use_rslora",
     "sequence_len": "sequence_length",
     "micro_batch_size": "per_device_train_batch_size",
     "num_epochs": "num_train_epochs",
@@ -27,68 +35,50 @@ DEFAULTS = {
     "saves_per_epoch": 1,
     "save_total_limit": 4,
 }
-MOVED = {
-    NEEDS: "model.path",
-    "revision_of_model": "model.revision",
-    "tokenizer_config": "tokenizer.path",
-    "resize_token_embeddings_to_32x": "model.resize_embeddings",
-}
-LORA = {  # key -> option of peft
-    "lora_r": "r",
-    "lora_alpha": "lora_alpha",
-    "lora_dropout": "lora_dropout",
-    "lora_target_modules": "target_modules",
-    "lora_modules_to_save": "modules_to_save",
-    "peft_use_dora": "use_dora",
-    "peft_use_rslora": "use_rslora",
-}
-STAGES = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "cpo", "grpo": "grpo"}
-ATTENTION = {
+STAGES = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "cpo", "grpo": "grpo", "gdpo": "grpo"}
+ATTENTION = {  # the switches of older configs
     "flash_attention": "flash_attention_2",
     "sdp_attention": "sdpa",
     "eager_attention": "eager",
     "flex_attention": "flex_attention",
 }
+REFUSED = {
+    "processor_type": MULTIMODAL,
+    "process_reward_model": "cpt does not train rewards of single steps; it has stage `reward` for whole answers",
+    **dict.fromkeys(("diffusion", "diffusion_lm", "diffusion_decision"), "cpt does not train diffusion models"),
+}
 TEXT = ("", "completion", "pretrain")
 CHATS = {"chat_template": "messages", "messages": "messages", "sharegpt": "conversations"}  # type -> its column
+QUESTIONS = {"intel": "question", "argilla": "instruction", "chat_template": "input"}  # ending of a type -> column
 INSTRUCTION = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
 
 
 def translate(config: Translation) -> None:
+    config.refuse(REFUSED)
     config.rename(RENAMED)
     config.values |= config.take_section("trl")
     if config.values.get("warmup_steps") is None:
         config.add_defaults({"warmup_ratio": 0.03})
     config.add_defaults(DEFAULTS)
-    stage = translate_stage(config)
-    config.move(MOVED)
     for key, name in ATTENTION.items():
-        config.put_attention(key, name if config.take_switch(key) else "")
-    config.put_attention("attn_implementation", config.take("attn_implementation"))
-    adapter = str(config.take("adapter", "")).lower()
-    if adapter in ("lora", "qlora"):
-        config.put("model.lora", {})
-        config.move({key: f"model.lora.{option}" for key, option in LORA.items()})
-        lora = config.recipe["model"]["lora"]
-        if config.take_switch("lora_target_linear"):
-            lora["target_modules"] = "all-linear"
-        elif "target_modules" in lora:
-            lora["target_modules"] = target_modules(lora["target_modules"])
-        if config.take_switch("load_in_4bit") or adapter == "qlora":
-            lora |= {"quantize": "nf4", "double_quantize": True}
-    elif adapter:
-        config.drop("adapter", adapter, "all parameters are trained; see model.lora")
+        if config.take_switch(key):
+            config.values["attn_implementation"], config.names["attn_implementation"] = name, key
+    if config.take_switch("lora_target_linear"):
+        config.values["target_modules"] = "all-linear"
+    stage = translate_stage(config)
     translate_data(config, stage)
-    translate_trainer_keys(config)
+    translate_shared_keys(config)
 
 
 def translate_stage(config: Translation) -> str:
     rl, learns_inputs = str(config.take("rl", "")).lower(), config.take_switch("train_on_inputs")
     families = {family(dataset.get("type")) for dataset in datasets(config, "datasets")}
     stage = "cpt" if families <= {*TEXT} or learns_inputs and families <= {*CHATS} else "sft"
-    stage = STAGES.get(rl) or ("reward" if config.take_switch("reward_model") else stage)
-    if rl and rl not in STAGES:
-        config.drop("rl", rl, "unsupported stage; see docs/reference/training.md")
+    stage = "reward" if config.take_switch("reward_model") else stage
+    if rl:
+        if rl not in STAGES:
+            raise config.error("rl", f"cpt has no stage for {rl}; it has {', '.join(STAGES)}")
+        stage = STAGES[rl]
     if learns_inputs and stage != "cpt":
         config.drop("train_on_inputs", True, f"stage {stage} only trains on answers")
     config.put("stage", stage)
@@ -97,11 +87,10 @@ def translate_stage(config: Translation) -> str:
         config.put("model.from_scratch", True)
     if rl in ("ipo", "simpo"):
         config.put("training.loss_type", [rl] if rl == "ipo" else rl, f"rl: {rl}")
+    if rl == "gdpo":
+        config.values.setdefault("multi_objective_aggregation", "normalize_then_sum")
     if stage == "grpo":
-        names = [":".join(str(name).rsplit(".", 1)) for name in config.take("reward_funcs", [])]
-        weights = config.take("reward_weights", [1.0] * len(names))
-        rewards = [{"name": name, "weight": weight} for name, weight in zip(names, weights, strict=False)]
-        config.put("rewards", rewards or [{"name": "exact_match"}], "FILL IN" if not rewards else "reward_funcs")
+        config.put_rewards({})
     return stage
 
 
@@ -124,16 +113,12 @@ def datasets(config: Translation, key: str) -> list[dict[str, Any]]:
 
 def translate_data(config: Translation, stage: str) -> None:
     texts = [source for entry in datasets(config, "pretraining_dataset") for source in sources_of(entry, "cpt")]
-    others = [source for entry in datasets(config, "datasets") for source in sources_of(entry, stage)]
-    if not texts and not others:
-        raise RecipeError(f"{config.path}: `datasets` and `pretraining_dataset` are missing. Set the data to train on")
-    config.put_sources("data.sources", texts + others, streams=config.take_switch("streaming") or bool(texts))
+    trained = texts + [source for entry in datasets(config, "datasets") for source in sources_of(entry, stage)]
+    held_out = [source for entry in datasets(config, "test_datasets") for source in sources_of(entry, stage)]
+    streams = config.take_switch("streaming") or bool(texts)
+    config.put_data("datasets", trained, held_out, "", "val_set_size", streams)
     packs = config.take_switch("sample_packing") and stage in ("cpt", "sft")
     config.put("data.packing", "best_fit" if packs else "concatenate" if texts else "none", "sample_packing")
-    held_out = [source for entry in datasets(config, "test_datasets") for source in sources_of(entry, stage)]
-    if held_out:
-        config.put_sources("evaluation.perplexity", held_out)
-    config.put_held_out_share("val_set_size")
 
 
 def sources_of(dataset: dict[str, Any], stage: str) -> list[dict[str, Any]]:
@@ -163,17 +148,20 @@ def sources_of(dataset: dict[str, Any], stage: str) -> list[dict[str, Any]]:
 
 def chat_of(dataset: dict[str, Any], kind: Any, stage: str) -> dict[str, str] | str | None:
     """Return the columns of an example; None for an unknown type."""
-    if stage in ("sft", "cpt"):
-        if family(kind) in CHATS:
-            for key in ("message_property_mappings", "message_field_role", "message_field_content"):
-                dataset.pop(key, None)  # both {role, content} and {from, value} are supported
-            return str(dataset.pop("field_messages", None) or CHATS[family(kind)])
-        return {"prompt": INSTRUCTION, "completion": "output"} if kind == "alpaca" else None
-    question = {"intel": "question", "argilla": "instruction"}.get(str(kind).partition(".")[2], "prompt")
     if isinstance(kind, dict) or stage == "grpo":
         return None
-    chat = {"user": question, "system": "system"}
+    if family(kind) in CHATS:
+        for key in ("message_property_mappings", "message_field_role", "message_field_content"):
+            dataset.pop(key, None)  # both {role, content} and {from, value} are supported
+        messages = str(dataset.pop("field_messages", None) or CHATS[family(kind)])
+        if stage in ("sft", "cpt"):
+            return messages
+        sides = {side: str(dataset.pop(f"field_{side}", None) or side) for side in ("chosen", "rejected")}
+        return sides if str(kind).endswith("argilla") else {"prompt": messages, **sides}
+    if stage in ("sft", "cpt"):
+        return {"prompt": INSTRUCTION, "completion": "output"} if kind == "alpaca" else None
+    end = str(kind).partition(".")[2]
+    chat = {"user": QUESTIONS.get(end, "prompt"), "system": "system"}
     if stage == "kto":
         return chat | {"assistant": "completion", "label": "label"}
-    end = "_response" if question == "instruction" else ""
-    return chat | {"chosen": f"chosen{end}", "rejected": f"rejected{end}"}
+    return chat | {side: f"{side}_response" if end == "argilla" else side for side in ("chosen", "rejected")}

@@ -1,16 +1,22 @@
-"""Translate a LLaMA-Factory config to a recipe."""
+"""Translate a LLaMA-Factory config to a recipe: its usual form, and that of its v1."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 from cpt.errors import RecipeError
-from cpt.importers.translation import Translation, is_on, target_modules, translate_trainer_keys
+from cpt.importers.translation import LORA, MULTIMODAL, Translation, is_on, translate_shared_keys, words_in
 from cpt.plugins import did_you_mean
-from cpt.recipe.tree import shown_path
+from cpt.recipe.tree import Mistakes, plain, read_or_raise, shown_path
 
-NEEDS = "model_name_or_path"
+V1_KEYS = ("train_dataset", "model_class", "peft_config", "dist_config")
+KEYS = ("model_name_or_path", *V1_KEYS)  # each identifies a config
 RENAMED = {  # to names in Hugging Face's classes
+    "finetuning_type": "adapter",
+    "lora_rank": "r",
+    "lora_target": "target_modules",
+    "additional_target": "modules_to_save",
+    "flash_attn": "attn_implementation",
     "cutoff_len": "sequence_length",
     "pref_beta": "beta",
     "dpo_label_smoothing": "label_smoothing",
@@ -19,7 +25,7 @@ RENAMED = {  # to names in Hugging Face's classes
 }
 DEFAULTS = {
     "stage": "sft",
-    "finetuning_type": "lora",
+    "adapter": "lora",
     "sequence_length": 2048,
     "per_device_train_batch_size": 8,
     "num_train_epochs": 3,
@@ -28,43 +34,85 @@ DEFAULTS = {
     "save_steps": 500,
     "gradient_checkpointing": True,
 }
-MOVED = {NEEDS: "model.path", "model_revision": "model.revision", "resize_vocab": "model.resize_embeddings"}
-LORA = {  # key -> option of peft
-    "lora_rank": "r",
-    "lora_alpha": "lora_alpha",
-    "lora_dropout": "lora_dropout",
-    "lora_target": "target_modules",
-    "additional_target": "modules_to_save",
-    "use_rslora": "use_rslora",
-    "use_dora": "use_dora",
+V1_RENAMED = {
+    "model": "model_name_or_path",
+    "micro_batch_size": "per_device_train_batch_size",
+    "enable_activation_checkpointing": "gradient_checkpointing",
+    "peft_config.name": "adapter",
+    **{f"peft_config.{option}": option for option in LORA},
+    "quant_config.quantization_bit": "quantization_bit",
+    "dist_config.config_file": "deepspeed",
 }
+V1_DEFAULTS = {
+    "adapter": "full",
+    "per_device_train_batch_size": 1,
+    "learning_rate": 1e-4,
+    "weight_decay": 0.01,
+    "lr_scheduler_type": "constant",
+    "bf16": True,
+}
+LORA_DEFAULTS = {"r": 8, "target_modules": "all"}
 STAGES = {"pt": "cpt", "sft": "sft", "rm": "reward", "ppo": "ppo", "dpo": "dpo", "kto": "kto"}
 PREFERENCES = ("dpo", "reward", "orpo", "cpo")
+IN_ROWS = ("images", "videos", "audios")  # columns of multimodal datasets
+VISION = ("image_max_pixels", "video_max_pixels", "freeze_vision_tower", "freeze_multi_modal_projector")
 INFO = "dataset_info.json"
+Info = tuple[dict[str, Any], Path]  # name -> dataset, and the folder of their files
 
 
 def translate(config: Translation) -> None:
+    config.refuse(dict.fromkeys(VISION, MULTIMODAL))
+    info = flatten_v1(config) if config.values.keys() & {*V1_KEYS} else None
     config.rename(RENAMED)
     config.add_defaults(DEFAULTS)
     stage = translate_stage(config)
-    config.move(MOVED)
-    config.put_attention("flash_attn", config.take("flash_attn"))
-    tuning = str(config.take("finetuning_type")).lower()
-    if tuning == "lora":
-        config.move({key: f"model.lora.{option}" for key, option in LORA.items()})
-        lora = config.recipe["model"].setdefault("lora", {})
-        lora["r"] = lora.get("r", 8)
-        lora.setdefault("lora_alpha", 2 * lora["r"])
-        lora["target_modules"] = target_modules(lora.get("target_modules", "all"))
-        if "modules_to_save" in lora:
-            lora["modules_to_save"] = target_modules(lora["modules_to_save"])
+    if config.values["adapter"] == "lora":
+        config.add_defaults({**LORA_DEFAULTS, "lora_alpha": 2 * config.values.get("r", LORA_DEFAULTS["r"])})
         if config.values.get("quantization_bit") == 4:
-            config.take("quantization_bit")
-            lora |= {"quantize": "nf4", "double_quantize": True}
-    elif tuning != "full":
-        config.drop("finetuning_type", tuning, "all parameters are trained; see model.lora")
-    translate_data(config, stage)
-    translate_trainer_keys(config)
+            config.values["load_in_4bit"] = config.take("quantization_bit") == 4
+    translate_data(config, stage, info)
+    translate_shared_keys(config)
+
+
+def flatten_v1(config: Translation) -> Info:
+    """Rewrite the keys of v1 to those of the usual form; return the datasets."""
+    for section in [key for key in config.values if key.endswith("_config")]:
+        config.values |= {f"{section}.{key}": value for key, value in config.take_section(section).items()}
+    config.rename(V1_RENAMED)
+    if config.values.get("adapter") == "lora":
+        config.add_defaults({"lora_alpha": 16, "lora_dropout": 0.05})
+    config.values["fsdp"] = config.take("dist_config.name") == "fsdp2"
+    config.values["use_liger_kernel"] = config.take("kernel_config.name") == "liger_kernel"
+    config.values["save_strategy"] = "steps" if config.values.get("save_steps") else "no"
+    config.add_defaults(V1_DEFAULTS)
+    if rows := config.take_number("global_batch_size"):
+        at_once = config.values["per_device_train_batch_size"] * config.gpus
+        config.values["gradient_accumulation_steps"] = max(1, int(rows // at_once))
+        config.names["gradient_accumulation_steps"] = "global_batch_size"
+    for key in ("model_class", "quant_config.name"):
+        config.take(key)
+    return read_v1_datasets(config)
+
+
+def read_v1_datasets(config: Translation) -> Info:
+    named = str(config.take("train_dataset", ""))
+    entries: dict[str, Any] = {"default": {"path": named, "source": "local" if Path(named).exists() else ""}}
+    place = Path()
+    if named.endswith((".yaml", ".yml")) and (base := base_of(config, named)):
+        mistakes = Mistakes()
+        entries, place = plain(read_or_raise(base / named, mistakes)), Path(shown_path(base))
+        mistakes.raise_if_any()
+    config.values["dataset"] = [*entries] if named else []
+    if any(entry.get("converter") == "pair" for entry in entries.values()):
+        config.values["stage"] = "dpo"  # in v1 the command names it: `llamafactory-cli dpo`
+    if held_out := config.take("eval_dataset"):
+        config.drop("eval_dataset", held_out, "see evaluation.perplexity")
+    for name, entry in entries.items():
+        if entry.get("weight"):
+            config.drop(f"{name}.weight", entry["weight"], "of rows; see data.sources[].weight, of tokens")
+        entry["file_name" if entry.get("source") == "local" else "hf_hub_url"] = entry.get("path")
+        entry |= {"num_samples": entry.get("size"), "formatting": entry.get("converter", "messages")}
+    return entries, place
 
 
 def translate_stage(config: Translation) -> str:
@@ -84,20 +132,18 @@ def translate_stage(config: Translation) -> str:
     if stage in ("cpo", "dpo"):
         config.put("training.loss_type", loss if stage == "cpo" else [loss], "pref_loss")
     if stage == "ppo":
-        path = config.take("reward_model")
-        rewards = [{"name": "reward_model", "path": str(path)}] if path else ["exact_match"]
-        config.put("rewards", rewards, "reward_model" if path else "FILL IN: see docs/reference/training.md")
+        config.put_rewards({})
     return stage
 
 
-def translate_data(config: Translation, stage: str) -> None:
+def translate_data(config: Translation, stage: str, v1: Info | None) -> None:
     folder = str(config.take("dataset_dir", "data"))
-    info, place = ({}, Path(folder)) if folder == "ONLINE" else read_info(config, folder)
+    info, place = v1 or read_info(config, folder)
     limit = config.take_number("max_samples")
 
     def sources(key: str) -> list[dict[str, Any]]:
         found = []
-        for name in names_in(config.take(key, [])):
+        for name in words_in(config.take(key, [])):
             entry = {"hf_hub_url": name} if folder == "ONLINE" else info.get(name)
             if not isinstance(entry, dict):
                 missing = f"`{name}` is not in {place / INFO}.{did_you_mean(name, info)}"
@@ -106,40 +152,29 @@ def translate_data(config: Translation, stage: str) -> None:
             found.append(source | ({"max_documents": limit} if limit else {}))
         return found
 
-    trained, held_out = sources("dataset"), sources("eval_dataset")
-    if not trained:
-        raise RecipeError(f"{config.path}: `dataset` is missing. Set the data to train on")
+    trained, held_out, streams = sources("dataset"), sources("eval_dataset"), config.take_switch("streaming")
     config.take("mix_strategy")
-    weights = names_in(config.take("interleave_probs", []))
-    if weights and len(weights) != len(trained):
-        raise config.error("interleave_probs", f"expected {len(trained)} numbers, got {len(weights)}")
-    for source, weight in zip(trained, weights, strict=False):
-        source["weight"] = float(weight)
-    config.put_sources("data.sources", trained, streams=config.take_switch("streaming"))
-    if held_out:
-        config.put_sources("evaluation.perplexity", held_out)
-    config.put_held_out_share("val_size")
+    config.put_data("dataset", trained, held_out, "interleave_probs", "val_size", streams)
     neat, packs = config.take_switch("neat_packing"), is_on(config.take("packing", stage == "cpt"))
     concatenates = packs and stage == "cpt" and not neat
     config.put("data.packing", "concatenate" if concatenates else "best_fit" if packs or neat else "none", "packing")
 
 
-def names_in(value: Any) -> list[str]:
-    """Split names at commas; accept a list, too."""
-    words = value if isinstance(value, list) else str(value).split(",")
-    return [str(word).strip() for word in words if str(word).strip()]
+def read_info(config: Translation, folder: str) -> Info:
+    base = base_of(config, f"{folder}/{INFO}") if folder != "ONLINE" else None
+    if base is None:
+        return {}, Path(folder)
+    file = base / folder / INFO
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8"))), Path(shown_path(file.parent))
+    except (OSError, ValueError, TypeError) as problem:
+        raise RecipeError(f"{file}: expected JSON with a dataset under each name: {problem}") from problem
 
 
-def read_info(config: Translation, folder: str) -> tuple[dict[str, Any], Path]:
-    """Find dataset_info.json and its folder, from the current folder and the config's folder upwards."""
-    for base in (Path(), *list(config.path.absolute().parents)[:4]):
-        file = base / folder / INFO
-        if file.is_file():
-            try:
-                return dict(json.loads(file.read_text(encoding="utf-8"))), Path(shown_path(base / folder))
-            except (OSError, ValueError, TypeError) as problem:
-                raise RecipeError(f"{file}: expected JSON with a dataset under each name: {problem}") from problem
-    return {}, Path(folder)
+def base_of(config: Translation, name: str) -> Path | None:
+    """Return the folder below which the file is: the current one, or one from the config's folder upwards."""
+    bases = (Path(), *list(config.path.absolute().parents)[:4])
+    return next((base for base in bases if (base / name).is_file()), None)
 
 
 def source_of(config: Translation, name: str, entry: dict[str, Any], place: Path, stage: str) -> dict[str, Any]:
@@ -152,6 +187,8 @@ def source_of(config: Translation, name: str, entry: dict[str, Any], place: Path
         source |= {"data_files": [f"{entry['folder']}/**"]} if entry.get("folder") else {}
     source |= {"max_documents": entry["num_samples"]} if entry.get("num_samples") else {}
     columns = {str(key): str(value) for key, value in (entry.get("columns") or {}).items() if value}
+    if columns.keys() & {*IN_ROWS}:
+        raise config.error("dataset", f"`{name}`: {MULTIMODAL}")
     if stage == "cpt":
         column = columns.get("prompt", "instruction" if columns else "text")
         by_line = {"text_documents": "line"} if str(file).endswith(".txt") else {}
@@ -164,13 +201,17 @@ def source_of(config: Translation, name: str, entry: dict[str, Any], place: Path
 def chat_of(entry: dict[str, Any], columns: dict[str, str], stage: str) -> dict[str, str]:
     """Return the columns of an example: those of Alpaca, or messages."""
     answers = stage not in (*PREFERENCES, "ppo")
-    if entry.get("formatting", "alpaca") == "alpaca":
+    form = entry.get("formatting", "alpaca")
+    if form == "alpaca":
         columns = columns or {"query": "input"}
         question, query = columns.get("prompt", "instruction"), columns.get("query")
         chat = {"user": f"{{{question}}}\n{{{query}}}" if query else question}
         chat |= {"assistant": columns.get("response", "output")} if answers else {}
+    elif form == "pair":  # of v1: both sides are whole chats
+        chat = {}
     else:
-        chat = {"messages" if answers else "prompt": columns.get("messages", "conversations")}
+        default = "messages" if form == "messages" else "conversations"
+        chat = {"messages" if answers else "prompt": columns.get("messages", default)}
     chat |= {side: columns.get(side, side) for side in ("chosen", "rejected")} if stage in PREFERENCES else {}
     chat |= {"label": columns.get("kto_tag", "kto_tag")} if stage == "kto" else {}
     return chat | {key: columns[key] for key in ("system", "history", "tools") if key in columns}

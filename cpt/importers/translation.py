@@ -1,25 +1,28 @@
 """Translate another tool's config: untranslated keys, the recipe so far, and the Trainer's keys."""
 
+import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cpt.errors import RecipeError
 from cpt.plugins import fits
-from cpt.recipe.huggingface_keys import STAGE_CONFIGS, keys_of_config
+from cpt.recipe.huggingface_keys import PEFT_METHODS, STAGE_CONFIGS, keys_of_config
 from cpt.recipe.keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES, keys_of
 from cpt.recipe.paths import is_local
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Recipe, Source
 from cpt.recipe.tree import dotted, leaves
 from cpt.recipe.values import in_yaml, write_yaml
-from cpt.training.engine_profiles import read_profile
 
 WIDTH = 118
 NOT_PASSED = MOVED.keys() | NO_EFFECT.keys() | NO_EFFECT_ON_EXAMPLES.keys() | {"push_to_hub", "hub_model_id"}
+MULTIMODAL = "cpt trains on text only; this config is for images, audio or video"
+PLANNING = "see docs/explanation/planning.md"
 OWN_TEMPLATE = "the tokenizer's template is used; for another one, save a tokenizer with it and set tokenizer.path"
 HINTS = {  # common key that is not translated -> replacement
     "trust_remote_code": "set model.revision to a commit that you have read, and model.trust_remote_code: true",
@@ -28,9 +31,18 @@ HINTS = {  # common key that is not translated -> replacement
     "special_tokens.pad_token": "not needed: padding is masked",
     "load_in_8bit": "use a 4-bit base (model.lora.quantize), or an unquantized one",
     "rope_scaling": "see model.rope",
-    "sequence_parallel_degree": "see docs/explanation/planning.md",
-    "context_parallel_size": "see docs/explanation/planning.md",
+    **dict.fromkeys(("sequence_parallel_degree", "context_parallel_size", "sequence_parallel_size"), PLANNING),
+    **dict.fromkeys(("unfrozen_parameters", "freeze_parameters", "freeze_trainable_layers"), "all are trained"),
+    **dict.fromkeys(("freeze_parameters_ratio", "trainable_parameters"), "all are trained"),
+    **dict.fromkeys(("tensor_parallel_size", "expert_parallel_size", "fp8"), PLANNING),
 }
+MODEL = {
+    "model_name_or_path": "model.path",
+    "model_revision": "model.revision",
+    "tokenizer_name": "tokenizer.path",
+    "resize_vocab": "model.resize_embeddings",
+}
+LORA = ("r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "use_dora", "use_rslora")
 DEFAULTS = {  # defaults of the Trainer that differ in cpt
     "gradient_accumulation_steps": 1,
     "optim": "adamw_torch",
@@ -57,7 +69,9 @@ ZERO_1, ZERO_2_OFFLOAD, ZERO_3, ZERO_3_OFFLOAD = (
 )
 # ZeRO stage -> profile without and with offload. ZeRO-2 without offload uses ZeRO-1's.
 PROFILES = {"1": (ZERO_1, ZERO_1), "2": (ZERO_1, ZERO_2_OFFLOAD), "3": (ZERO_3, ZERO_3_OFFLOAD)}
-STAGE_IN_NAME = re.compile(r"z(?:ero)?([123])")
+STAGE_IN_NAME = re.compile(r"z(?:ero)?([0123])")
+
+Sources = list[dict[str, Any]]
 
 
 @dataclass
@@ -107,6 +121,9 @@ class Translation:
 
     def take_section(self, key: str) -> dict[str, Any]:
         found = self.take(key) or {}
+        if isinstance(found, str):
+            with suppress(ValueError):
+                found = json.loads(found)
         if not isinstance(found, dict):
             raise self.error(key, f"expected keys with values, got {in_yaml(found)}")
         return found
@@ -114,6 +131,12 @@ class Translation:
     def error(self, key: str, problem: str) -> RecipeError:
         name = self.names.get(key, key)
         return RecipeError(f"{self.path}:{self.lines.get(name, 1)}: {name}: {problem}")
+
+    def refuse(self, reasons: Mapping[str, str]) -> None:
+        """Raise an error for a key that makes this another kind of training: key -> what it needs."""
+        for key, reason in reasons.items():
+            if self.values.get(key) not in (None, False, "", "false"):
+                raise self.error(key, reason)
 
     def put(self, location: str, value: Any, comment: str = "") -> None:
         """Write `put("optimizer.learning_rate", 1e-5, "lr")`; the comment is the original key, or a reason."""
@@ -136,34 +159,38 @@ class Translation:
     def drop(self, key: str, value: Any, reason: str) -> None:
         self.dropped[self.names.get(key, key)] = (value, reason)
 
-    def put_sources(self, location: str, sources: list[dict[str, Any]], *, streams: bool = False) -> None:
-        """Write sources with unique names. The tools concatenate datasets, so mix them by size."""
-        names: list[str] = []
-        for source in sources:
-            if streams and is_on_the_hub(source["path"]):
-                source["streaming"] = True
-            name = first = reported_name(Source(path=source["path"], name=source.get("name")))
-            while name in names:
-                name = f"{first}-{len(names) + 1}"
-            source |= {} if name == first else {"name": name}
-            names.append(name)
-        self.put(location, sources)
-        sized = not any("weight" in source or "streaming" in source for source in sources)
-        if location == "data.sources" and len(sources) > 1 and sized:
+    def put_data(self, key: str, trained: Sources, held_out: Sources, weights: str, share: str, streams: bool) -> None:
+        """Write the sources; `key`, `weights`, `share`: the tool's keys of datasets, mixture and held-out share."""
+        if not trained:
+            raise RecipeError(f"{self.path}: `{key}` is missing. Set the data to train on")
+        if asked := words_in(self.take(weights, [])):
+            if len(asked) != len(trained):
+                raise self.error(weights, f"expected {len(trained)} numbers, got {len(asked)}")
+            trained = [{**source, "weight": float(word)} for source, word in zip(trained, asked, strict=True)]
+        if streams:
+            trained = [source | ({"streaming": True} if is_on_the_hub(source["path"]) else {}) for source in trained]
+        self.put("data.sources", with_names(trained))
+        sized = not any("weight" in source or "streaming" in source for source in trained)
+        if len(trained) > 1 and sized:
             self.put("data.temperature", 1, f"by size: {self.tool} concatenates its datasets")
+        if held_out:
+            self.put("evaluation.perplexity", with_names(held_out))
+        part = self.take_number(share)
+        if 0 < part <= 0.5:
+            self.put("evaluation.held_out_share", part, share)
+        elif part:
+            self.drop(share, part, "evaluation.held_out_share is a share, at most 0.5")
 
-    def put_held_out_share(self, key: str) -> None:
-        """Translate a held-out share of documents; a number of documents cannot be translated."""
-        share = self.take_number(key)
-        if 0 < share <= 0.5:
-            self.put("evaluation.held_out_share", share, key)
-        elif share:
-            self.drop(key, share, "evaluation.held_out_share is a share, at most 0.5")
-
-    def put_attention(self, key: str, asked: Any) -> None:
-        """`model.attention`: `auto` uses FlashAttention if the GPU supports it."""
-        if asked:
-            self.put("model.attention", ATTENTION.get(str(asked), "auto"), f"{key}: {asked}")
+    def put_rewards(self, known: Mapping[str, dict[str, Any]]) -> None:
+        """Translate a reward model, or `reward_funcs`; `known`: the tool's own functions -> entries of `rewards`."""
+        rewards: list[dict[str, Any]]
+        rewards = [{"name": "reward_model", "path": path} for path in words_in(self.take("reward_model", []))]
+        asked = words_in(self.take("reward_funcs", []))
+        named = [known.get(name, {"name": ":".join(name.rsplit(".", 1))}) for name in asked]
+        weights = self.take("reward_weights", [1.0] * len(named))
+        rewards += [{**reward, "weight": weight} for reward, weight in zip(named, weights, strict=False)]
+        how = "reward_funcs" if asked else "reward_model" if rewards else "FILL IN: see docs/reference/training.md"
+        self.put("rewards", rewards or [{"name": "exact_match"}], how)
 
     def not_translated(self) -> list[str]:
         """`key: value (reason)` for everything in the config that is not in the recipe."""
@@ -198,20 +225,56 @@ def is_on(value: Any) -> bool:
     return value.lower() in ("true", "yes", "on", "1", "auto") if isinstance(value, str) else bool(value)
 
 
-def target_modules(value: Any) -> Any:
-    """Convert layer names for peft: LLaMA-Factory separates them by commas, with `all` for all linear layers."""
-    if value in ("all", "all-linear", "all_linear"):
-        return "all-linear"
-    is_names = isinstance(value, str) and re.fullmatch(r"[\w.,\s]+", value)
-    return [name.strip() for name in value.split(",")] if is_names else value
+def with_names(sources: Sources) -> Sources:
+    """Give sources unique names."""
+    names: list[str] = []
+    for source in sources:
+        name = first = reported_name(Source(path=source["path"], name=source.get("name")))
+        while name in names:
+            name = f"{first}-{len(names) + 1}"
+        source |= {} if name == first else {"name": name}
+        names.append(name)
+    return sources
+
+
+def words_in(value: Any) -> list[str]:
+    """Split words at commas; accept a list, too."""
+    words = value if isinstance(value, list) else str(value).split(",")
+    return [str(word).strip() for word in words if str(word).strip()]
 
 
 def is_on_the_hub(path: str) -> bool:
     return not is_local(path) and re.fullmatch(r"[\w.-]+/[\w.-]+", path) is not None
 
 
-def translate_trainer_keys(config: Translation) -> None:
-    """Fill in all sections except model and data, whose keys differ between the tools."""
+def translate_model(config: Translation) -> None:
+    """Fill in `model` from the names that transformers and peft use, and `adapter`, the kind of training."""
+    config.move(MODEL)
+    if asked := config.take("attn_implementation"):  # `auto` uses FlashAttention if the GPU supports it
+        how = f"{config.names.get('attn_implementation', 'attn_implementation')}: {asked}"
+        config.put("model.attention", ATTENTION.get(str(asked), "auto"), how)
+    adapter = str(config.take("adapter", "full")).lower()
+    if adapter in ("lora", "qlora"):
+        config.put("model.lora", {})
+        config.move({option: f"model.lora.{option}" for option in LORA})
+        lora = config.recipe["model"]["lora"]
+        for key in ("target_modules", "modules_to_save"):
+            if isinstance(lora.get(key), list) or re.fullmatch(r"[\w.,\s-]+", str(lora.get(key, ""))):
+                names = words_in(lora[key])
+                lora[key] = "all-linear" if names[0].replace("_", "-") in ("all", "all-linear") else names
+        if config.take_switch("load_in_4bit") or adapter == "qlora":
+            lora |= {"quantize": "nf4", "double_quantize": True}
+    elif adapter in PEFT_METHODS:
+        config.put("model.lora", {"method": adapter}, "adapter")
+        options = [key for key in keys_of_config(PEFT_METHODS[adapter]) if key.startswith(f"{adapter}_")]
+        config.move({key: f"model.lora.{key}" for key in options})
+    elif adapter not in ("full", ""):
+        config.drop("adapter", adapter, "all parameters are trained; see model.lora")
+
+
+def translate_shared_keys(config: Translation) -> None:
+    """Fill in all sections except the data, from the names that Hugging Face's classes use."""
+    translate_model(config)
     config.add_defaults(DEFAULTS)
     # A run's folder is `output_dir` in the tools, and `output_dir/name` here.
     place = Path(str(config.take("output_dir", config.path.stem)))
@@ -289,8 +352,9 @@ def translate_budget_and_optimizer(config: Translation) -> float:
     name = SCHEDULES.get(asked, "cosine")
     config.put("schedule.name", name, f"lr_scheduler_type: {asked}")
     if name != "constant":  # their default floor is 0, cpt's is 0.1
-        floors = (config.take_number("cosine_min_lr_ratio"), options.pop("min_lr_rate", 0))
-        config.put("schedule.floor", float(max(floors)))
+        lowest = float(options.pop("min_lr", 0)) / (rate or 5e-5)
+        floors = (config.take_number("cosine_min_lr_ratio"), options.pop("min_lr_rate", 0), lowest)
+        config.put("schedule.floor", round(float(max(floors)), 6))
     for key, value in options.items():
         config.drop(f"lr_scheduler_kwargs.{key}", value, "")
     amounts = {key: config.take_number(key) for key in ("warmup_steps", "warmup_ratio")}
@@ -311,7 +375,7 @@ def translate_interval(config: Translation, section: str, verb: str, epochs: flo
         steps, times = 0, times or 1
     if strategy in ("no", "false"):
         return
-    if steps:
+    if steps > 0:
         config.put(f"{section}.every_steps", steps, f"{verb}_steps")
     elif times * epochs > 1:
         config.put(f"{section}.every_steps", round(1 / (times * epochs), 6), f"{times} per epoch, {epochs} epochs")
@@ -322,14 +386,25 @@ def translate_engine(config: Translation) -> None:
     given = config.take("deepspeed")
     stage = STAGE_IN_NAME.search(str(given).lower())
     if isinstance(given, dict) or given and Path(str(given)).is_file():
+        from cpt.training.engine_profiles import read_profile  # imports torch, which takes seconds
+
         profile = read_profile(given)
         if "offload_optimizer" in profile.get("zero_optimization", {}):
             given = profile | {"zero_force_ds_cpu_optimizer": False}  # keeps the recipe's optimizer
         config.put("training.deepspeed", given, "deepspeed")
-    elif given and stage:
+    elif given and stage and stage[1] != "0":
         config.put("training.deepspeed", PROFILES[stage[1]]["offload" in str(given)], f"deepspeed: {given}")
     elif given:
-        config.drop("deepspeed", given, "file not found; deepspeed_configs/README.md lists the profiles of cpt")
-    if config.take("fsdp") or config.values.get("fsdp_config"):  # whose options remain among the untranslated keys
+        why = "stage 0 partitions nothing" if stage else "file not found"
+        config.drop("deepspeed", given, f"{why}; deepspeed_configs/README.md lists the profiles of cpt")
+    options = config.take_section("fsdp_config")
+    if config.take("fsdp") or options:
         config.put("training.fsdp", True, "FSDP2")
-        config.put("training.fsdp_config", {"version": 2})
+        is_set = {key.removeprefix("fsdp_"): is_on(value) for key, value in options.items()}
+        offload = {"cpu_offload": True} if is_set.get("offload_params") else {}
+        config.put("training.fsdp_config", {"version": 2} | offload)
+        if is_set.get("activation_checkpointing"):
+            config.put("training.gradient_checkpointing", True, "fsdp_config.activation_checkpointing")
+        translated = ("offload_params", "activation_checkpointing")
+        left = {key: value for key, value in options.items() if key.removeprefix("fsdp_") not in translated}
+        config.values |= {"fsdp_config": left}

@@ -108,7 +108,7 @@ OF_HUGGING_FACE = {
     "training.per_device_train_batch_size": "batch_size",
     "training.max_grad_norm": "gradient_clipping",
 }
-OF_OTHERS = {  # axolotl, LLaMA-Factory, TRL's scripts
+OF_OTHERS = {  # axolotl, LLaMA-Factory, ms-swift, TRL's scripts
     "model.path": "base_model model_name model_id",
     "tokenizer.path": "tokenizer_name tokenizer_path",
     "data.sources": "dataset datasets dataset_name sources",

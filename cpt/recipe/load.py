@@ -59,10 +59,14 @@ def load_with_places(path: str | Path, overrides: Sequence[str] = (), *, lora: b
     path, mistakes = Path(path), Mistakes()
     root = read_or_raise(path, mistakes)
     keys = root.value.keys()
-    if keys & {"steps", "base_model", "model_name_or_path"} and not keys & {"data", "budget", "base"}:
+    if keys & {"steps", "base_model", "model_name_or_path", "dataset", "train_dataset"} and not keys & {
+        "data",
+        "budget",
+        "base",
+    }:
         raise RecipeError(
-            f"{path} is not a recipe. Check a pipeline: cpt pipeline {path} --dry-run. Translate an axolotl"
-            f" or LLaMA-Factory config: cpt import {path} --output my_recipe.yaml"
+            f"{path} is not a recipe. Check a pipeline: cpt pipeline {path} --dry-run. Translate a config of"
+            f" axolotl, LLaMA-Factory or ms-swift: cpt import {path} --output my_recipe.yaml"
         )
     root = resolve_references(root, Recipe, mistakes, trail=(path.resolve(),))
     root = apply_overrides(root, overrides, mistakes)

@@ -152,11 +152,11 @@ class Data(Section):
     temperature: FromStep[Annotated[float, Field(gt=0, le=1e12)] | None] = None
     """Weights from sizes instead: each source's tokens to the power of 1/temperature. 1: in proportion; higher: more
     even."""
-    window_bytes: FromStep[Bytes] = 256 * 2**20
-    """Files of a source that are packed and shuffled together. A larger source is read window by window, in an order
+    chunk_bytes: FromStep[Bytes] = 256 * 2**20
+    """Files of a source that are packed and shuffled together. A larger source is read chunk by chunk, in an order
     drawn from the seed, and training starts as soon as the first 16 MiB are tokenized."""
     disk_bytes: FromStep[Bytes | None] = None
-    """Approximate limit of disk space for tokens of sources larger than a window: windows are removed after they were
+    """Approximate limit of disk space for tokens of sources larger than a chunk: chunks are removed after they were
     read."""
     transforms: FromStep[list[Component]] = []
     """Functions that change a document, or split it into several, before the filters; for all sources and held-out

@@ -146,7 +146,7 @@ class RealisedShares(TrainerCallback):
             tokens = self.data.tokens(self.rows.first(state.global_step))
             total = sum(tokens.values())
             logs.update({f"share_{name}": round(number / total, 6) for name, number in tokens.items()})
-            if not self.data.windowed[0].layout.is_one_a_row:
+            if not self.data.chunked[0].layout.is_one_a_row:
                 logs.update({f"tokens_{name}": round(number) for name, number in tokens.items()})
 
 

@@ -14,7 +14,7 @@ def file(tiny_recipe, tmp_path, monkeypatch):
     """A recipe whose sources have several shards."""
     monkeypatch.setattr("cpt.data.store.shards.SHARD_BYTES", 16_000)
     monkeypatch.setenv("CPT_WORKERS", "0")
-    tiny_recipe["data"]["window_bytes"] = 32_000
+    tiny_recipe["data"]["chunk_bytes"] = 32_000
     return write_recipe(tiny_recipe, tmp_path / "tiny.yaml")
 
 
@@ -25,7 +25,7 @@ def hashes_of(cache):
 
 
 def test_with_a_bounded_disk_only_the_beginning_is_prepared(cpt, tiny_recipe, tmp_path):
-    tiny_recipe["data"] |= {"window_bytes": 4_000, "disk_bytes": 40_000}
+    tiny_recipe["data"] |= {"chunk_bytes": 4_000, "disk_bytes": 40_000}
     path = write_recipe(tiny_recipe, tmp_path / "tiny.yaml")
     code, said = cpt("prepare", path, "--cache", tmp_path / "cache")
     assert code == 0 and "the beginning of domain, general" in said

@@ -50,7 +50,7 @@ def machine(build, source, tmp_path, monkeypatch):
     sources = [source(name, [f"{name}{n:04}" + "x" * (n % 40) for n in range(size)]) for name, size in sizes.items()]
 
     def run(name, **options):
-        return build(*sources, window_bytes=8_000, cache=name, evaluation=EVALUATION, **options)
+        return build(*sources, chunk_bytes=8_000, cache=name, evaluation=EVALUATION, **options)
 
     return run
 
@@ -59,7 +59,7 @@ def machine(build, source, tmp_path, monkeypatch):
 def filled(machine, monkeypatch):
     """A machine brought everything to the bucket, and from now on nothing may be tokenised; gives its rows."""
     first = machine("first", whole=True)
-    assert upload(first, bucket()) == sum(len(rows.tokenized.plan.shards) for rows in first.windowed)
+    assert upload(first, bucket()) == sum(len(rows.tokenized.plan.shards) for rows in first.chunked)
     monkeypatch.setattr(shards, "fill_shard", lambda *_: pytest.fail("made and not fetched"))
     return all_rows(first)
 
@@ -80,7 +80,7 @@ def test_an_upload_that_ended_half_way_is_continued(machine, tmp_path):
     FaultyStore.failing.clear()
     upload(first, bucket())
     assert len(list((tmp_path / "bucket").rglob("*.tar"))) == sum(
-        len(rows.tokenized.plan.shards) for rows in first.windowed
+        len(rows.tokenized.plan.shards) for rows in first.chunked
     )
 
 

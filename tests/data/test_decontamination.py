@@ -156,5 +156,5 @@ def test_the_stored_tokens_are_found_again_by_another_cache_and_place(build, sou
         exam.write_text(text(5))
         evaluation = Evaluation(perplexity=[HeldOut(path=str(exam), name="exam")])
         built = build(source("train", [text(100), f"{text(101)} {text(5)}"]), evaluation=evaluation, cache=place)
-        keys.append((built.windowed[0].tokenized.folder.name, built.fingerprint))
+        keys.append((built.chunked[0].tokenized.folder.name, built.fingerprint))
     assert keys[0] == keys[1]

@@ -133,7 +133,7 @@ def test_chats_can_be_pre_trained_on_and_held_out(build, rows_file, talking):
     (report,) = prepared.sources
     assert (report.documents, report.held_out) == (39, 1)
     assert report.dropped == {"the chat template raised: the user speaks first": 1}
-    ids = torch.cat([row["input_ids"] for row in prepared.windowed[0].window(0)])
+    ids = torch.cat([row["input_ids"] for row in prepared.chunked[0].chunk(0)])
     text = tokenizer.decode(ids)
     written = tokenizer.apply_chat_template(chats[7]["messages"], tokenize=False) + "<|endoftext|>"
     assert text.count(written) == 1 and "What is 3<" not in text

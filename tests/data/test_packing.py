@@ -68,7 +68,7 @@ def test_a_token_budget_holds_for_the_padded_documents_of_every_epoch(lengths, b
 
 def test_a_row_of_a_token_budget_holds_each_piece_in_a_line(build, source, tokenizer):
     texts = ["abc" * (1 + number % 9) + "a" * (number % 5) for number in range(40)]
-    rows = build(source("a", texts), sequence_length=16, packing="token_budget").windowed[0].window(0)
+    rows = build(source("a", texts), sequence_length=16, packing="token_budget").chunked[0].chunk(0)
     found, names = [], ("input_ids", "labels", "position_ids", "attention_mask")
     for row in (rows.row(number, 3) for number in range(len(rows))):
         assert row["input_ids"].numel() <= 16 and len({values.shape for values in row.values()}) == 1

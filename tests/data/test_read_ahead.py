@@ -16,7 +16,7 @@ def ahead(build, source, monkeypatch):
     large = [source(name, [f"{name}{n:04}" + "x" * (n % 40) for n in range(size)]) for name, size in sizes.items()]
 
     def run(**options):
-        return build(*large, **{"window_bytes": 6_000, **options})
+        return build(*large, **{"chunk_bytes": 6_000, **options})
 
     return run
 
@@ -40,7 +40,7 @@ def test_everything_is_made_by_workers_while_the_run_reads(ahead, monkeypatch):
     assert all_rows(prepared, range(350)) == straight
     reader.thread.join(60)
     again = ahead()
-    assert all(rows.is_complete for rows in again.windowed) and again.read_ahead(0) is None
+    assert all(rows.is_complete for rows in again.chunked) and again.read_ahead(0) is None
     assert not any(report.is_estimate for report in again.sources)
 
 

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from cpt.data.readers.sources import open_source
 from cpt.data.store import shards
 from cpt.data.store import tokenized as tokenized_module
-from cpt.data.store.shards import SHARD_BYTES, in_windows
+from cpt.data.store.shards import SHARD_BYTES, in_chunks
 from cpt.data.store.token_files import TokenFiles
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, ResourceError
@@ -186,8 +186,8 @@ def test_of_an_endless_source_only_enough_is_read(tmp_path, monkeypatch, tokeniz
 
 @given(st.lists(st.integers(0, SHARD_BYTES), min_size=1, max_size=80))
 @settings(max_examples=50)
-def test_windows_begin_small_and_grow_to_their_size(num_bytes):
-    windows = in_windows(range(len(num_bytes)), num_bytes, SHARD_BYTES, 4 * SHARD_BYTES)
-    assert [shard for window in windows for shard in window] == list(range(len(num_bytes)))
-    sizes = [sum(num_bytes[shard] for shard in window) for window in windows]
+def test_chunks_begin_small_and_grow_to_their_size(num_bytes):
+    chunks = in_chunks(range(len(num_bytes)), num_bytes, SHARD_BYTES, 4 * SHARD_BYTES)
+    assert [shard for chunk in chunks for shard in chunk] == list(range(len(num_bytes)))
+    sizes = [sum(num_bytes[shard] for shard in chunk) for chunk in chunks]
     assert all(size <= most * SHARD_BYTES for size, most in zip(sizes, [1, 1, 2, *[4] * len(sizes)], strict=False))

@@ -37,7 +37,7 @@ class InterruptedRun:
         self.home, self.run, self.kept = home, home / "runs" / "tiny", home / "kept"
         documents = write_documents(home / "documents.jsonl", 60, seed=1)
         documents.write_text(documents.read_text() + '{"no text": 1}\n')  # listed in bad_rows.jsonl
-        bad_rows = {"on_bad_row": "skip", "max_bad_share": 0.5, "window_bytes": 15_000}
+        bad_rows = {"on_bad_row": "skip", "max_bad_share": 0.5, "chunk_bytes": 15_000}
         sections["data"] |= {**bad_rows, "sources": [{"path": str(documents)}], **data}
         held_out = {"path": str(write_documents(home / "held_out.jsonl", 8, seed=2))}
         sections["evaluation"] = {"held_out_share": 0.1, "perplexity": [held_out], "every_tokens": 1024}
@@ -120,7 +120,7 @@ def test_damage_to_what_can_be_made_again_changes_nothing_and_is_an_event(interr
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("data", [{"deduplicate": "exact"}, {}], ids=["whole", "window by window"])
+@pytest.mark.parametrize("data", [{"deduplicate": "exact"}, {}], ids=["whole", "chunk by chunk"])
 def test_any_damage_to_any_file_of_a_run_and_its_cache_changes_nothing_or_stops_it_first(interrupted, data):
     run = interrupted(**data)
     kinds = run.files()

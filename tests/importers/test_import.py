@@ -14,9 +14,11 @@ from cpt.importers.translation import Translation
 from cpt.recipe.load import load_recipe
 
 CONFIGS = Path(__file__).parent / "configs"
+EXAMPLES = [path for path in sorted(CONFIGS.rglob("*.*")) if not path.name.startswith("dataset")]
 AXOLOTL = {"base_model": "example/base", "datasets": [{"path": "example/texts", "type": "completion"}]}
 LLAMAFACTORY = {"model_name_or_path": "example/base", "stage": "pt", "finetuning_type": "full"}
 LLAMAFACTORY |= {"dataset": "example/texts", "dataset_dir": "ONLINE"}
+SWIFT = {"model": "example/base", "dataset": "example/chats", "max_length": 1024}
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def keys_not_translated(found: Translation) -> set[str]:
     return {line.partition(":")[0] for line in found.not_translated()}
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.y*ml")), ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_an_example_config_becomes_a_recipe(path, tmp_path, capsys):
     command(path, output=tmp_path / "r.yaml")
     load_recipe(tmp_path / "r.yaml")
@@ -110,7 +112,10 @@ def test_a_schedule_with_a_floor(translate):
         ({"bf16": "auto"}, {"bf16": True}),
         ({"bf16": "auto", "fp16": True}, {"fp16": True}),
         ({"liger_rope": True}, {"use_liger_kernel": True}),
-        ({"fsdp_config": {"offload_params": True}}, {"fsdp": True, "fsdp_config": {"version": 2}}),
+        (
+            {"fsdp_config": {"fsdp_offload_params": True, "activation_checkpointing": True}},
+            {"fsdp": True, "fsdp_config": {"version": 2, "cpu_offload": True}, "gradient_checkpointing": True},
+        ),
         ({"deepspeed": "elsewhere/zero3_bf16.json"}, {"deepspeed": "deepspeed_configs/ds_config_production.json"}),
         ({"max_grad_norm": 0.5, "logging_steps": 3}, {"max_grad_norm": 0.5, "logging_steps": 3}),
     ],
@@ -157,6 +162,7 @@ def test_local_files_of_axolotl_are_sources_of_their_own(translate):
     [
         ("dpo", "chatml.intel", "dpo", {"user": "question", "chosen": "chosen", "rejected": "rejected"}),
         ("simpo", "llama3.argilla", "cpo", {"user": "instruction", "chosen": "chosen_response"}),
+        ("dpo", "chat_template.default", "dpo", {"prompt": "messages", "chosen": "chosen", "rejected": "rejected"}),
         ("kto", "llama3.ultra", "kto", {"user": "prompt", "assistant": "completion", "label": "label"}),
     ],
 )
@@ -200,6 +206,100 @@ def test_a_mixture_and_an_adapter_of_llamafactory(translate):
     assert recipe["model"]["lora"] == {**lora, "quantize": "nf4", "double_quantize": True}
 
 
+def test_the_v1_of_llamafactory_has_its_sections_and_datasets_translated():
+    path = CONFIGS / "llamafactory_v1/lora.yaml"
+    found = translated(path, gpus=2)
+    instructions, chats = found.recipe["data"]["sources"]
+    assert instructions["path"].endswith("llamafactory_v1/instructions.json") and instructions["max_documents"] == 500
+    assert chats == {"path": "example/chats", "name": "chats", "chat": {"messages": "conversations"}}
+    lora = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all-linear"}
+    assert found.recipe["model"]["lora"] == lora and found.recipe["training"]["gradient_accumulation_steps"] == 4
+    assert {"bf16": True, "fsdp": True, "use_liger_kernel": True}.items() <= found.recipe["training"].items()
+    assert keys_not_translated(found) == {"template", "kernel_config.include_kernels"}
+
+
+def test_a_script_of_ms_swift():
+    found = translated(CONFIGS / "ms_swift/pretrain.sh")
+    recipe = found.recipe
+    assert recipe["stage"] == "cpt" and recipe["model"] == {"path": "example/base-7b", "attention": "auto"}
+    web = {"path": "example/web", "text_column": "content", "subset": "zh", "max_documents": 20_000, "weight": 0.7}
+    assert recipe["data"]["sources"] == [web, {"path": "corpus/papers.jsonl", "text_column": "content", "weight": 0.3}]
+    assert recipe["budget"] == {"tokens": 1000 * 8192 * 16 * 4} and recipe["schedule"]["floor"] == pytest.approx(0.1)
+    assert recipe["optimizer"]["betas"] == [0.9, 0.95] and recipe["optimizer"]["weight_decay"] == 0.1
+    assert recipe["evaluation"] == {"held_out_share": 0.01, "every_steps": 500}
+    assert keys_not_translated(found) == {"sequence_parallel_size", "use_hf"}
+
+
+def test_preferences_and_a_launcher_of_ms_swift():
+    recipe = translated(CONFIGS / "ms_swift/dpo.sh").recipe
+    lora = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all-linear"}
+    assert recipe["model"]["lora"] == {**lora, "quantize": "nf4", "double_quantize": True}
+    assert recipe["stage"] == "dpo" and recipe["training"]["loss_type"] == ["sigmoid"]
+    assert recipe["training"]["gradient_accumulation_steps"] == 4  # 16 rows in a step, on 2 x 2 GPUs
+    chat = {"user": "query", "chosen": "response", "rejected": "rejected_response"}
+    assert recipe["data"]["sources"] == [{"path": "pairs.jsonl", "chat": chat}]
+
+
+def test_a_yaml_of_ms_swift_does_not_say_its_command(translate):
+    found = translated(CONFIGS / "ms_swift/sft.yaml")
+    assert found.recipe["stage"] == "sft" and "FILL IN" in found.comments["stage"] and found.gpus == 2
+    assert [source.get("subset") for source in found.recipe["data"]["sources"]] == [None, "en", "zh"]
+    assert translate(SWIFT, use_chat_template=False).recipe["stage"] == "cpt"
+
+
+def test_the_defaults_in_args_json_of_ms_swift_are_not_listed():
+    found = translated(CONFIGS / "ms_swift/args.json")
+    assert found.recipe["stage"] == "cpt" and found.recipe["training"]["max_grad_norm"] == 0.5
+    assert found.recipe["optimizer"]["weight_decay"] == 0 and "adam_epsilon" not in found.text()
+    assert keys_not_translated(found) == {"freeze_parameters_ratio"}
+
+
+@pytest.mark.parametrize(
+    ("values", "stage"),
+    [({"rlhf_type": "simpo"}, "cpo"), ({"rlhf_type": "rm"}, "reward"), ({"rlhf_type": "grpo"}, "grpo")],
+)
+def test_a_stage_of_ms_swift(translate, values, stage):
+    assert translate(SWIFT, **values).recipe["stage"] == stage
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({**AXOLOTL, "processor_type": "AutoProcessor"}, "processor_type"),
+        ({**AXOLOTL, "rl": "ebft"}, "rl"),
+        ({**AXOLOTL, "diffusion": {"eps": 0.1}}, "diffusion"),
+        ({**LLAMAFACTORY, "image_max_pixels": 4096}, "image_max_pixels"),
+        ({**SWIFT, "freeze_vit": False, "vit_lr": 1e-5}, "vit_lr"),
+        ({**SWIFT, "ENV": {"MAX_PIXELS": 4096}}, "max_pixels"),
+        ({**SWIFT, "task_type": "embedding"}, "task_type"),
+        ({**SWIFT, "micro_batch_size": 1, "finetune": True}, "micro_batch_size"),
+        ({**SWIFT, "rlhf_type": "gkd"}, "teacher_model"),
+    ],
+)
+def test_what_cpt_does_not_train_is_refused_with_one_sentence(tmp_path, config, key):
+    path = tmp_path / "c.yml"
+    path.write_text(yaml.safe_dump(config))
+    with pytest.raises(RecipeError, match=rf"c.yml:\d+: {key}: ") as refused:
+        translated(path)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "megatron sft --model a/b\n",
+        "swift sft --model a/b --dataset c/d\nswift rlhf --model a/b --dataset c/d\n",
+        "swift sft --model a/b --dataset $DATA\n",
+        "swift sft --model 'a/b --dataset c/d\n",
+        "swift sft config.yaml 2>&1 | tee log\n",
+    ],
+)
+def test_a_script_without_one_complete_command_is_refused(tmp_path, script):
+    (tmp_path / "run.sh").write_text(script)
+    with pytest.raises(RecipeError, match=r"run\.sh"):
+        translated(tmp_path / "run.sh")
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -221,7 +321,14 @@ def test_a_config_that_cannot_be_translated_is_refused_with_its_line(tmp_path, t
         translated(path)
 
 
-@pytest.mark.parametrize("text", ["base_model: a/b\ndatasets: [{path: c}]\n", "model_name_or_path: a/b\ndataset: c\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "base_model: a/b\ndatasets: [{path: c}]\n",
+        "model_name_or_path: a/b\ndataset: c\n",
+        "model: a/b\ndataset: c\n",
+    ],
+)
 def test_in_the_place_of_a_recipe_it_is_one_mistake_with_the_command(tmp_path, text):
     (tmp_path / "other.yaml").write_text(text)
     with pytest.raises(RecipeError, match="cpt import") as refused:

@@ -179,11 +179,13 @@ def chat_model(base_model, tmp_path) -> Path:
     return folder
 
 
-def imported_losses(cpt, config: dict, folder: Path) -> list[float]:
-    """Import a config, train the recipe in the config's folder, and return the losses."""
-    (folder / "config.yml").write_text(yaml.safe_dump(config, sort_keys=False))
+def imported_losses(cpt, config: dict | str, folder: Path) -> list[float]:
+    """Import a config, or a file, train the recipe in its folder, and return the losses."""
+    if isinstance(config, dict):
+        (folder / "config.yml").write_text(yaml.safe_dump(config, sort_keys=False))
+        config = "config.yml"
     short = ("training.use_cpu=true", "name=run", "output_dir=runs")
-    for words in (("import", "config.yml"), ("train", "recipe.yaml", *short)):
+    for words in (("import", config), ("train", "recipe.yaml", *short)):
         ended = cpt(*words, folder=folder)
         assert ended.returncode == 0, ended.output
     return losses(folder / "runs/run")
@@ -219,6 +221,20 @@ def test_a_config_of_llamafactory_trains(cpt, chat_model, tmp_path):
     config |= {"logging_steps": 1, "output_dir": "saves/tiny"}
     found = imported_losses(cpt, config, tmp_path)
     assert len(found) == 6 and found[-1] < found[0]
+
+
+@pytest.mark.slow
+def test_a_script_of_ms_swift_trains(cpt, base_model, tmp_path):
+    shutil.copytree(base_model, tmp_path / "base")
+    texts = [json.dumps({"text": f"the number after {number} is {number + 1}"}) for number in range(200)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(texts))
+    (tmp_path / "pretrain.sh").write_text(
+        "steps=8\nswift pt --model ./base --tuner_type full --dataset texts.jsonl --torch_dtype float32 --bf16 false"
+        " --fp16 false --max_length 64 --packing true --max_steps $steps --gradient_accumulation_steps 1"
+        " --learning_rate 1e-2 \\\n    --logging_steps 1 --report_to none --output_dir output\n"
+    )
+    found = imported_losses(cpt, "pretrain.sh", tmp_path)
+    assert len(found) == 8 and found[-1] < found[0]
 
 
 def test_a_report_is_one_html_file_that_needs_no_network(cpt, run_of, tmp_path):

@@ -115,17 +115,17 @@ def test_one_epoch_holds_each_token_of_each_document_once(epoch, packing):
     assert packing == "concatenate" or all(read.texts[text] == 1 for text in TEXTS)
 
 
-def test_documents_read_in_small_windows_are_all_read_once(epoch):
+def test_documents_read_in_small_chunks_are_all_read_once(epoch):
     whole = epoch(packing="none")
-    windowed = epoch(packing="none", window_bytes=1500)  # the store already holds the whole source
-    windowed.rows = windowed.read(0, len(TEXTS))
-    assert whole.texts == windowed.texts == Counter(TEXTS) and not same_rows(whole.rows, windowed.rows)
+    chunked = epoch(packing="none", chunk_bytes=1500)  # the store already holds the whole source
+    chunked.rows = chunked.read(0, len(TEXTS))
+    assert whole.texts == chunked.texts == Counter(TEXTS) and not same_rows(whole.rows, chunked.rows)
 
 
-def test_lines_that_begin_where_a_window_does_are_read_once(epoch):
+def test_lines_that_begin_where_a_chunk_does_are_read_once(epoch):
     texts = [f"number {number:03}." for number in range(80)]
     length = len(json.dumps({"text": texts[0]})) + 1
-    assert epoch(texts, window_bytes=8 * length).texts == Counter(texts)
+    assert epoch(texts, chunk_bytes=8 * length).texts == Counter(texts)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "tsv", "txt", "json", "jsonl.gz", "jsonl.zst"])
@@ -564,7 +564,7 @@ def test_any_number_of_processes_and_workers_trains_on_the_same_rows_in_each_ste
 
 @pytest.mark.slow
 def test_resumed_at_any_step_with_an_empty_store_it_reads_the_same_batches(seen, recipe, tmp_path):
-    recipe["data"] |= {"window_bytes": 5000}
+    recipe["data"] |= {"chunk_bytes": 5000}
     recipe["checkpoints"] = {"every_steps": 1, "keep": None}
     plain = seen("run")
     for step in (7, 4, 1):

@@ -78,7 +78,7 @@ def test_no_key_of_several_types_shows_pydantics_names(mistakes, key):
     ("written", "number"), [("20GB", 2 * 10**10), ("16GiB", 2**34), ("64 kB", 64_000), (1e6, 10**6)]
 )
 def test_a_number_of_bytes_may_have_a_unit(written, number):
-    assert Data(sources=[{"path": "a"}], window_bytes=written).window_bytes == number
+    assert Data(sources=[{"path": "a"}], chunk_bytes=written).chunk_bytes == number
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_options_that_are_counts_may_have_units(load, override, section, option,
 
 WRONG = [
     *(("budget.tokens", text) for text in ("2GB", "1.5", "0.0001k", "'3'", "1X", "-1M", ".nan")),
-    *(("data.window_bytes", text) for text in ("20M", "1k", "-5")),
+    *(("data.chunk_bytes", text) for text in ("20M", "1k", "-5")),
     *(("data.sequence_length", text) for text in ("4KB", "1e12")),
     *(("model.rope", text) for text in ("{theta: .nan}", "{theta: 1e6, length: 32K}", "{type: yarn, factor: 0.5}")),
     *(("checkpoints.every_steps", text) for text in ("1k", "0")),

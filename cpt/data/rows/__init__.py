@@ -1,1 +1,1 @@
-"""From documents to the rows of a run: mixture, packing, windows, held-out sets and the loader."""
+"""From documents to the rows of a run: mixture, packing, chunks, held-out sets and the loader."""

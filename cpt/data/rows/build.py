@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from cpt.cache import default_cache_dir, key_of
 from cpt.data.readers.columns import form_of_source, refuse_layout, with_form
 from cpt.data.readers.documents import absurd_share
+from cpt.data.rows.chunks import ChunkedRows
 from cpt.data.rows.contamination import with_decontamination
 from cpt.data.rows.held_out import HeldOutSet, held_out_set, nothing_held_out, other_share
 from cpt.data.rows.loader import ReadAhead
@@ -20,7 +21,6 @@ from cpt.data.rows.mixture import MixtureRows, Stretch, Turns, asked_shares, len
 from cpt.data.rows.open_sources import open_sources
 from cpt.data.rows.packing import Layout
 from cpt.data.rows.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
-from cpt.data.rows.windows import WindowedRows
 from cpt.data.store.shards import shuffled
 from cpt.data.store.token_files import Hashes
 from cpt.data.store.tokenization import DocumentEncoder
@@ -32,11 +32,11 @@ from cpt.recipe.rules import check_names, reported_name
 from cpt.recipe.schema import Budget, Data, Evaluation, Source
 
 Sources = Sequence[TokenizedSource]
-Windowed = Sequence[WindowedRows]
+Chunked = Sequence[ChunkedRows]
 log = logging.getLogger("cpt")
 NO_EVALUATION = Evaluation()
 CLOSE_TO_ALL = 0.9  # above this share of a source is read, its exact size is needed
-WINDOWS_ON_DISK = 4  # per source: current, next, one for slower readers, one spare
+CHUNKS_ON_DISK = 4  # per source: current, next, one for slower readers, one spare
 NO_HASHES = np.empty(0, np.uint64)
 
 
@@ -54,14 +54,14 @@ class SourceReport:
     share: float  # requested share of training tokens; with phases, over the whole run if its length is known
     files: dict[str, str]  # file -> xxh3-128 of its content, once the whole source was read
     licence: str | None
-    is_estimate: bool  # extrapolated from the windows read so far
+    is_estimate: bool  # extrapolated from the chunks read so far
 
 
-def report_on(rows: WindowedRows) -> SourceReport:
-    known, windows = rows.known_so_far()
+def report_on(rows: ChunkedRows) -> SourceReport:
+    known, chunks = rows.known_so_far()
     source, plan, description = rows.tokenized.work.source, rows.tokenized.plan, rows.tokenized.description
     is_estimate = rows.total is None
-    scale = sum(plan.num_bytes) / max(1, plan.bytes_upto[windows]) if is_estimate else 1.0
+    scale = sum(plan.num_bytes) / max(1, plan.bytes_upto[chunks]) if is_estimate else 1.0
     return SourceReport(
         name=reported_name(source),
         documents=round(scale * known.documents),
@@ -79,14 +79,14 @@ def report_on(rows: WindowedRows) -> SourceReport:
     )
 
 
-def log_report(report: SourceReport, rows: WindowedRows) -> None:
-    known, windows = rows.known_so_far()
+def log_report(report: SourceReport, rows: ChunkedRows) -> None:
+    known, chunks = rows.known_so_far()
     where, longest = known.longest
     # A long example is cut to one row, so the warning is only for documents.
     is_whole = rows.layout.form == "document" and not report.is_estimate
     if is_whole and (giant := absurd_share(report.name, where, longest, report.tokens, report.documents)):
         log.warning(giant)
-    about = f"estimated from the first {windows} of {len(rows.tokenized.plan.windows)} windows, "
+    about = f"estimated from the first {chunks} of {len(rows.tokenized.plan.chunks)} chunks, "
     dropped = "".join(f", {count:,} dropped ({reason})" for reason, count in report.dropped.items())
     bad = "".join(f", {count:,} bad ({reason})" for reason, count in report.bad_rows.items())
     log.info(
@@ -143,7 +143,7 @@ def check_repeats(data: Data, mixture: MixtureRows, reports: Sequence[SourceRepo
 @dataclass(frozen=True)
 class PreparedData:
     rows: MixtureRows
-    windowed: list[WindowedRows]
+    chunked: list[ChunkedRows]
     held_out: dict[str, HeldOutSet]
     sources: list[SourceReport]
     fingerprint: str
@@ -169,7 +169,7 @@ class PreparedData:
         counts = [upto - before for upto, before in zip(self.rows.counts(rows), self.rows.counts(first), strict=True)]
         return {
             report.name: count * rows.filled * rows.layout.sequence_length
-            for report, rows, count in zip(self.sources, self.windowed, counts, strict=True)
+            for report, rows, count in zip(self.sources, self.chunked, counts, strict=True)
         }
 
     def shares(self, rows: int, first: int = 0) -> dict[str, float]:
@@ -178,32 +178,32 @@ class PreparedData:
 
     def filled(self, rows: int, first: int = 0) -> float:
         """The share of tokens among the positions of these rows; the rest is padding."""
-        return sum(self.tokens(rows, first).values()) / ((rows - first) * self.windowed[0].layout.sequence_length)
+        return sum(self.tokens(rows, first).values()) / ((rows - first) * self.chunked[0].layout.sequence_length)
 
     def epochs(self, rows: int) -> dict[str, float]:
         counts = self.rows.counts(rows)
         return {report.name: count / report.rows for report, count in zip(self.sources, counts, strict=True)}
 
     def read_ahead(self, first_row: int) -> ReadAhead | None:
-        """Create the thread that prepares a run's next windows from `first_row` on; None if all are on disk."""
+        """Create the thread that prepares a run's next chunks from `first_row` on; None if all are on disk."""
         ahead = [
             number
-            for number, rows in enumerate(self.windowed)
+            for number, rows in enumerate(self.chunked)
             if rows.tokenized.plan.is_streamed and (self.disk_bytes is not None or not rows.is_complete)
         ]
         if not ahead:
             return None
         _, stretch, place = self.rows.stretch_at(first_row)
         shares, counts = stretch.turns.shares(place), stretch.turns.counts(place)
-        chosen = [self.windowed[n] for n in ahead], [shares[n] for n in ahead], [counts[n] for n in ahead]
+        chosen = [self.chunked[n] for n in ahead], [shares[n] for n in ahead], [counts[n] for n in ahead]
         return ReadAhead(*chosen, self.disk_bytes)
 
     def state(self, first_row: int) -> dict[str, Any]:
         """The data state for a checkpoint, to resume at `first_row`, even with an empty store."""
-        turns = zip(self.sources, self.windowed, self.rows.counts(first_row), strict=True)
-        windows = {report.name: rows.state(turn) for report, rows, turn in turns if rows.tokenized.plan.is_streamed}
+        turns = zip(self.sources, self.chunked, self.rows.counts(first_row), strict=True)
+        chunks = {report.name: rows.state(turn) for report, rows, turn in turns if rows.tokenized.plan.is_streamed}
         stretch, _, place = self.rows.stretch_at(first_row)
-        return {"fingerprint": self.fingerprint, "stretch": stretch, "row": place, "windows": windows}
+        return {"fingerprint": self.fingerprint, "stretch": stretch, "row": place, "chunks": chunks}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Prepare to resume from a checkpoint's state; raises DataError if the data have changed since."""
@@ -211,9 +211,9 @@ class PreparedData:
             raise DataError(
                 "the checkpoint was written with different data. Restore it, or start a new run: another `name`."
             )
-        for report, rows in zip(self.sources, self.windowed, strict=True):
-            if report.name in state["windows"]:
-                rows.restore(state["windows"][report.name])
+        for report, rows in zip(self.sources, self.chunked, strict=True):
+            if report.name in state["chunks"]:
+                rows.restore(state["chunks"][report.name])
 
 
 def build_data(
@@ -230,12 +230,12 @@ def build_data(
     """Read, filter, tokenise, split and pack the sources; earlier work is reused from `cache_dir`.
 
     Training documents that contain evaluation text are dropped, unless the recipe sets `own_evaluation: false`. For a
-    source larger than `data.window_bytes`, only the first windows are prepared here.
+    source larger than `data.chunk_bytes`, only the first chunks are prepared here.
 
     Args:
         budget: the length of the run, to check how often it reads each source.
         cache_dir: where tokens are stored; default: $CPT_CACHE or ~/.cache/cpt.
-        whole: prepare all windows of every source.
+        whole: prepare all chunks of every source.
         form: documents, or examples (`cpt.data.readers.columns`); default: the form of each source.
 
     Raises:
@@ -278,38 +278,38 @@ class Builder:
         for source in sources:
             if needs_all or not source.plan.is_streamed:
                 wanted += everything([source])
-            else:  # the first windows, and the shards of the held-out set
+            else:  # the first chunks, and the shards of the held-out set
                 held_out = source.plan.held_out if self.evaluation.held_out_share is not None else []
-                wanted += [(source, number) for number in [*held_out, *source.plan.windows[0]]]
+                wanted += [(source, number) for number in [*held_out, *source.plan.chunks[0]]]
         make_shards(wanted)
         for source in [*judges, *sources]:
             if not source.missing(range(len(source.plan.shards))):
                 source.finish()
-        windowed = self.windowed_rows(sources, judges)
-        for rows in windowed:
-            rows.begin(all_windows=needs_all)
-        mixture, reports, num_rows = self.mix(windowed)
+        chunked = self.chunked_rows(sources, judges)
+        for rows in chunked:
+            rows.begin(all_chunks=needs_all)
+        mixture, reports, num_rows = self.mix(chunked)
         scarce = [  # estimated size: the run may reach `max_epochs` of these
             rows
-            for rows, report, count in zip(windowed, reports, mixture.counts(num_rows), strict=True)
+            for rows, report, count in zip(chunked, reports, mixture.counts(num_rows), strict=True)
             if report.is_estimate and count > CLOSE_TO_ALL * (rows.max_epochs or math.inf) * report.rows
         ]
         if scarce:
             make_shards(everything([rows.tokenized for rows in scarce]))
             for rows in scarce:
-                rows.begin(all_windows=True)
-            mixture, reports, num_rows = self.mix(windowed)
+                rows.begin(all_chunks=True)
+            mixture, reports, num_rows = self.mix(chunked)
         if is_main_process():
-            for report, rows in zip(reports, windowed, strict=True):
+            for report, rows in zip(reports, chunked, strict=True):
                 log_report(report, rows)
         if self.budget is not None:
             check_repeats(self.data, mixture, reports, num_rows)
-        held_out_sets = self.held_out_sets(windowed, judges)
+        held_out_sets = self.held_out_sets(chunked, judges)
         files = {reported_name(judge.work.source): judge.finish().files for judge in judges}
-        fingerprint, limit = self.fingerprint(mixture, windowed), self.data.disk_bytes
-        return PreparedData(mixture, windowed, held_out_sets, reports, fingerprint, limit, self.form, files, judges)
+        fingerprint, limit = self.fingerprint(mixture, chunked), self.data.disk_bytes
+        return PreparedData(mixture, chunked, held_out_sets, reports, fingerprint, limit, self.form, files, judges)
 
-    def windowed_rows(self, sources: Sources, judges: Sources) -> list[WindowedRows]:
+    def chunked_rows(self, sources: Sources, judges: Sources) -> list[ChunkedRows]:
         judged = np.concatenate([judge.documents(judge.plan.held_out).hashes for judge in judges] or [NO_HASHES])
         repeated: Sequence[Repeated | None] = [None] * len(sources)
         if self.data.deduplicate is not None:
@@ -317,14 +317,14 @@ class Builder:
             groups = [sources] if across else [[source] for source in sources]
             repeated = [one for group in groups for one in repeated_documents(group, kind, self.cache_dir)]
         longest, also_held_out = self.held_out_across(sources)
-        share, windowed = self.evaluation.held_out_share, []
+        share, chunked = self.evaluation.held_out_share, []
         for number, (source, recipe) in enumerate(zip(sources, self.data.sources, strict=True)):
             hashes = np.union1d(judged, also_held_out[number])
             selection = Selection(share, hashes, repeated[number], recipe.max_tokens, longest[number])
             is_bounded = self.data.disk_bytes is not None and source.plan.is_streamed
             where = self.layout, self.seed, self.cache_dir
-            windowed.append(WindowedRows(source, selection, *where, recipe.max_epochs, is_bounded))
-        return windowed
+            chunked.append(ChunkedRows(source, selection, *where, recipe.max_epochs, is_bounded))
+        return chunked
 
     def held_out_across(self, sources: Sources) -> tuple[list[int | None], list[Hashes]]:
         """The maximum size in bytes of a held-out document of each source (None for examples, which are short), and
@@ -344,22 +344,22 @@ class Builder:
         hashes, num_bytes = (np.concatenate(arrays) for arrays in zip(*held_out, strict=True))
         return longest, [hashes[:0] if limit is None else hashes[num_bytes > limit] for limit in longest]
 
-    def mix(self, windowed: Windowed) -> tuple[MixtureRows, list[SourceReport], int]:
+    def mix(self, chunked: Chunked) -> tuple[MixtureRows, list[SourceReport], int]:
         """The rows, a report on each source, and the number of rows that the run reads; 1 if unknown."""
-        reports = [report_on(rows) for rows in windowed]
+        reports = [report_on(rows) for rows in chunked]
         asked = asked_shares(self.data, [report.tokens for report in reports])
-        filled = np.array([rows.filled for rows in windowed])
+        filled = np.array([rows.filled for rows in chunked])
         # A source whose rows are half full needs twice as many rows for the same tokens.
         turns = Turns([(first, (shares / filled).tolist()) for first, shares in asked])
-        mixture = MixtureRows([Stretch(windowed, turns, lengths_of_phases(self.data))], self.seed)
+        mixture = MixtureRows([Stretch(chunked, turns, lengths_of_phases(self.data))], self.seed)
         rows_of_epoch = sum(report.rows for report in reports)
         num_rows = 1 if self.budget is None else rows_of_run(self.data, self.budget, rows_of_epoch)
         shares = shares_over(asked, num_rows).tolist()
         return mixture, [replace(report, share=share) for report, share in zip(reports, shares, strict=True)], num_rows
 
-    def held_out_sets(self, windowed: Windowed, judges: Sources) -> dict[str, HeldOutSet]:
+    def held_out_sets(self, chunked: Chunked, judges: Sources) -> dict[str, HeldOutSet]:
         sets, num_documents, share = {}, 0, self.evaluation.held_out_share
-        for rows in windowed if share is not None else []:
+        for rows in chunked if share is not None else []:
             shards, name = rows.tokenized.plan.held_out, reported_name(rows.tokenized.work.source)
             documents = rows.tokenized.documents(shards)
             num_documents += len(documents)
@@ -383,12 +383,12 @@ class Builder:
             sets[name] = held_out_set(name, documents, np.arange(len(documents)), layout, self.cache_dir)
         return sets
 
-    def fingerprint(self, mixture: MixtureRows, windowed: Windowed) -> str:
-        """A hash of everything that decides the rows: documents, packing, weights, seed, and the first windows."""
+    def fingerprint(self, mixture: MixtureRows, chunked: Chunked) -> str:
+        """A hash of everything that decides the rows: documents, packing, weights, seed, and the first chunks."""
         (stretch,) = mixture.stretches
         return key_of(
             {
-                "sources": [rows.fingerprint for rows in windowed],
+                "sources": [rows.fingerprint for rows in chunked],
                 "proportions": list(zip(stretch.turns.first_rows, stretch.turns.proportions, strict=True)),
                 "seed": mixture.seed,
                 "layout": self.layout.content(),
@@ -428,11 +428,11 @@ def refuse_small_disk(data: Data, budget: Budget | None, sources: Sources, *, ne
     if needs_all:
         what = f"`{why_all(data, budget) or 'cpt prepare'}` needs"
         raise RecipeError(f"`data.disk_bytes`: {what} every source completely on the disk. Remove one of them.")
-    least = WINDOWS_ON_DISK * len(large) * data.window_bytes
+    least = CHUNKS_ON_DISK * len(large) * data.chunk_bytes
     if data.disk_bytes < least:
         raise RecipeError(
-            f"`data.disk_bytes` is {data.disk_bytes:,}, but {len(large)} source(s) in windows of"
-            f" {data.window_bytes:,} bytes need {least:,}. Raise it, or lower `data.window_bytes`."
+            f"`data.disk_bytes` is {data.disk_bytes:,}, but {len(large)} source(s) in chunks of"
+            f" {data.chunk_bytes:,} bytes need {least:,}. Raise it, or lower `data.chunk_bytes`."
         )
 
 

@@ -147,7 +147,7 @@ def held_out_documents(
 
 
 def held_out_of(data: Data, source: Source, key: str, share: float) -> Iterator[EvaluationDocument]:
-    plan = plan_of(source, key, states_of(source, key), window_bytes=data.window_bytes, seed=0)
+    plan = plan_of(source, key, states_of(source, key), chunk_bytes=data.chunk_bytes, seed=0)
     jobs = [plan.shards[shard] for shard in plan.held_out]
     is_small = len(jobs) == 1 or sum(plan.num_bytes[shard] for shard in plan.held_out) < POOL_BYTES
     search = partial(held_out_texts, work_of(data, source, key), share)
@@ -207,7 +207,7 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
             content[key] = reading_content(source, sieve_of(data, source, key))
             read.append(source)
     names, most = [reported_name(source) for source in read], [source.max_documents for source in read]
-    limits = [evaluation.held_out_share, data.window_bytes, data.on_bad_row, most]
+    limits = [evaluation.held_out_share, data.chunk_bytes, data.on_bad_row, most]
     known = folder / key_of({"format": FORMAT, "states": states, "content": content, "names": names, "limits": limits})
     if all(states.values()) and (written := read_sealed(known)) is not None:
         path = folder / written["index"]

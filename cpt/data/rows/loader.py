@@ -1,4 +1,4 @@
-"""The data loader of a run: micro-batches by row number, prepared ahead of the step, and windows ahead of the rows."""
+"""The data loader of a run: micro-batches by row number, prepared ahead of the step, and chunks ahead of the rows."""
 
 import atexit
 import heapq
@@ -18,9 +18,9 @@ import torch
 from accelerate.utils.operations import recursively_apply
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from cpt.data.rows.chunks import MARKS, ChunkedRows
 from cpt.data.rows.mixture import MixtureRows, RowRange, shift_past_skipped
 from cpt.data.rows.packing import Row, stack_rows
-from cpt.data.rows.windows import MARKS, WindowedRows
 from cpt.data.store.parallel import num_workers
 from cpt.data.store.tokenized import Wanted, made
 from cpt.errors import CptError
@@ -29,7 +29,7 @@ log = logging.getLogger("cpt")
 MOST_REPLACEMENTS = 20  # replacements of dead worker processes before giving up
 MOST_AHEAD, MOST_BYTES_AHEAD = 16, 256 * 2**20  # micro-batches prepared in advance
 POLL_SECONDS = 0.2
-BEHIND = 1  # windows kept behind the fastest reader, for slower ones
+BEHIND = 1  # chunks kept behind the fastest reader, for slower ones
 
 
 @dataclass(eq=False)
@@ -187,12 +187,12 @@ def completed(collate: Callable[[Any], Row], complete: Callable[[Row], Row], row
 class Stop(NamedTuple):
     source: int
     epoch: int
-    place: int  # the window's place in the order of the epoch
-    window: int
+    place: int  # the chunk's place in the order of the epoch
+    chunk: int
 
 
 class ReadAhead:
-    """A thread that prepares the windows of some sources in the order in which a run will need them.
+    """A thread that prepares the chunks of some sources in the order in which a run will need them.
 
     It uses separate objects, so it shares only the store with readers.
 
@@ -203,18 +203,18 @@ class ReadAhead:
     """
 
     def __init__(
-        self, rows: Sequence[WindowedRows], shares: Sequence[float], first_turns: Sequence[int], disk_bytes: int | None
+        self, rows: Sequence[ChunkedRows], shares: Sequence[float], first_turns: Sequence[int], disk_bytes: int | None
     ) -> None:
-        self.rows = [WindowedRows(*one.__reduce__()[1]) for one in rows]
+        self.rows = [ChunkedRows(*one.__reduce__()[1]) for one in rows]
         self.shares, self.first_turns, self.disk_bytes = shares, first_turns, disk_bytes
         self.unwanted = threading.Event()
-        self.begun: list[Stop] = []  # windows in progress
+        self.begun: list[Stop] = []  # chunks in progress
         self.needed: list[Stop] = []  # from the readers' position to the thread's
-        self.present = {  # (source, window) -> bytes on disk
-            (number, window): one.num_bytes(window)
+        self.present = {  # (source, chunk) -> bytes on disk
+            (number, chunk): one.num_bytes(chunk)
             for number, one in enumerate(self.rows)
-            for window in range(len(one.tokenized.plan.windows) if disk_bytes is not None else 0)
-            if one.window_folder(window).exists()
+            for chunk in range(len(one.tokenized.plan.chunks) if disk_bytes is not None else 0)
+            if one.chunk_folder(chunk).exists()
         }
         for one in self.rows:
             rmtree(one.folder / MARKS, ignore_errors=True)
@@ -232,15 +232,15 @@ class ReadAhead:
             self.thread.join()
 
     def run(self) -> None:
-        """The main loop. An error ends the thread: the reader of that window gets the same error and raises it."""
+        """The main loop. An error ends the thread: the reader of that chunk gets the same error and raises it."""
         cores, sources = num_workers(), [rows.tokenized for rows in self.rows]
         shards = made(self.wanted(), cores and max(1, cores - 1), sources)  # leave one core to the run
         try:
             for _ in shards:
-                self.close_windows()
+                self.close_chunks()
                 if self.unwanted.is_set():
                     return
-            self.close_windows()
+            self.close_chunks()
             for source in sources if self.disk_bytes is None else []:
                 if not self.unwanted.is_set() and not source.missing(range(len(source.plan.shards))):
                     source.finish()
@@ -250,17 +250,17 @@ class ReadAhead:
             shards.close()
 
     def wanted(self) -> Iterator[Wanted]:
-        """Yield missing shards, window by window, in the order of use; waits while the disk is full."""
+        """Yield missing shards, chunk by chunk, in the order of use; waits while the disk is full."""
         for stop in self.stops():
             rows = self.rows[stop.source]
             if self.is_passed(stop):  # a reader was faster and made it
-                if rows.window_folder(stop.window).exists():
-                    self.present[stop.source, stop.window] = rows.num_bytes(stop.window)
+                if rows.chunk_folder(stop.chunk).exists():
+                    self.present[stop.source, stop.chunk] = rows.num_bytes(stop.chunk)
                 self.has_room()
                 continue
             self.needed.append(stop)
             self.begun.append(stop)
-            for shard in rows.tokenized.missing(rows.tokenized.plan.windows[stop.window]):
+            for shard in rows.tokenized.missing(rows.tokenized.plan.chunks[stop.chunk]):
                 self.wait_until(self.has_room)
                 if self.unwanted.is_set():
                     return
@@ -269,64 +269,64 @@ class ReadAhead:
                 return
 
     def stops(self) -> Iterator[Stop]:
-        """Yield the windows in the order in which a run needs them; for all epochs if windows are removed."""
-        upcoming: list[tuple[float, Stop]] = []  # (rows of the run before it, estimated from file sizes; window)
+        """Yield the chunks in the order in which a run needs them; for all epochs if chunks are removed."""
+        upcoming: list[tuple[float, Stop]] = []  # (rows of the run before it, estimated from file sizes; chunk)
         for number, turn in enumerate(self.first_turns):
-            epoch, window, _ = self.rows[number].find(turn)
-            heapq.heappush(upcoming, (0.0, Stop(number, epoch, self.rows[number].place_of(epoch, window), window)))
+            epoch, chunk, _ = self.rows[number].find(turn)
+            heapq.heappush(upcoming, (0.0, Stop(number, epoch, self.rows[number].place_of(epoch, chunk), chunk)))
         while upcoming:
             position, stop = heapq.heappop(upcoming)
             yield stop
             rows, share = self.rows[stop.source], max(self.shares[stop.source], 1e-9)
-            position += self.file_bytes((stop.source, stop.window)) / share
+            position += self.file_bytes((stop.source, stop.chunk)) / share
             epoch, place = stop.epoch, stop.place + 1
-            if place == (rows.total.windows if rows.total else len(rows.tokenized.plan.windows)):
+            if place == (rows.total.chunks if rows.total else len(rows.tokenized.plan.chunks)):
                 if self.disk_bytes is None:
                     continue
                 epoch, place = epoch + 1, 0
                 self.wait_until(lambda rows=rows: rows.total is not None)  # type: ignore[misc]
             if not self.unwanted.is_set():
-                heapq.heappush(upcoming, (position, Stop(stop.source, epoch, place, rows.window_at(epoch, place))))
+                heapq.heappush(upcoming, (position, Stop(stop.source, epoch, place, rows.chunk_at(epoch, place))))
 
-    def close_windows(self) -> None:
-        """Pack the windows whose shards are complete, in the order in which they were started."""
+    def close_chunks(self) -> None:
+        """Pack the chunks whose shards are complete, in the order in which they were started."""
         while self.begun:
             stop = self.begun[0]
             rows = self.rows[stop.source]
-            if rows.tokenized.missing(rows.tokenized.plan.windows[stop.window]):
+            if rows.tokenized.missing(rows.tokenized.plan.chunks[stop.chunk]):
                 return
-            rows.prepare(stop.window)
-            self.present[stop.source, stop.window] = 0 if self.disk_bytes is None else rows.num_bytes(stop.window)
+            rows.prepare(stop.chunk)
+            self.present[stop.source, stop.chunk] = 0 if self.disk_bytes is None else rows.num_bytes(stop.chunk)
             self.begun.pop(0)
 
     def has_room(self) -> bool:
-        """Whether the windows in progress fit on the disk, after removing consumed windows if needed."""
+        """Whether the chunks in progress fit on the disk, after removing consumed chunks if needed."""
         if self.disk_bytes is None:
             return True
-        self.close_windows()
+        self.close_chunks()
         self.needed = [stop for stop in self.needed if not self.is_passed(stop)]
-        needed = {(stop.source, stop.window) for stop in self.needed}
+        needed = {(stop.source, stop.chunk) for stop in self.needed}
         used = sum(self.present.values())
-        begun = {(stop.source, stop.window) for stop in self.begun} - self.present.keys()
+        begun = {(stop.source, stop.chunk) for stop in self.begun} - self.present.keys()
         used += round(sum(map(self.file_bytes, begun)) * used / max(1, sum(map(self.file_bytes, self.present))))
-        for source, window in list(self.present):
-            if used > self.disk_bytes and (source, window) not in needed:
-                self.rows[source].remove(window)
-                used -= self.present.pop((source, window))
+        for source, chunk in list(self.present):
+            if used > self.disk_bytes and (source, chunk) not in needed:
+                self.rows[source].remove(chunk)
+                used -= self.present.pop((source, chunk))
         return used <= self.disk_bytes
 
     def is_passed(self, stop: Stop) -> bool:
-        """Whether all readers have passed a window, by the marks of the fastest."""
+        """Whether all readers have passed a chunk, by the marks of the fastest."""
         if self.disk_bytes is None:
             return False
         rows = self.rows[stop.source]
-        foremost = max(((epoch, rows.place_of(epoch, window)) for epoch, window in rows.marks()), default=(0, 0))
+        foremost = max(((epoch, rows.place_of(epoch, chunk)) for epoch, chunk in rows.marks()), default=(0, 0))
         return (stop.epoch, stop.place + BEHIND) < foremost
 
     def file_bytes(self, place: tuple[int, int]) -> int:
-        source, window = place
+        source, chunk = place
         plan = self.rows[source].tokenized.plan
-        return sum(plan.num_bytes[shard] for shard in plan.windows[window])
+        return sum(plan.num_bytes[shard] for shard in plan.chunks[chunk])
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:
         while not self.unwanted.is_set() and not is_so():

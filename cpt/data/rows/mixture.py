@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from cpt.data.rows.chunks import ChunkedRows
 from cpt.data.rows.packing import IGNORED, NAMES, PackedRows, PaddedRows, Row, stack_rows
-from cpt.data.rows.windows import WindowedRows
 from cpt.data.store.token_files import Int64
 from cpt.errors import RecipeError
 from cpt.recipe.rules import reported_name
@@ -170,7 +170,7 @@ class Turns:
 class Stretch:
     """The rows of a run from `first_row` on, described by one `data` section. Rows are counted from `first_row`."""
 
-    sources: Sequence[WindowedRows]
+    sources: Sequence[ChunkedRows]
     turns: Turns
     lengths: Lengths
     first_row: int = 0

@@ -84,7 +84,7 @@ def open_sources(
 def open_source(
     data: Data, source: DocumentSource, key: str, encoder: DocumentEncoder, cache_dir: Path, seed: int
 ) -> TokenizedSource:
-    """Open one source; a held-out set is always one window."""
+    """Open one source; a held-out set is always one chunk."""
     encoder = encoder_of(source, encoder, key)
     sieve, states = sieve_of(data, source, key), states_of(source, key)
     if kind_of(source.path) == "hub" and source.revision is None and is_main_process():
@@ -94,6 +94,6 @@ def open_source(
     reading = reading_content(source, sieve)
     folder = cache_dir / "tokens" / key_of({**reading, "tokenizer": encoder.fingerprint, "enough": enough})
     work = ShardWork(source, key, sieve, encoder, data.on_bad_row, folder, enough)
-    window_bytes = data.window_bytes if isinstance(source, Source) else None
-    plan = plan_of(source, key, states, window_bytes=window_bytes, seed=seed)
+    chunk_bytes = data.chunk_bytes if isinstance(source, Source) else None
+    plan = plan_of(source, key, states, chunk_bytes=chunk_bytes, seed=seed)
     return TokenizedSource(work, plan, states, data.max_bad_share)

@@ -1,7 +1,7 @@
-"""Cut a source into shards and windows, and make a shard in one process: read, transform, filter, tokenise.
+"""Cut a source into shards and chunks, and make a shard in one process: read, transform, filter, tokenise.
 
-The names and sizes of the files alone decide the cut. A small source is one window. A large one is read window by
-window, in an order drawn from the seed: training starts when the first, small, window is ready."""
+The names and sizes of the files alone decide the cut. A small source is one chunk. A large one is read chunk by
+chunk, in an order drawn from the seed: training starts when the first, small, chunk is ready."""
 
 import math
 from collections import Counter
@@ -46,8 +46,8 @@ from cpt.recipe.schema import DocumentSource, Source
 
 Shard = list[Piece]
 SHARD_BYTES = 16 * 2**20  # of files: little is lost when killed, and opening files is cheap
-ORDERED_PARTS = 64  # windows of a source that is ordered by a score
-HELD_OUT_SHARDS = 8  # in a source with windows: read before the first step
+ORDERED_PARTS = 64  # chunks of a source that is ordered by a score
+HELD_OUT_SHARDS = 8  # in a source with chunks: read before the first step
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 4_000_000
 SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 1_000_000
 # Rows; below this, grain's shuffle is slow (measured: 10 ms for one of 2 rows, 0.03 of 1,000, 0.004 from 65,536 on).
@@ -58,13 +58,13 @@ SMALL = 2**16
 class Plan:
     shards: list[Shard]  # in the order of the source's documents
     num_bytes: list[int]  # approximate size of each shard's files or parts of files; 0 if unknown
-    windows: list[list[int]]  # numbers of the shards of each window, in training order
+    chunks: list[list[int]]  # numbers of the shards of each chunk, in training order
     held_out: list[int]  # shards with the held-out set; the same for every seed
-    is_ordered: bool = False  # each window is a part of all documents, by score
+    is_ordered: bool = False  # each chunk is a part of all documents, by score
 
     @property
     def is_whole(self) -> bool:
-        return len(self.windows) == 1
+        return len(self.chunks) == 1
 
     @property
     def is_streamed(self) -> bool:
@@ -73,8 +73,8 @@ class Plan:
 
     @cached_property
     def bytes_upto(self) -> list[int]:
-        """Bytes of the windows before each window, in training order, and the total."""
-        return [0, *accumulate(sum(self.num_bytes[shard] for shard in window) for window in self.windows)]
+        """Bytes of the chunks before each chunk, in training order, and the total."""
+        return [0, *accumulate(sum(self.num_bytes[shard] for shard in chunk) for chunk in self.chunks)]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -82,17 +82,17 @@ class Plan:
         paths = {piece.path for shard in self.shards for piece in shard}
         root = commonpath(paths) if len(paths) > 1 else str(Path(next(iter(paths))).parent)
         cuts = [[[piece.path.removeprefix(root), piece.start, piece.stop] for piece in shard] for shard in self.shards]
-        return key_of({"shards": cuts, "bytes": self.num_bytes, "windows": self.windows, "ordered": self.is_ordered})
+        return key_of({"shards": cuts, "bytes": self.num_bytes, "chunks": self.chunks, "ordered": self.is_ordered})
 
 
-def plan_of(source: DocumentSource, key: str, states: Sequence[File], *, window_bytes: int | None, seed: int) -> Plan:
-    """Cut a source into shards and windows.
+def plan_of(source: DocumentSource, key: str, states: Sequence[File], *, chunk_bytes: int | None, seed: int) -> Plan:
+    """Cut a source into shards and chunks.
 
     Args:
         states: files of the source; empty for a stream of rows of unknown size, which is one shard.
-        window_bytes: size of files above which there are several windows; None for a single window.
+        chunk_bytes: size of files above which there are several chunks; None for a single chunk.
     """
-    shard_bytes = SHARD_BYTES if window_bytes is None else min(SHARD_BYTES, window_bytes)
+    shard_bytes = SHARD_BYTES if chunk_bytes is None else min(SHARD_BYTES, chunk_bytes)
     size_of, shards, num_bytes = {name: size for name, size, _ in states}, list[Shard](), list[int]()
     is_one = not states or source.max_documents is not None  # documents are counted from the first one
     for piece in pieces_of(source, key, shard_bytes):
@@ -106,26 +106,26 @@ def plan_of(source: DocumentSource, key: str, states: Sequence[File], *, window_
     everything = list(range(len(shards)))
     if isinstance(source, Source) and source.order_by is not None:  # sorting by score needs all documents
         return Plan(shards, num_bytes, [everything] * ORDERED_PARTS, everything, is_ordered=True)
-    if window_bytes is None or sum(num_bytes) <= window_bytes:
+    if chunk_bytes is None or sum(num_bytes) <= chunk_bytes:
         return Plan(shards, num_bytes, [everything], everything)
     order = np.random.default_rng(seed_of(seed, "windows")).permutation(len(shards)).tolist()
     held_out = sorted(np.random.default_rng(0).permutation(len(shards))[:HELD_OUT_SHARDS].tolist())
-    return Plan(shards, num_bytes, in_windows(order, num_bytes, shard_bytes, window_bytes), held_out)
+    return Plan(shards, num_bytes, in_chunks(order, num_bytes, shard_bytes, chunk_bytes), held_out)
 
 
-def in_windows(order: Sequence[int], num_bytes: Sequence[int], first_bytes: int, window_bytes: int) -> list[list[int]]:
-    """Group shards into windows in the given order: the first two of one shard, then twice as much each time."""
-    windows: list[list[int]] = [[]]
+def in_chunks(order: Sequence[int], num_bytes: Sequence[int], first_bytes: int, chunk_bytes: int) -> list[list[int]]:
+    """Group shards into chunks in the given order: the first two of one shard, then twice as much each time."""
+    chunks: list[list[int]] = [[]]
     room = wanted = first_bytes
     for shard in order:
-        if windows[-1] and room < num_bytes[shard]:
-            if len(windows) > 1:
-                wanted = min(2 * wanted, window_bytes)
-            windows.append([])
+        if chunks[-1] and room < num_bytes[shard]:
+            if len(chunks) > 1:
+                wanted = min(2 * wanted, chunk_bytes)
+            chunks.append([])
             room = wanted
-        windows[-1].append(shard)
+        chunks[-1].append(shard)
         room -= num_bytes[shard]
-    return windows
+    return chunks
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""The rows of a source, window by window: each window is packed and shuffled separately, shortly before its use.
+"""The rows of a source, chunk by chunk: each chunk is packed and shuffled separately, shortly before its use.
 
-Each window has an entry, a small file that is kept when the window's tokens are removed. It contains the number of
-rows before the window, so any row of the source is found quickly."""
+Each chunk has an entry, a small file that is kept when the chunk's tokens are removed. It contains the number of
+rows before the chunk, so any row of the source is found quickly."""
 
 import threading
 from bisect import bisect_right
@@ -28,15 +28,15 @@ from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import DataError
 from cpt.files import read_sealed, sealed
 
-OPENED = 2  # open windows per source in a process
+OPENED = 2  # open chunks per source in a process
 MARKS = "readers"
 
 
 @dataclass(frozen=True)
-class WindowEntry:
-    first_row: int  # rows in the windows before
+class ChunkEntry:
+    first_row: int  # rows in the chunks before
     rows: int
-    tokens_before: int  # trained tokens in the windows before
+    tokens_before: int  # trained tokens in the chunks before
     tokens: int
     tokens_in_rows: int  # more than `tokens` if sliding windows overlap
     positions: int  # in all rows, padding included
@@ -47,22 +47,22 @@ class WindowEntry:
     lengths: dict[int, int]  # power of two n -> documents trained on with n to 2n - 1 tokens
     longest: tuple[str, int]  # its file and line, its tokens
     own_digest: str  # digest of the documents trained on
-    digest: str  # digest of these and of all windows before
+    digest: str  # digest of these and of all chunks before
 
     @property
     def end(self) -> int:
         return self.first_row + self.rows
 
 
-START = WindowEntry(0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {}, ("", 0), "", "")
+START = ChunkEntry(0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {}, ("", 0), "", "")
 
 
-def entry_of(content: Mapping[str, Any]) -> WindowEntry:
+def entry_of(content: Mapping[str, Any]) -> ChunkEntry:
     lengths = {int(length): count for length, count in content["lengths"].items()}
-    return WindowEntry(**{**content, "lengths": lengths, "longest": tuple(content["longest"])})
+    return ChunkEntry(**{**content, "lengths": lengths, "longest": tuple(content["longest"])})
 
 
-def summed(entries: Sequence[WindowEntry]) -> WindowEntry:
+def summed(entries: Sequence[ChunkEntry]) -> ChunkEntry:
     if not entries:
         return START
     sums: dict[str, Any] = {}
@@ -87,39 +87,39 @@ def by_power_of_two(lengths: Int64) -> dict[int, int]:
 @dataclass(frozen=True)
 class Total:
     """The totals of one epoch of a source; two are None if a checkpoint was resumed in an empty store, which lacks the
-    windows before it."""
+    chunks before it."""
 
     rows: int
-    windows: int
-    rows_of: list[int] | None  # rows of each window
-    everything: WindowEntry | None  # the sum over all windows
+    chunks: int
+    rows_of: list[int] | None  # rows of each chunk
+    everything: ChunkEntry | None  # the sum over all chunks
 
     @cached_property
     def first_rows(self) -> list[int]:
         return list(accumulate(self.rows_of or [], initial=0))
 
 
-def write_total(folder: Path, last: int, entries: Sequence[WindowEntry]) -> None:
-    """Write the totals of one epoch from the entries of all windows, or of the known last ones."""
-    content: dict[str, Any] = {"rows": entries[-1].end, "windows": last + 1, "rows_of": None, "everything": None}
+def write_total(folder: Path, last: int, entries: Sequence[ChunkEntry]) -> None:
+    """Write the totals of one epoch from the entries of all chunks, or of the known last ones."""
+    content: dict[str, Any] = {"rows": entries[-1].end, "chunks": last + 1, "rows_of": None, "everything": None}
     if len(entries) == last + 1:
         content |= {"rows_of": [entry.rows for entry in entries], "everything": asdict(summed(entries))}
     write_once(folder / "total.json", sealed(content))
 
 
 @dataclass(frozen=True)
-class OpenWindow:
+class OpenChunk:
     turns: range
     order: str  # seed of the caller
-    seed: int  # seed of the order inside the window
+    seed: int  # seed of the order inside the chunk
     epoch: int
     rows: PackedRows
 
 
-class WindowedRows:
-    """The rows of one source by turn, and the entries of its windows. In the first epoch the windows come in the order
-    of the plan. Each later epoch has another order of windows, and puts the pieces of a window into other rows. With
-    `is_bounded`, consumed windows are removed, so readers mark their positions."""
+class ChunkedRows:
+    """The rows of one source by turn, and the entries of its chunks. In the first epoch the chunks come in the order
+    of the plan. Each later epoch has another order of chunks, and puts the pieces of a chunk into other rows. With
+    `is_bounded`, consumed chunks are removed, so readers mark their positions."""
 
     def __init__(
         self,
@@ -133,27 +133,27 @@ class WindowedRows:
     ) -> None:
         self.tokenized, self.selection, self.layout, self.seed = tokenized, selection, layout, seed
         self.cache_dir, self.max_epochs, self.is_bounded = cache_dir, max_epochs, is_bounded
-        content = {"format": FORMAT, "tokens": tokenized.name, "plan": tokenized.plan.windows, "seed": seed}
+        content = {"format": FORMAT, "tokens": tokenized.name, "plan": tokenized.plan.chunks, "seed": seed}
         self.folder = cache_dir / "rows" / key_of({**content, **layout.content(), **selection.content()})
         hold(self.folder, self)
         self._lock = threading.RLock()  # several threads may read rows
         self._opened: OrderedDict[int, PackedRows] = OrderedDict()
-        self._here: OpenWindow | None = None
-        self._at: tuple[int, int] | None = None  # epoch and window of the last row read
-        self._entries: dict[int, WindowEntry] = {}
-        self._near = 0  # a window with a known entry, to search from
+        self._here: OpenChunk | None = None
+        self._at: tuple[int, int] | None = None  # epoch and chunk of the last row read
+        self._entries: dict[int, ChunkEntry] = {}
+        self._near = 0  # a chunk with a known entry, to search from
         self._total: Total | None = None
-        self._sum: WindowEntry | None = None  # sum over the known windows, once this process made one
+        self._sum: ChunkEntry | None = None  # sum over the known chunks, once this process made one
         self._orders: dict[int, tuple[list[int], list[int]]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:  # worker processes and the read-ahead thread reopen the files
         what = self.tokenized, self.selection, self.layout, self.seed, self.cache_dir, self.max_epochs, self.is_bounded
-        return WindowedRows, what
+        return ChunkedRows, what
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the documents and of their packing; moving files does not change it. With several windows, it
-        covers the first window, the plan and the rules that select documents; later windows are compared with the
+        """A hash of the documents and of their packing; moving files does not change it. With several chunks, it
+        covers the first chunk, the plan and the rules that select documents; later chunks are compared with the
         entry in the checkpoint."""
         is_whole = self.tokenized.plan.is_whole
         return key_of(
@@ -168,49 +168,49 @@ class WindowedRows:
 
     @property
     def filled(self) -> float:
-        """Share of `sequence_length` filled with tokens, in the first window with rows: known early, and constant."""
+        """Share of `sequence_length` filled with tokens, in the first chunk with rows: known early, and constant."""
         if self.layout.is_one_a_row:
             return 1.0  # shares count examples
-        entry = next(entry for window in count() if (entry := self.entry(window)).rows)
+        entry = next(entry for chunk in count() if (entry := self.entry(chunk)).rows)
         return entry.tokens_in_rows / (entry.rows * self.layout.sequence_length)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every window was made and all are on disk."""
+        """Whether every chunk was made and all are on disk."""
         return self.total is not None and self.tokenized.description is not None
 
     def row_at(self, turn: int, seed: str) -> tuple[PackedRows, int, int]:
-        """The rows of a turn's window, its row number there and the epoch, in an order drawn from the seed."""
+        """The rows of a turn's chunk, its row number there and the epoch, in an order drawn from the seed."""
         here = self._here
         if here is None or turn not in here.turns or here.order != seed:
             with self._lock:
-                epoch, window, place = self.find(turn)
-                if self.is_bounded and (epoch, window) != self._at:
-                    self._at = epoch, window
+                epoch, chunk, place = self.find(turn)
+                if self.is_bounded and (epoch, chunk) != self._at:
+                    self._at = epoch, chunk
                     (self.folder / MARKS).mkdir(exist_ok=True)
-                    (self.folder / MARKS / f"{epoch:06}-{window:06}").touch()
-                rows = self.window(window)
-                of_order = seed_of(seed, epoch) if self.tokenized.plan.is_whole else seed_of(seed, epoch, window)
+                    (self.folder / MARKS / f"{epoch:06}-{chunk:06}").touch()
+                rows = self.chunk(chunk)
+                of_order = seed_of(seed, epoch) if self.tokenized.plan.is_whole else seed_of(seed, epoch, chunk)
                 turns = range(turn - place, turn - place + len(rows))
-                here = self._here = OpenWindow(turns, seed, of_order, epoch, rows)
+                here = self._here = OpenChunk(turns, seed, of_order, epoch, rows)
         return here.rows, shuffled(turn - here.turns.start, len(here.rows), here.seed), here.epoch
 
-    def window(self, window: int) -> PackedRows:
-        if window not in self._opened:
-            self.prepare(window)
+    def chunk(self, chunk: int) -> PackedRows:
+        if chunk not in self._opened:
+            self.prepare(chunk)
             for rows in self._opened.values():  # only slower threads still read from these
                 rows.documents.free_memory()
-            documents = self.tokenized.documents(self.tokenized.plan.windows[window])
-            self._opened[window] = self.layout.open(documents, self.window_folder(window))
+            documents = self.tokenized.documents(self.tokenized.plan.chunks[chunk])
+            self._opened[chunk] = self.layout.open(documents, self.chunk_folder(chunk))
             if len(self._opened) > OPENED:
                 self._opened.popitem(last=False)
-        self._opened.move_to_end(window)
-        return self._opened[window]
+        self._opened.move_to_end(chunk)
+        return self._opened[chunk]
 
     def find(self, turn: int) -> tuple[int, int, int]:
-        """The epoch of a turn, its window and its row there."""
-        if self.total is None and (window := self.window_of(turn)) is not None:
-            return 0, window, turn - self.entry(window).first_row
+        """The epoch of a turn, its chunk and its row there."""
+        if self.total is None and (chunk := self.chunk_of(turn)) is not None:
+            return 0, chunk, turn - self.entry(chunk).first_row
         assert self.total is not None
         epoch, place = divmod(turn, self.total.rows)
         if self.max_epochs is not None and turn >= self.max_epochs * self.total.rows:
@@ -220,55 +220,55 @@ class WindowedRows:
                 f" the budget, add documents, or raise `{key}.max_epochs`."
             )
         if epoch == 0:
-            window = self.window_of(place)
-            assert window is not None, turn
-            return 0, window, place - self.entry(window).first_row
-        windows, bounds = self.order(epoch)
+            chunk = self.chunk_of(place)
+            assert chunk is not None, turn
+            return 0, chunk, place - self.entry(chunk).first_row
+        chunks, bounds = self.order(epoch)
         position = bisect_right(bounds, place) - 1
-        return epoch, windows[position], place - bounds[position]
+        return epoch, chunks[position], place - bounds[position]
 
-    def window_of(self, row: int) -> int | None:
-        """The window of a row of the first epoch, made now if it is missing; None after the last window."""
+    def chunk_of(self, row: int) -> int | None:
+        """The chunk of a row of the first epoch, made now if it is missing; None after the last chunk."""
         if self.total is not None and self.total.rows_of is not None:
             return bisect_right(self.total.first_rows, row) - 1 if row < self.total.rows else None
-        # Step from the last known window in growing steps: bisection would probe windows not made yet.
-        window, step = self._near, 1
-        if self.entry(window).first_row > row:
-            window = 0
-        while (entry := self.known_entry(window + step)) is not None and entry.first_row <= row:
-            window, step = window + step, 2 * step
+        # Step from the last known chunk in growing steps: bisection would probe chunks not made yet.
+        chunk, step = self._near, 1
+        if self.entry(chunk).first_row > row:
+            chunk = 0
+        while (entry := self.known_entry(chunk + step)) is not None and entry.first_row <= row:
+            chunk, step = chunk + step, 2 * step
         while step := step // 2:
-            if (entry := self.known_entry(window + step)) is not None and entry.first_row <= row:
-                window += step
-        while row >= self.entry(window).end:
-            if self.total is not None and window + 1 >= self.total.windows:
+            if (entry := self.known_entry(chunk + step)) is not None and entry.first_row <= row:
+                chunk += step
+        while row >= self.entry(chunk).end:
+            if self.total is not None and chunk + 1 >= self.total.chunks:
                 return None
-            window += 1
-        self._near = window
-        return window
+            chunk += 1
+        self._near = chunk
+        return chunk
 
     def order(self, epoch: int) -> tuple[list[int], list[int]]:
-        """The order of the windows in a later epoch, and the number of rows before each."""
+        """The order of the chunks in a later epoch, and the number of rows before each."""
         assert self.total is not None
         if epoch not in self._orders:
-            windows = list(range(self.total.windows))
+            chunks = list(range(self.total.chunks))
             if not self.tokenized.plan.is_ordered:
                 draw = np.random.default_rng(seed_of(self.seed, "windows", epoch))
-                windows = draw.permutation(self.total.windows).tolist()
-            rows_of = self.total.rows_of or [self.entry(window).rows for window in range(self.total.windows)]
-            before = accumulate((rows_of[window] for window in windows[:-1]), initial=0)
-            self._orders = {epoch: (windows, list(before))}
+                chunks = draw.permutation(self.total.chunks).tolist()
+            rows_of = self.total.rows_of or [self.entry(chunk).rows for chunk in range(self.total.chunks)]
+            before = accumulate((rows_of[chunk] for chunk in chunks[:-1]), initial=0)
+            self._orders = {epoch: (chunks, list(before))}
         return self._orders[epoch]
 
-    def window_at(self, epoch: int, place: int) -> int:
+    def chunk_at(self, epoch: int, place: int) -> int:
         return place if epoch == 0 else self.order(epoch)[0][place]
 
-    def place_of(self, epoch: int, window: int) -> int:
-        return window if epoch == 0 else self.order(epoch)[0].index(window)
+    def place_of(self, epoch: int, chunk: int) -> int:
+        return chunk if epoch == 0 else self.order(epoch)[0].index(chunk)
 
     @property
     def total(self) -> Total | None:
-        """The totals of one epoch; None until its last window is made, or if their file is damaged."""
+        """The totals of one epoch; None until its last chunk is made, or if their file is damaged."""
         if self._total is None:
             file = self.folder / "total.json"
             if (content := read_sealed(file)) is not None:
@@ -279,94 +279,94 @@ class WindowedRows:
                     file.unlink()  # otherwise every read would report the damage
         return self._total
 
-    def entry_file(self, window: int) -> Path:
-        return self.folder / f"{window:06}.json"
+    def entry_file(self, chunk: int) -> Path:
+        return self.folder / f"{chunk:06}.json"
 
-    def known_entry(self, window: int) -> WindowEntry | None:
-        if window in self._entries:
-            return self._entries[window]
-        content = read_sealed(self.entry_file(window))
+    def known_entry(self, chunk: int) -> ChunkEntry | None:
+        if chunk in self._entries:
+            return self._entries[chunk]
+        content = read_sealed(self.entry_file(chunk))
         if content is None:
             return None
         entry = entry_of(content)
-        is_last = AFTER_MAX_TOKENS in entry.left_out or window + 1 == len(self.tokenized.plan.windows)
-        if self.total is None and is_last and (not window or self.entry_file(window - 1).exists()):
-            return None  # the total is lost and is rewritten with the last window
-        self._entries[window] = entry
+        is_last = AFTER_MAX_TOKENS in entry.left_out or chunk + 1 == len(self.tokenized.plan.chunks)
+        if self.total is None and is_last and (not chunk or self.entry_file(chunk - 1).exists()):
+            return None  # the total is lost and is rewritten with the last chunk
+        self._entries[chunk] = entry
         return entry
 
-    def entry(self, window: int) -> WindowEntry:
-        """The entry of a window. If it is missing, the window and those before it are made now."""
-        first = window
+    def entry(self, chunk: int) -> ChunkEntry:
+        """The entry of a chunk. If it is missing, the chunk and those before it are made now."""
+        first = chunk
         while first >= 0 and self.known_entry(first) is None:
             first -= 1
-        for number in range(first + 1, window + 1):
+        for number in range(first + 1, chunk + 1):
             self.make(number)
-        entry = self.known_entry(window)
-        assert entry is not None, window
+        entry = self.known_entry(chunk)
+        assert entry is not None, chunk
         return entry
 
-    def known_so_far(self) -> tuple[WindowEntry, int]:
-        """The sum of the entries from the first window to the first gap, and the number of these windows."""
+    def known_so_far(self) -> tuple[ChunkEntry, int]:
+        """The sum of the entries from the first chunk to the first gap, and the number of these chunks."""
         if self.total is not None and self.total.everything is not None:
-            return self.total.everything, self.total.windows
-        entries: list[WindowEntry] = []
+            return self.total.everything, self.total.chunks
+        entries: list[ChunkEntry] = []
         while (entry := self.known_entry(len(entries))) is not None:
             entries.append(entry)
         return summed(entries), len(entries)
 
-    def keep(self, window: int, entry: WindowEntry, *, is_last: bool) -> None:
-        """Write the entry of a window, and the totals after the last one; raises DataError for an unusable window."""
+    def keep(self, chunk: int, entry: ChunkEntry, *, is_last: bool) -> None:
+        """Write the entry of a chunk, and the totals after the last one; raises DataError for an unusable chunk."""
         if self.total is None:
             self._sum = summed([self._sum or self.known_so_far()[0], entry])
-            refuse_bad_windows(self.tokenized, self._sum, window)
+            refuse_bad_chunks(self.tokenized, self._sum, chunk)
             if is_last and not entry.end:
                 raise DataError(nothing_to_train_on(self.tokenized, self._sum))
-        elif self.total.rows_of is not None and self.total.rows_of[window] != entry.rows:  # the entry file was lost
+        elif self.total.rows_of is not None and self.total.rows_of[chunk] != entry.rows:  # the entry file was lost
             raise DataError(other_documents(self.tokenized))
-        self._entries[window] = entry
-        write_once(self.entry_file(window), sealed(asdict(entry)))
+        self._entries[chunk] = entry
+        write_once(self.entry_file(chunk), sealed(asdict(entry)))
         if is_last and self.total is None:
-            entries = [one for number in range(window + 1) if (one := self.known_entry(number)) is not None]
-            write_total(self.folder, window, entries)
+            entries = [one for number in range(chunk + 1) if (one := self.known_entry(number)) is not None]
+            write_total(self.folder, chunk, entries)
 
     def state(self, turn: int) -> dict[str, Any]:
-        """The window of a turn and its entry, for a checkpoint; enough to resume with an empty store."""
-        _, window, _ = self.find(turn)
-        return {"window": window, "entry": asdict(self.entry(window))}
+        """The chunk of a turn and its entry, for a checkpoint; enough to resume with an empty store."""
+        _, chunk, _ = self.find(turn)
+        return {"chunk": chunk, "entry": asdict(self.entry(chunk))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Write the entry of a checkpoint's window to an empty store; raises DataError if the documents changed."""
-        window, content = int(state["window"]), state["entry"]
-        known = self.known_entry(window)
+        """Write the entry of a checkpoint's chunk to an empty store; raises DataError if the documents changed."""
+        chunk, content = int(state["chunk"]), state["entry"]
+        known = self.known_entry(chunk)
         if known is None:
-            write_once(self.entry_file(window), sealed(content))
+            write_once(self.entry_file(chunk), sealed(content))
         elif known.digest != content["digest"]:
             raise DataError(other_documents(self.tokenized))
-        self._near = window
+        self._near = chunk
 
-    def begin(self, *, all_windows: bool) -> None:
-        """Make windows until there is a row, or all windows."""
-        window = 0
-        while self.total is None and (all_windows or self.tokenized.plan.is_ordered or not self.entry(window).rows):
-            self.entry(window)
-            if all_windows and self.is_bounded and window:
-                self.remove(window)  # only its entry is needed
-            window += 1
+    def begin(self, *, all_chunks: bool) -> None:
+        """Make chunks until there is a row, or all chunks."""
+        chunk = 0
+        while self.total is None and (all_chunks or self.tokenized.plan.is_ordered or not self.entry(chunk).rows):
+            self.entry(chunk)
+            if all_chunks and self.is_bounded and chunk:
+                self.remove(chunk)  # only its entry is needed
+            chunk += 1
 
-    def prepare(self, window: int) -> None:
-        """Make a window that is missing or damaged."""
-        entry = self.entry(window)
-        if entry.rows and not has_intact_files(self.window_folder(window)):
-            self.make(window)
+    def prepare(self, chunk: int) -> None:
+        """Make a chunk that is missing or damaged."""
+        entry = self.entry(chunk)
+        if entry.rows and not has_intact_files(self.chunk_folder(chunk)):
+            self.make(chunk)
 
-    def make(self, window: int) -> None:
-        """Pack a window and write its entry; the entries of all windows before it must exist."""
-        known = self.known_entry(window)
-        before = START if window == 0 else self.entry(window - 1) if known is None else None
+    def make(self, chunk: int) -> None:
+        """Pack a chunk and write its entry; the entries of all chunks before it must exist."""
+        known = self.known_entry(chunk)
+        before = START if chunk == 0 else self.entry(chunk - 1) if known is None else None
         tokens_before = before.tokens_before + before.tokens if before else known.tokens_before if known else 0
         layout = self.layout
-        documents, chosen = self.choose(window, tokens_before)
+        documents, chosen = self.choose(chunk, tokens_before)
         numbers, lengths, read, unfit = fitting(documents, chosen.documents, layout.form, layout.sequence_length)
         starts = documents.offsets[numbers]
         own_digest = key_of({"documents": documents.digest, "starts": xxh3_128_hexdigest(starts.tobytes())})
@@ -374,13 +374,13 @@ class WindowedRows:
             raise DataError(other_documents(self.tokenized))
         positions = tokens_in_rows = rows = 0
         if len(starts):
-            folder = publish_derived(self.window_folder(window), layout.packer(starts, lengths, self.seed))
+            folder = publish_derived(self.chunk_folder(chunk), layout.packer(starts, lengths, self.seed))
             packed = layout.open(documents, folder)
             positions, tokens_in_rows, rows = layout.num_positions(packed.packing), packed.num_tokens, len(packed)
         if known is not None or before is None:
             return
-        parts = [part.description for part in documents.parts] if self.is_new(window) else []
-        entry = WindowEntry(
+        parts = [part.description for part in documents.parts] if self.is_new(chunk) else []
+        entry = ChunkEntry(
             first_row=before.end,
             rows=rows,
             tokens_before=tokens_before,
@@ -396,54 +396,54 @@ class WindowedRows:
             own_digest=own_digest,
             digest=key_of({"before": before.digest, "own": own_digest}),
         )
-        self.keep(window, entry, is_last=chosen.is_limit_reached or window + 1 == len(self.tokenized.plan.windows))
+        self.keep(chunk, entry, is_last=chosen.is_limit_reached or chunk + 1 == len(self.tokenized.plan.chunks))
 
-    def is_new(self, window: int) -> bool:
-        """Whether no earlier window has its shards: all parts of an ordered source share the same shards."""
-        return window == 0 or not self.tokenized.plan.is_ordered
+    def is_new(self, chunk: int) -> bool:
+        """Whether no earlier chunk has its shards: all parts of an ordered source share the same shards."""
+        return chunk == 0 or not self.tokenized.plan.is_ordered
 
-    def choose(self, window: int, tokens_before: int) -> tuple[StoredDocuments, Chosen]:
-        shards, is_ordered = self.tokenized.plan.windows[window], self.tokenized.plan.is_ordered
+    def choose(self, chunk: int, tokens_before: int) -> tuple[StoredDocuments, Chosen]:
+        shards, is_ordered = self.tokenized.plan.chunks[chunk], self.tokenized.plan.is_ordered
         documents = self.tokenized.documents(shards)
-        for part in documents.parts if self.is_new(window) else []:
+        for part in documents.parts if self.is_new(chunk) else []:
             part.sync()
         chosen = self.selection.choose(documents, shards, 0 if is_ordered else tokens_before)
         if not is_ordered:
             return documents, chosen
-        mine = part_by_score(documents, chosen.documents, window, self.layout.sequence_length)
-        chosen = chosen if self.is_new(window) else Chosen(mine, 0, {}, is_limit_reached=False)
+        mine = part_by_score(documents, chosen.documents, chunk, self.layout.sequence_length)
+        chosen = chosen if self.is_new(chunk) else Chosen(mine, 0, {}, is_limit_reached=False)
         return documents, replace(chosen, documents=mine, is_limit_reached=False)
 
-    def remove(self, window: int) -> None:
-        """Remove a window's tokens and packing; the entry is kept."""
-        self._opened.pop(window, None)
-        rmtree(self.window_folder(window), ignore_errors=True)
-        self.tokenized.remove(self.own_shards(window))
+    def remove(self, chunk: int) -> None:
+        """Remove a chunk's tokens and packing; the entry is kept."""
+        self._opened.pop(chunk, None)
+        rmtree(self.chunk_folder(chunk), ignore_errors=True)
+        self.tokenized.remove(self.own_shards(chunk))
 
-    def num_bytes(self, window: int) -> int:
-        folders = map(self.tokenized.shard_folder, self.own_shards(window))
-        return sum(map(size_of, [self.window_folder(window), *folders]))
+    def num_bytes(self, chunk: int) -> int:
+        folders = map(self.tokenized.shard_folder, self.own_shards(chunk))
+        return sum(map(size_of, [self.chunk_folder(chunk), *folders]))
 
-    def window_folder(self, window: int) -> Path:
-        return self.folder / f"{window:06}"
+    def chunk_folder(self, chunk: int) -> Path:
+        return self.folder / f"{chunk:06}"
 
-    def own_shards(self, window: int) -> list[int]:
-        """A window's shards, except those of the held-out set."""
+    def own_shards(self, chunk: int) -> list[int]:
+        """A chunk's shards, except those of the held-out set."""
         kept = set(self.tokenized.plan.held_out) if self.selection.held_out_share is not None else set()
-        return [shard for shard in self.tokenized.plan.windows[window] if shard not in kept]
+        return [shard for shard in self.tokenized.plan.chunks[chunk] if shard not in kept]
 
     def marks(self) -> list[tuple[int, int]]:
-        """(Epoch, window) pairs that readers have reached."""
+        """(Epoch, chunk) pairs that readers have reached."""
         return [(int(path.name[:6]), int(path.name[7:])) for path in (self.folder / MARKS).glob("*")]
 
 
-def refuse_bad_windows(tokenized: TokenizedSource, known: WindowEntry, window: int) -> None:
-    """Stop if the windows so far (`known` is their sum) have more bad rows than the recipe allows."""
+def refuse_bad_chunks(tokenized: TokenizedSource, known: ChunkEntry, chunk: int) -> None:
+    """Stop if the chunks so far (`known` is their sum) have more bad rows than the recipe allows."""
     plan, bad = tokenized.plan, sum(known.bad_rows.values())
     if plan.is_whole or not bad:
         return
     rows = bad + known.documents + known.held_out + sum(known.left_out.values())
-    if bad > tokenized.max_bad_share * rows * sum(plan.num_bytes) / max(1, plan.bytes_upto[window + 1]):
+    if bad > tokenized.max_bad_share * rows * sum(plan.num_bytes) / max(1, plan.bytes_upto[chunk + 1]):
         raise DataError(
             f"{tokenized.work.source.path}: {bad:,} of the first {rows:,} rows are bad, more than"
             f" `data.max_bad_share` ({tokenized.max_bad_share:.2%}) allows. List them: cpt data check."
@@ -451,7 +451,7 @@ def refuse_bad_windows(tokenized: TokenizedSource, known: WindowEntry, window: i
         )
 
 
-def nothing_to_train_on(tokenized: TokenizedSource, known: WindowEntry) -> str:
+def nothing_to_train_on(tokenized: TokenizedSource, known: ChunkEntry) -> str:
     counts = {"kept for evaluation": known.held_out, **known.left_out}
     why = ", ".join(f"{reason}: {count:,}" for reason, count in counts.items() if count)
     key = tokenized.work.key

@@ -29,11 +29,11 @@ def large(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def windowed(build, large):
-    """`windowed(cache="other")`: its rows in small windows."""
+def chunked(build, large):
+    """`chunked(cache="other")`: its rows in small chunks."""
 
     def run(**options):
-        return build(large, **{"window_bytes": 6_000, **options})
+        return build(large, **{"chunk_bytes": 6_000, **options})
 
     return run
 
@@ -46,9 +46,9 @@ def shards_on_disk(cache):
     return [path for path in (cache / "tokens").glob("*/*") if path.is_dir()]
 
 
-def test_training_begins_with_one_shard(windowed, tmp_path):
-    prepared = windowed()
-    assert len(prepared.windowed[0].tokenized.plan.windows) > 3
+def test_training_begins_with_one_shard(chunked, tmp_path):
+    prepared = chunked()
+    assert len(prepared.chunked[0].tokenized.plan.chunks) > 3
     prepared.rows[0]
     assert len(shards_on_disk(tmp_path / "cache")) == 1
 
@@ -56,7 +56,7 @@ def test_training_begins_with_one_shard(windowed, tmp_path):
 LENGTHS = st.lists(st.integers(1, 90), min_size=2, max_size=60)
 CASES = {
     "sequence_length": st.integers(8, 40),
-    "window_bytes": st.integers(300, 3000),
+    "chunk_bytes": st.integers(300, 3000),
     "packing": st.sampled_from(sorted(set(PACKINGS) - {"sliding_window", "concatenate"})),
 }
 
@@ -90,48 +90,48 @@ def test_a_row_does_not_depend_on_what_was_read_before(tokenizer, lengths, numbe
         ("tokens/*/*/description.json", "empty"),
     ],
 )
-def test_damage_to_a_source_that_is_half_read_changes_no_row(windowed, tmp_path, pattern, how):
-    rows = all_rows(windowed(), range(100))
+def test_damage_to_a_source_that_is_half_read_changes_no_row(chunked, tmp_path, pattern, how):
+    rows = all_rows(chunked(), range(100))
     damage(sorted((tmp_path / "cache").glob(pattern))[0], how)
-    again = windowed()
-    assert again.windowed[0].total is None and all_rows(again, range(100)) == rows
+    again = chunked()
+    assert again.chunked[0].total is None and all_rows(again, range(100)) == rows
 
 
-def test_the_fingerprint_does_not_depend_on_how_much_is_stored(windowed):
-    first = windowed().fingerprint
-    assert windowed(cache="other", whole=True).fingerprint == first == windowed().fingerprint
-    assert windowed(window_bytes=16_000).fingerprint != first
+def test_the_fingerprint_does_not_depend_on_how_much_is_stored(chunked):
+    first = chunked().fingerprint
+    assert chunked(cache="other", whole=True).fingerprint == first == chunked().fingerprint
+    assert chunked(chunk_bytes=16_000).fingerprint != first
 
 
-def test_other_documents_than_those_a_run_began_with_are_refused(windowed):
-    state = json.loads(json.dumps(windowed().state(200)))
-    state["windows"]["large"]["entry"]["own_digest"] = "what it was"
-    other = windowed(cache="other")
+def test_other_documents_than_those_a_run_began_with_are_refused(chunked):
+    state = json.loads(json.dumps(chunked().state(200)))
+    state["chunks"]["large"]["entry"]["own_digest"] = "what it was"
+    other = chunked(cache="other")
     other.restore(state)
     with pytest.raises(DataError, match="documents differ from those"):
         other.rows[200]
 
 
-def test_a_removed_window_is_made_again_the_same(windowed):
-    prepared = windowed(whole=True)
-    rows, other = all_rows(prepared, range(250)), windowed(whole=True)
-    for window in range(prepared.windowed[0].total.windows):
-        prepared.windowed[0].remove(window)
-    tokenized = prepared.windowed[0].tokenized
+def test_a_removed_chunk_is_made_again_the_same(chunked):
+    prepared = chunked(whole=True)
+    rows, other = all_rows(prepared, range(250)), chunked(whole=True)
+    for chunk in range(prepared.chunked[0].total.chunks):
+        prepared.chunked[0].remove(chunk)
+    tokenized = prepared.chunked[0].tokenized
     assert tokenized.missing(range(len(tokenized.plan.shards))) == list(range(len(tokenized.plan.shards)))
     # `other` believes that all is there.
-    assert all_rows(other, range(250)) == rows == all_rows(windowed(), range(250))
+    assert all_rows(other, range(250)) == rows == all_rows(chunked(), range(250))
 
 
-def test_bad_rows_end_the_run_before_the_window_that_holds_them_is_used(windowed, large):
+def test_bad_rows_end_the_run_before_the_chunk_that_holds_them_is_used(chunked, large):
     path = Path(large.path) / "c.jsonl"
     path.write_text(path.read_text().replace('{"text": "0797', '{"toxt": "0797'))
     with pytest.raises(DataError, match="c.jsonl:266: .*`text`"):
-        all_rows(windowed(), range(400))
+        all_rows(chunked(), range(400))
     for path in Path(large.path).iterdir():
         path.write_text(path.read_text().replace("5xxxxx", "5\\u0000"))
     with pytest.raises(DataError, match="data.max_bad_share"):
-        all_rows(windowed(on_bad_row="skip", max_bad_share=0.01), range(400))
+        all_rows(chunked(on_bad_row="skip", max_bad_share=0.01), range(400))
 
 
 @pytest.mark.parametrize(
@@ -143,6 +143,6 @@ def test_bad_rows_end_the_run_before_the_window_that_holds_them_is_used(windowed
         ({"disk_bytes": 300}, "300"),
     ],
 )
-def test_a_bounded_disk_refuses_options_that_need_more(windowed, changes, key):
+def test_a_bounded_disk_refuses_options_that_need_more(chunked, changes, key):
     with pytest.raises(RecipeError, match=key):
-        windowed(**{"disk_bytes": 90_000, **changes})
+        chunked(**{"disk_bytes": 90_000, **changes})

@@ -1,0 +1,245 @@
+"""Translate an ms-swift run to a recipe: its command in a shell script, its YAML config, or the args.json it wrote."""
+
+import math
+import re
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cpt.errors import RecipeError
+from cpt.importers.translation import MULTIMODAL, Sources, Translation, is_on, translate_shared_keys, words_in
+from cpt.recipe.tree import resolve_scalar
+
+KEYS = ("model",)  # each identifies a config
+RENAMED = {  # to names in Hugging Face's classes
+    "model": "model_name_or_path",
+    "train_type": "adapter",  # before 4.0
+    "tuner_type": "adapter",
+    "lora_rank": "r",
+    "target_regex": "target_modules",
+    "attn_impl": "attn_implementation",
+    "max_length": "sequence_length",
+    "max_epochs": "num_train_epochs",
+    "teacher_model": "teacher_model_name_or_path",
+    "response_length": "max_completion_length",
+}
+DEFAULTS = {
+    "adapter": "lora",
+    "per_device_train_batch_size": 1,
+    "num_train_epochs": 3,
+    "weight_decay": 0.1,
+    "adam_beta2": 0.95,
+    "lr_scheduler_type": "cosine",
+    "save_steps": 500,
+    "gradient_checkpointing": True,
+    "logging_steps": 5,
+}
+LORA_DEFAULTS = {"r": 8, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all-linear"}
+LORA_OPTIONS = ("lora_rank", "lora_alpha", "lora_dropout", "target_modules")
+ROLES = {"messages": "messages", "query": "user", "response": "assistant", "system": "system"}
+ROLES |= {"rejected_response": "rejected", "label": "label", "tools": "tools"}
+THINKING = r"<think>.*</think>\s*<answer>.*</answer>"
+REWARDS = {"accuracy": {"name": "maths_answer"}, "format": {"name": "format", "pattern": THINKING}}
+BETAS = {"grpo": 0.04, "simpo": 2.0}
+STAGES = {"pt": "cpt", "sft": "sft", "rm": "reward", "simpo": "cpo"}
+STAGES |= {name: name for name in ("dpo", "kto", "orpo", "cpo", "ppo", "grpo", "gkd")}
+VISION = ("max_pixels", "vit_lr", "aligner_lr", "freeze_vit", "freeze_llm", "freeze_aligner")
+VISION_VARIABLES = re.compile(r"PIXELS|FRAMES|MAX_TOKEN_NUM")
+REFUSED = {
+    **dict.fromkeys(VISION, MULTIMODAL),
+    "cached_dataset": "write the datasets from which it was made",
+    "micro_batch_size": "a config for `megatron`, whose keys are not those of `swift`",
+}
+# args.json has every argument. These are not listed: what ms-swift found out, and options of what is not used.
+NOT_LISTED = re.compile(
+    r"(global_|local_)?(rank|world_size)|model_(info|meta|suffix|type)|training_args|swift_version|run_name|template"
+    r"|logging_dir|add_version|check_model|evaluation_strategy|ddp_timeout|accelerator_config|freeze_(vit|aligner)"
+    r"|hub.*|(lora_ga|fourier|boft|vera|adapter|adalora|llamapro|reft|galore|lisa|bnb|swanlab|fp16|packing)_.*"
+)
+# Nor are these, with these values: its defaults.
+OTHER_DEFAULTS = """
+    acc_strategy=token adam_beta1=0.9 adam_epsilon=1e-08 add_non_thinking_prefix=true
+    average_tokens_across_devices=true data_seed=42 dataloader_pin_memory=true dataset_num_proc=1 dataset_shuffle=true
+    download_mode=reuse_dataset_if_exists ds3_gather_for_generation=true enable_npu_model_patch=true
+    eval_do_concat_batches=true eval_strategy=no half_precision_backend=auto init_weights=true
+    length_column_name=length load_from_cache_file=true log_level=passive log_level_replica=warning
+    log_on_each_node=true logging_first_step=true logging_nan_inf_filter=true logging_strategy=steps lora_bias=none
+    loss_scale=default max_grad_norm=1.0 max_new_tokens=64 max_shard_size=5gb max_steps=-1 metric_for_best_model=loss
+    num_beams=1 padding_side=right past_index=-1 ray_scope=last safe_serialization=true save_safetensors=true
+    save_strategy=steps seed=42 sequence_parallel_size=1 shuffle_buffer_size=1000 skip_memory_metrics=true
+    stopping_strategy=first_exhausted template_backend=swift train_dataloader_shuffle=true truncation_strategy=delete
+    tuner_backend=peft use_chat_template=true
+"""
+DEFAULT_OF = dict(word.split("=") for word in OTHER_DEFAULTS.split())
+COMMAND = re.compile(
+    r"(?:^|[\s/])(?:swift(?:\s+|/cli/|\.cli\.)(pt|sft|rlhf)(?:\.py)?|llamafactory-cli\s+train)(?:\s|$)"
+)
+AFTER_COMMAND = re.compile(r"\s(?:#|\||;|&|\d?>).*")
+ASSIGNMENT = re.compile(r"(?:^|\s)(\w+)=(\"[^\"]*\"|'[^']*'|\S*)")
+VARIABLE = re.compile(r"\$\{?(\w+)(?::?-([^}]*))?\}?")
+ARITHMETIC = re.compile(r"\$\((?:expr |\()\s*(\d+)\s*([*/])\s*(\d+)\s*\)?\)")
+
+
+def translate(config: Translation) -> None:
+    environment = {key: str(value) for key, value in config.take_section("ENV").items()}
+    processes = [environment.get(name, "1") for name in ("NPROC_PER_NODE", "NNODES")]
+    gpus = math.prod(int(number) for number in processes if number.isdigit())
+    is_vision = any(map(VISION_VARIABLES.search, environment))
+    if "model_meta" in config.values:  # args.json
+        gpus = int(config.take_number("global_world_size"))
+        is_vision = "is_multimodal=True" in str(config.take("model_meta"))
+        unused = () if "lora" in (config.values.get("tuner_type"), config.values.get("train_type")) else LORA_OPTIONS
+        given = [(key, value) for key, value in config.values.items() if key not in unused]
+        config.values = {key: value for key, value in given if not is_default(key, value)}
+    if is_vision:
+        config.values["max_pixels"] = True
+    config.refuse(REFUSED)
+    config.gpus = max(config.gpus, gpus)
+    if (kind := config.take("task_type", "causal_lm")) != "causal_lm":
+        raise config.error("task_type", f"cpt trains causal language models, not {kind}")
+    stage = translate_stage(config)
+    config.rename(RENAMED)
+    config.add_defaults(DEFAULTS)
+    values = config.values
+    config.add_defaults({"learning_rate": 1e-5 if values["adapter"] == "full" else 1e-4})
+    rows = int(values["per_device_train_batch_size"])
+    config.add_defaults({"gradient_accumulation_steps": max(1, math.ceil(16 / rows / config.gpus))})
+    if values["adapter"] == "lora":
+        config.add_defaults(LORA_DEFAULTS)
+        if values.get("quant_bits") == 4 and values.get("quant_method", "bnb") == "bnb":
+            config.take("quant_method")
+            values["load_in_4bit"] = config.take("quant_bits") == 4
+    if not values.get("sequence_length"):
+        values["sequence_length"] = 2048
+        config.names["sequence_length"] = "FILL IN: ms-swift takes the model's longest"
+    is_half = config.take("torch_dtype", "bfloat16") == "bfloat16"
+    config.add_defaults({"bf16": is_half and not values.get("fp16"), "fp16": not is_half and not values.get("bf16")})
+    if values.get("val_dataset") or values.get("split_dataset_ratio"):
+        config.add_defaults({"eval_strategy": values.get("save_strategy") or "steps"})
+        config.add_defaults({"eval_steps": values["save_steps"]})
+    if not config.take_switch("use_hf") and environment.get("USE_HF") != "1":
+        config.drop("use_hf", False, "models and datasets are named as on ModelScope; the Hub may have other names")
+    translate_data(config, stage)
+    translate_shared_keys(config)
+
+
+def is_default(key: str, value: Any) -> bool:
+    default = str(DEFAULTS.get(key, DEFAULT_OF.get(key, ""))).lower()
+    return NOT_LISTED.fullmatch(key) is not None or (str(value).lower() == default if default else not value)
+
+
+def translate_stage(config: Translation) -> str:
+    """Translate the command, or in a YAML config and args.json the keys that only one command has."""
+    given, kind = config.take("command"), str(config.take("rlhf_type", "")).lower()
+    is_text = not is_on(config.values.get("use_chat_template", True)) or config.values.get("loss_scale") == "all"
+    asked = kind or {"rlhf": "dpo"}.get(given, given) or ("pt" if is_text else "sft")
+    if asked not in STAGES:
+        raise config.error("rlhf_type", f"cpt has no stage for {asked}; it has {', '.join(STAGES)}")
+    stage = STAGES[asked]
+    is_sure = given or kind or is_text
+    config.put("stage", stage, f"swift {given or asked}" if is_sure else "FILL IN: cpt if the command is `swift pt`")
+    if stage == "cpt":
+        config.values.update(use_chat_template=None, loss_scale=None)
+    elif asked == "simpo":
+        config.put("training.loss_type", "simpo", "rlhf_type: simpo")
+    elif stage == "dpo" and (loss := config.take("loss_type")):
+        config.put("training.loss_type", words_in(loss), "loss_type")
+    elif stage in ("grpo", "ppo"):
+        config.put_rewards(REWARDS)
+    elif stage == "gkd" and not config.values.get("teacher_model"):
+        raise config.error("teacher_model", "missing: cpt distills from another model")
+    config.add_defaults({"beta": BETAS[asked]} if asked in BETAS else {})
+    return stage
+
+
+def translate_data(config: Translation, stage: str) -> None:
+    form: dict[str, Any] = {}
+    for column, role in config.take_section("columns").items():
+        if stage == "cpt" and role in ("response", "text"):
+            form["text_column"] = column
+        elif stage != "cpt" and role in ROLES:
+            is_pair = role == "response" and stage in ("dpo", "orpo", "cpo", "reward")
+            form.setdefault("chat", {})["chosen" if is_pair else ROLES[role]] = column
+        else:
+            config.drop(f"columns.{column}", role, "name the columns of an example in data.sources[0].chat")
+
+    def sources(key: str) -> Sources:
+        return [source | form for name in words_in(config.take(key, [])) for source in sources_of(name)]
+
+    trained, held_out, streams = sources("dataset"), sources("val_dataset"), config.take_switch("streaming")
+    config.put_data("dataset", trained, held_out, "interleave_prob", "split_dataset_ratio", streams)
+    config.put("data.packing", "best_fit" if config.take_switch("packing") else "none", "packing")
+
+
+def sources_of(name: str) -> Sources:
+    """Return the sources of `[hf::]path[:subset/subset][#number]`."""
+    path, _, number = name.rpartition("::")[2].partition("#")
+    path, _, subsets = path.partition(":")
+    source = {"path": path} | ({"max_documents": int(number)} if number else {})
+    return [source | ({"subset": one} if one not in ("", "all", "default") else {}) for one in subsets.split("/")]
+
+
+def read_script(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the arguments of the training command in a shell script, and their lines."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = commands(text)
+    except (OSError, ValueError) as problem:  # ValueError: not UTF-8, or a quote that is not closed
+        raise RecipeError(f"{path}: cannot be read: {problem}") from problem
+    if len(found) != 1:
+        names = "`swift pt`, `swift sft`, `swift rlhf` or `llamafactory-cli train`"
+        raise RecipeError(f"{path}: expected one command {names}, found {len(found)}.")
+    if "config" in found[0]:
+        raise RecipeError(f"{path}: the arguments are in another file: cpt import {found[0]['config']}")
+    lines: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        for key in re.findall(r"--([\w-]+)", line):
+            lines.setdefault(key.replace("-", "_"), number)
+    unknown = next((key for key, value in found[0].items() if key != "ENV" and "$" in str(value)), None)
+    if unknown:
+        raise RecipeError(f"{path}:{lines.get(unknown, 1)}: {unknown}: write the value of {found[0][unknown]} here.")
+    return found[0], lines
+
+
+def commands(text: str) -> list[dict[str, Any]]:
+    """Return the arguments of each training command, those of ms-swift with the command's name and environment."""
+    found: list[dict[str, Any]] = []
+    shell: dict[str, str] = {}
+    for line in re.sub(r"(?m)^\s*#.*\n?", "", text).replace("\\\n", " ").splitlines():
+        line = VARIABLE.sub(partial(expanded, shell), line)
+        line = ARITHMETIC.sub(calculated, line)
+        command = COMMAND.search(line)
+        before = line[: command.start()] if command else line
+        assigned = {name: value.strip("\"'") for name, value in ASSIGNMENT.findall(before)}
+        if command:
+            launcher = re.findall(r"--(nproc_per_node|nnodes)[= ](\d+)", before)
+            about = {"command": command[1], "ENV": shell | assigned | {key.upper(): value for key, value in launcher}}
+            words = shlex.split(AFTER_COMMAND.sub("", line[command.end() :]))
+            found.append(arguments(words) | (about if command[1] else {}))
+        elif re.match(r"\s*(export\s+)?\w+=", line):
+            shell |= assigned
+    return found
+
+
+def expanded(shell: dict[str, str], found: re.Match[str]) -> str:
+    return shell.get(found[1], found[2] or found[0])
+
+
+def calculated(found: re.Match[str]) -> str:
+    one, other = int(found[1]), int(found[3])
+    return str(one * other if found[2] == "*" else one // max(other, 1))
+
+
+def arguments(words: list[str]) -> dict[str, Any]:
+    """`{"learning_rate": 1e-5, "dataset": ["a", "b"]}` of `--learning_rate 1e-5 --dataset a b`."""
+    found: dict[str, list[Any]] = {}
+    key = "config"
+    for word in words:
+        if word.startswith("--"):
+            key, _, value = word[2:].partition("=")
+            key = key.replace("-", "_")
+            found[key] = [resolve_scalar(value)] if value else []
+        elif word not in ("...", "$@"):
+            found.setdefault(key, []).append(resolve_scalar(word))
+    return {key: values[0] if len(values) == 1 else values or True for key, values in found.items()}
