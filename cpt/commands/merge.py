@@ -21,6 +21,7 @@ from cpt.export.trained import TOKENIZER_FILES, find_trained, stored_dtype
 from cpt.export.write import ExportOptions, check_output, export_whole, name_of
 from cpt.models.build import DTYPES
 from cpt.models.config import weights_folder
+from cpt.recipe.paths import result_of_run
 
 Method = Literal["lora", "task_arithmetic", "average"]
 Dtype = Literal["stored", "bfloat16", "float16", "float32"]
@@ -30,9 +31,11 @@ def command(
     output: Annotated[Path, typer.Option("--output", "-o", help="New folder.")],
     method: Annotated[Method, typer.Option(help="Merge method.")],
     models: Annotated[list[Path] | None, typer.Argument(help="lora: BASE ADAPTER. average: two or more.")] = None,
-    after: Annotated[Path | None, typer.Option(help="task_arithmetic: the continued model.")] = None,
-    base: Annotated[Path | None, typer.Option(help="task_arithmetic: the model that both were made from.")] = None,
-    chat: Annotated[Path | None, typer.Option(help="task_arithmetic: the chat model of the base.")] = None,
+    after: Annotated[Path | None, typer.Option(help="task_arithmetic: the continued model, or its run.")] = None,
+    base: Annotated[
+        Path | None, typer.Option(help="task_arithmetic: the base of both, a folder or a downloaded Hub id.")
+    ] = None,
+    chat: Annotated[Path | None, typer.Option(help="task_arithmetic: the chat model of the base, likewise.")] = None,
     scale: Annotated[float, typer.Option(help="task_arithmetic: factor of (chat - base).")] = 1.0,
     dtype: Annotated[Dtype, typer.Option(help="Data type of the weights.")] = "stored",
     max_shard_size: Annotated[str, typer.Option(help="Largest file, such as 5GB or 500MB.")] = "5GB",
@@ -42,7 +45,7 @@ def command(
 
     Incompatible models are refused before anything is written.
 
-    Example: cpt merge --method lora base-model runs/my-run/final --output merged
+    Example: cpt merge --method lora base-model runs/my-run/final/adapter --output merged
     """
     disable_progress_bar()
     check_output(output, max_shard_size)
@@ -61,7 +64,8 @@ def command(
         if after is None or base is None or chat is None or folders:
             raise RecipeError("--method task_arithmetic takes --after CPT --base BASE --chat CHAT , and no folders.")
         add = partial(write_chat_vector, scale=scale, dtype=chosen, max_shard_size=max_shard_size)
-        lines = written(output, partial(add, after, base, chat))
+        places = [weights_folder(str(result_of_run(str(path)))) for path in (after, base, chat)]
+        lines = written(output, partial(add, *places))
     for line in lines:
         typer.echo(line)
 

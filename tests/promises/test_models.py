@@ -295,8 +295,11 @@ def test_the_average_of_a_run_is_the_mean_of_its_last_checkpoints(recipe, write)
 
 @pytest.mark.slow
 def test_a_chat_vector_is_added_as_written_by_hand(cpt, base_model, tmp_path):
-    folders = {name: other_than(base_model, tmp_path / name, seed) for seed, name in enumerate(("after", "chat"))}
-    words = ("--after", folders["after"], "--base", base_model, "--chat", folders["chat"], "--scale", 0.5)
+    places = {"after": tmp_path / "run" / "final", "chat": tmp_path / "chat"}
+    folders = {name: other_than(base_model, place, seed) for seed, (name, place) in enumerate(places.items())}
+    (tmp_path / "run" / "recipe.yaml").touch()
+    (tmp_path / "run" / "status.json").write_text('{"state": "finished"}')
+    words = ("--after", tmp_path / "run", "--base", base_model, "--chat", folders["chat"], "--scale", 0.5)
     assert cpt("merge", "--method", "task_arithmetic", *words, "-o", tmp_path / "out").returncode == 0
     base, after, chat, out = map(weights, (base_model, *folders.values(), tmp_path / "out"))
     for name, value in out.items():
