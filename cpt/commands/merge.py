@@ -33,7 +33,7 @@ def command(
     models: Annotated[list[Path] | None, typer.Argument(help="lora: BASE ADAPTER. average: two or more.")] = None,
     after: Annotated[Path | None, typer.Option(help="task_arithmetic: the continued model, or its run.")] = None,
     base: Annotated[
-        Path | None, typer.Option(help="task_arithmetic: the base of both, a folder or a downloaded Hub id.")
+        Path | None, typer.Option(help="task_arithmetic: the base of both, a path or Hub id.")
     ] = None,
     chat: Annotated[Path | None, typer.Option(help="task_arithmetic: the chat model of the base, likewise.")] = None,
     scale: Annotated[float, typer.Option(help="task_arithmetic: factor of (chat - base).")] = 1.0,
