@@ -69,7 +69,7 @@ LONG = (  # commands whose work is worth more than what they print
 
 ABOUT = """Continued pre-training of causal language models, from one YAML recipe.
 
-[bold]cpt demo[/bold] shows everything in minutes, offline, on a CPU. With documents of your own:
+[bold]cpt demo[/bold] shows everything in minutes, offline, on a CPU. With your documents:
 
 [bold]cpt init[/bold] DOCUMENTS --model MODEL --gpu GPU    writes a commented recipe
 [bold]cpt check[/bold] recipe.yaml    reports its mistakes
@@ -97,7 +97,7 @@ def application(command: str) -> typer.Typer:
         for name, (target, summary) in commands.items():
             if name != command:  # only listed on the help page
                 app.command(name, help=summary, rich_help_panel=group)(lambda: None)
-            elif target.endswith(":COMMANDS"):  # a command with commands of its own
+            elif target.endswith(":COMMANDS"):  # a command with subcommands
                 below = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
                 for name_below, target_below in constant(target).items():
                     below.command(name_below)(command_of(target_below))

@@ -83,7 +83,7 @@ def train(
             train_from(trainer, data, point)
         preemption.raise_if_stopped(run.status().get("checkpoint"))
         if is_main_process() and (data.held_out or recipe.evaluation.tasks):
-            # The run's own measurements; `judge` adds the rest.
+            # The run's own measurements; `print_verdict` adds the rest.
             write_verdict(run.folder, verdict_of_run(run.folder, serve=f"cpt serve {run.export_folder}"))
         export_model(trainer, recipe, tokenizer, run.export_folder, seal=partial(seal_export, trainer))
         export_average(recipe, tokenizer, run.folder)

@@ -55,7 +55,7 @@ def full_rows(stage: str) -> tuple[str, list[dict]]:
     if stage in ("dpo", "reward", "orpo", "cpo"):
         return "preference", [{"prompt_ids": half, "chosen_ids": half, "rejected_ids": half[::-1]}]
     if stage == "kto":
-        return "judged", [{"prompt_ids": half, "completion_ids": half, "label": good} for good in (True, False)]
+        return "unpaired", [{"prompt_ids": half, "completion_ids": half, "label": good} for good in (True, False)]
     if stage == "distill":
         ids = torch.tensor(half * 2)
         labels = torch.where(torch.arange(LENGTH) < 1, IGNORED, ids)

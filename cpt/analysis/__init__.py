@@ -1,1 +1,1 @@
-"""What runs achieved: compared with each other, told in one page, repeated."""
+"""What runs achieved: compared with each other, described on one page, repeated."""

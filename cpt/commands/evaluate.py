@@ -54,11 +54,11 @@ def command(
     saved = Path(model).expanduser() / RECIPE
     own = load_recipe(recipe or saved) if recipe is not None or saved.exists() else None
     models = [model_at(path, None if own is None else own.model) for path in (model, against) if path is not None]
-    judges = held_out_sets(own, text or [], sequence_length, models)
-    if judges is None and not task:
+    evaluated = held_out_sets(own, text or [], sequence_length, models)
+    if evaluated is None and not task:
         raise RecipeError(f"nothing to evaluate {model} on. Add --text name=held_out.jsonl, --recipe or --task.")
     request = EvaluationRequest(
-        judges,
+        evaluated,
         domain_test=domain_test or (),
         tasks=[TaskChoice(tuple(task), task_folder, allow_code, limit, num_fewshot)] if task else [],
         batch_size=batch_size,

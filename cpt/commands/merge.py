@@ -32,10 +32,8 @@ def command(
     method: Annotated[Method, typer.Option(help="Merge method.")],
     models: Annotated[list[Path] | None, typer.Argument(help="lora: BASE ADAPTER. average: two or more.")] = None,
     after: Annotated[Path | None, typer.Option(help="task_arithmetic: the continued model, or its run.")] = None,
-    base: Annotated[
-        Path | None, typer.Option(help="task_arithmetic: the base of both, a path or Hub id.")
-    ] = None,
-    chat: Annotated[Path | None, typer.Option(help="task_arithmetic: the chat model of the base, likewise.")] = None,
+    base: Annotated[Path | None, typer.Option(help="task_arithmetic: the base of both, a path or Hub id.")] = None,
+    chat: Annotated[Path | None, typer.Option(help="task_arithmetic: the chat model of the base.")] = None,
     scale: Annotated[float, typer.Option(help="task_arithmetic: factor of (chat - base).")] = 1.0,
     dtype: Annotated[Dtype, typer.Option(help="Data type of the weights.")] = "stored",
     max_shard_size: Annotated[str, typer.Option(help="Largest file, such as 5GB or 500MB.")] = "5GB",

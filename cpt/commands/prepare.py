@@ -94,7 +94,7 @@ def prepare_recipe(recipe: Recipe, cache_dir: Path | None = None) -> PreparedDat
 def upload(prepared: PreparedData, store: Bucket) -> int:
     """Upload the shards that are on this disk but not in the bucket; return their number."""
     new: list[Path] = []
-    for source in (*prepared.judges, *(rows.tokenized for rows in prepared.chunked)):
+    for source in (*prepared.evaluated, *(rows.tokenized for rows in prepared.chunked)):
         there = store.shards(source.folder)
         folders = [source.shard_folder(number) for number in range(len(source.plan.shards))]
         new += [folder for folder in folders if folder.name not in there and folder.exists()]

@@ -8,7 +8,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from cpt.checkpoints.resume import wanted_checkpoint
 from cpt.command_line import Launcher, Overrides, Processes, RecipePath, refuse_ignored, show_log
-from cpt.commands.verdict import judge
+from cpt.commands.verdict import print_verdict
 from cpt.distributed import LaunchedAs, join_processes, leave_processes
 from cpt.errors import RecipeError, RestartNeeded
 from cpt.evaluation.evaluate import needs_verdict
@@ -76,7 +76,7 @@ def command(
     run = Run(final.parent)
     leave_processes(then=["cpt.commands.verdict", str(run.folder)] if needs_verdict(run) else ())
     if needs_verdict(run):
-        judge(run)
+        print_verdict(run)
 
 
 def check_and_train(recipe: Recipe, root: Node | None = None, *, new: bool = False, **options: Any) -> Path:

@@ -36,10 +36,10 @@ def command(
     finished = Run(run)
     if not run.is_dir() or not finished.is_finished:
         raise CheckpointError(f"{run} is not a finished run. Give its folder, or let it finish: cpt train RECIPE")
-    judge(finished, batch_size=batch_size)
+    print_verdict(finished, batch_size=batch_size)
 
 
-def judge(run: Run, *, batch_size: int = 8) -> None:
+def print_verdict(run: Run, *, batch_size: int = 8) -> None:
     """Complete the verdict, add it to the model's card, and print it in a few lines."""
     clear_device_cache(garbage_collection=True)  # of a run that ended in this process
     verdict = complete_verdict(run, batch_size=batch_size)

@@ -86,7 +86,7 @@ def open_evaluation_sets(held: EvaluationData, tokenizer: PreTrainedTokenizerBas
     if held.evaluation.held_out_share is None:
         return main_process_first(lambda: sets_by_name(held, DocumentEncoder(tokenizer), cache))
     prepared = build_data(held.data, tokenizer, seed=held.seed, evaluation=held.evaluation, cache_dir=cache)
-    sources = [*prepared.judges, *(rows.tokenized for rows in prepared.chunked)]
+    sources = [*prepared.evaluated, *(rows.tokenized for rows in prepared.chunked)]
     tokenized = {reported_name(source.work.source): source for source in sources}
     return {name: EvaluationSet(rows, tokenized[name]) for name, rows in prepared.held_out.items()}
 

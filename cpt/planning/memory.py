@@ -225,8 +225,8 @@ def other_models(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
         here = 0.0 if zero.offload_parameters else whole / setup.gpus
         terms.append(Term(name, here, f"a {setup.gpus}th part" if setup.gpus > 1 else ""))
         terms.append(Term(f"layers in use of the {name}", each * gathered(model, zero), "gathered"))
-    if judges := sum(judge.weights_bytes * judge.parameters for judge in needs.judges):
-        terms.append(Term("reward model" + "s" * (len(needs.judges) > 1), float(judges), "whole"))
+    if in_bytes := sum(one.weights_bytes * one.parameters for one in needs.reward_models):
+        terms.append(Term("reward model" + "s" * (len(needs.reward_models) > 1), float(in_bytes), "whole"))
     return tuple(terms)
 
 

@@ -24,7 +24,7 @@ from cpt.recipe.schema import Model, Recipe
 WHOLE, PAIRS, TILES, SCORE = "whole", "pairs", "tiles", "score"
 TAUGHT, TAUGHT_WHOLE, TAUGHT_IN_TILES = "taught", "taught whole", "taught in tiles"
 TEACHER, JUDGE = "teacher_model_name_or_path", "reward_model"
-MASKED_FORMS = ("preference", "judged", "prompt")
+MASKED_FORMS = ("preference", "unpaired", "prompt")
 COMPLETION = ("max_completion_length", 512)
 LMBDA = 0.5  # GKDConfig's default: the share of steps with answers sampled by the student
 
@@ -145,7 +145,7 @@ class StageNeeds:
     """Tokens that the model generates after a row."""
     reference: bool = False
     teacher: ModelSizes | None = None
-    judges: tuple[ModelSizes, ...] = ()
+    reward_models: tuple[ModelSizes, ...] = ()
     forward_passes: float = 0.0
     """Forward passes without gradients per one with gradients."""
     steps_per_generation: int | None = None
@@ -169,7 +169,7 @@ def read_stage_needs(recipe: Recipe) -> StageNeeds:
             raise RecipeError(f"`training.{TEACHER}` is missing: a Hub id, a folder or a run (runs/NAME).")
         config = load_config(Model(path=path, revision=training.get("teacher_model_revision")))
         teacher = replace(sizes_of_model(config, None, 1), weights_bytes=2 if training.get("bf16") else 4)
-    judges: list[ModelSizes] = []  # reward models, unsharded on each GPU in their saved dtype
+    reward_models: list[ModelSizes] = []  # reward models, unsharded on each GPU in their saved dtype
     uncounted: list[str] = []
     for reward in recipe.rewards:
         if reward.name != JUDGE:
@@ -180,11 +180,11 @@ def read_stage_needs(recipe: Recipe) -> StageNeeds:
         except CptError as problem:
             uncounted.append(f"the reward model {path} ({' '.join(str(problem).split())[:200]})")
             continue
-        saved_as, text, judge = config.dtype, config.get_text_config(), sizes_of_model(config, None, 1)
+        saved_as, text, sizes = config.dtype, config.get_text_config(), sizes_of_model(config, None, 1)
         each = saved_as.itemsize if isinstance(saved_as, torch.dtype) else 4
-        head = 0 if text.tie_word_embeddings else text.vocab_size * judge.hidden
-        judges.append(replace(judge, parameters=judge.parameters - head, weights_bytes=each))
-    uncounted += ["activations of reward models"] if judges else []
+        head = 0 if text.tie_word_embeddings else text.vocab_size * sizes.hidden
+        reward_models.append(replace(sizes, parameters=sizes.parameters - head, weights_bytes=each))
+    uncounted += ["activations of reward models"] if reward_models else []
     completion = 0
     if kind.written is not None and (stage != "gkd" or float(training.get("lmbda", LMBDA))):
         key, default = kind.written
@@ -199,7 +199,7 @@ def read_stage_needs(recipe: Recipe) -> StageNeeds:
         completion=completion,
         reference=reference,
         teacher=teacher,
-        judges=tuple(judges),
+        reward_models=tuple(reward_models),
         forward_passes=kind.forward_passes + reference,
         steps_per_generation=training.get("steps_per_generation") if completion else None,
         generation_batch=training.get("generation_batch_size") if completion else None,

@@ -75,7 +75,7 @@ def exam(source):
 def test_a_document_that_is_held_out_of_its_source_is_no_copy_of_itself(source, tmp_path):
     data = Data(sources=[source("a", [text(number) for number in range(60)])])
     found = find_contamination(data, Evaluation(held_out_share=0.3), cache_dir=tmp_path)
-    assert found.num_exact_copies == 0 and found.judged > 5 and found.documents == {"a": 60 - found.judged}
+    assert found.num_exact_copies == 0 and found.evaluated > 5 and found.documents == {"a": 60 - found.evaluated}
 
 
 @pytest.mark.heavy

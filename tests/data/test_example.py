@@ -53,7 +53,7 @@ def test_an_example_gives_its_parts_back(words, data):
     prompt, one, other = (data.draw(words) for _ in range(3))
     preference = example({"prompt": prompt, "chosen": one, "rejected": other}, "preference")
     assert (preference.prompt, preference.chosen, preference.rejected) == (prompt, one, other)
-    judged = example({"prompt": prompt, "completion": one, "label": True}, "judged")
+    judged = example({"prompt": prompt, "completion": one, "label": True}, "unpaired")
     assert (judged.prompt, judged.completion, judged.label) == (prompt, one, True)
     row = example({"prompt": prompt, "answer": {"a": [1, None]}}, "prompt")
     assert (row.prompt, row.columns) == (prompt, {"answer": {"a": [1, None]}})
@@ -96,8 +96,8 @@ def test_messages_that_are_no_chat_have_a_reason(messages, reason):
         ({"text": "a"}, "preference", "missing columns"),
         ({"prompt": 1}, "prompt", "wrong value"),
         ({"prompt": "a", "completion": [ANSWERED]}, "conversation", "texts and messages"),
-        ({"prompt": "a", "completion": "b", "label": "maybe"}, "judged", "wrong value"),
-        ({"prompt": "a", "completion": "b", "label": None}, "judged", "no value"),
+        ({"prompt": "a", "completion": "b", "label": "maybe"}, "unpaired", "wrong value"),
+        ({"prompt": "a", "completion": "b", "label": None}, "unpaired", "no value"),
         ({"prompt": f"a{PART}"}, "prompt", "control character"),
         ({"messages": [ANSWERED], "tools": "{"}, "conversation", "wrong value"),
     ],
@@ -156,9 +156,9 @@ def test_function_calls_of_sharegpt_and_what_came_of_them(calls):
 
 
 def test_the_last_turn_is_what_was_judged():
-    found = example({"messages": [SYSTEM, ASKED, ANSWERED], "label": True}, "judged")
+    found = example({"messages": [SYSTEM, ASKED, ANSWERED], "label": True}, "unpaired")
     assert (found.prompt, found.completion, found.label) == ([SYSTEM, ASKED], [ANSWERED], True)
-    found = example({"q": "q", "a": "a", "good": 0}, "judged", {"user": "q", "assistant": "a", "label": "good"})
+    found = example({"q": "q", "a": "a", "good": 0}, "unpaired", {"user": "q", "assistant": "a", "label": "good"})
     assert (found.prompt, found.completion, found.label) == ([ASKED], [ANSWERED], False)
 
 
@@ -178,7 +178,7 @@ def test_a_parquet_file_gives_examples_of_any_form(tmp_path):
     # A table gives each message all fields that another one has.
     assert example_of(talk.text).messages == [called, ASKED]
     assert example_of(read(path, "preference")[0].text)[:4] == ("p", None, "c", "r")
-    assert example_of(read(path, "judged")[0].text).label is True
+    assert example_of(read(path, "unpaired")[0].text).label is True
     assert example_of(read(path, "prompt")[0].text).columns["day"] == "2024-07-26"
     (bad,) = read(path, "preference", chat={"chosen": "good", "rejected": "rejected"})
     assert isinstance(bad, BadRow) and "`good`" in bad.detail
@@ -187,7 +187,7 @@ def test_a_parquet_file_gives_examples_of_any_form(tmp_path):
 def test_a_csv_file_gives_examples(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("id,prompt,completion,label\n1,p,c,True\n2,p,d,0\n")
-    assert [example_of(item.text).label for item in read(path, "judged")] == [True, False]
+    assert [example_of(item.text).label for item in read(path, "unpaired")] == [True, False]
     assert example_of(read(path, "prompt")[1].text).columns == {"id": "2", "completion": "d", "label": "0"}
 
 

@@ -278,7 +278,7 @@ def test_a_preference_of_texts(talking, row, expected):
 @pytest.mark.parametrize(("label", "segment"), [(True, LEARNED), (False, UNWANTED), (1, LEARNED), ("false", UNWANTED)])
 def test_a_judged_completion(talking, label, segment):
     tokenizer = talking(CHATML)
-    ((ids, segments),) = encoded(tokenizer, "judged", {"prompt": TALK[:1], "completion": TALK[1:2], "label": label})
+    ((ids, segments),) = encoded(tokenizer, "unpaired", {"prompt": TALK[:1], "completion": TALK[1:2], "label": label})
     assert tokenizer.decode(ids[segments == segment]) == "Hello! ok<|im_end|>\n<|endoftext|>"
     assert set(segments.tolist()) == {CONTEXT, segment}
 

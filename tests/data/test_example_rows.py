@@ -77,7 +77,7 @@ def test_completions_are_cut_and_long_prompts_dropped(examples, rows_file):
     (row,) = all_rows(prepared)
     assert [len(row[name]) for name in ("prompt_ids", "chosen_ids", "rejected_ids")] == [60, 4, 2]
     assert prepared.sources[0].dropped == {"prompt longer than sequence_length": 1}
-    judged = examples("judged", rows_file("b", [{"prompt": "p" * 60, "completion": "c" * 50, "label": False}]))
+    judged = examples("unpaired", rows_file("b", [{"prompt": "p" * 60, "completion": "c" * 50, "label": False}]))
     row = judged.rows[0]
     assert (len(row["prompt_ids"]), len(row["completion_ids"]), row["label"]) == (60, 4, False)
 

@@ -107,7 +107,7 @@ def test_a_finished_run_is_compared_with_its_base_once(run):
     assert verdict.is_complete and not needs_verdict(finished)
     assert [one.name for one in verdict.domain_test] == ["domain cloze", "domain continuation"]
     assert all(one.against.items == one.questions >= 30 for one in verdict.domain_test)
-    assert verdict.contamination.judged == 72 and verdict.contamination.num_contaminated == 0
+    assert verdict.contamination.evaluated == 72 and verdict.contamination.num_contaminated == 0
     page = (finished.folder / "verdict.md").read_text()
     assert "| domain cloze | accuracy | " in page and f"cpt serve {finished.export_folder}" in page
 
@@ -144,7 +144,7 @@ def test_a_run_of_two_processes_ends_with_its_whole_verdict_which_its_card_has_t
     assert ended.returncode == 0, ended.stderr
     folder = tmp_path / "runs" / "tiny"
     content = json.loads((folder / "verdict.json").read_text())
-    assert content["is_complete"] and content["contamination"]["judged"] == 71  # one of 72 is too short
+    assert content["is_complete"] and content["contamination"]["evaluated"] == 71  # one of 72 is too short
     assert str(folder / "verdict.md") in ended.stdout and "cpt serve" in ended.stdout
     card = (folder / "final" / "README.md").read_text()
     assert "training documents contain at least half of one of 71" in card and "cpt serve tiny" in card

@@ -93,9 +93,9 @@ def test_a_reference_model_is_whole_but_under_zero_3_and_free_with_an_adapter(ch
 
 
 def test_teachers_and_reward_models_have_their_own_sizes():
-    judges = (replace(FACTS, parameters=100), replace(FACTS, parameters=100, weights_bytes=2))
+    reward_models = (replace(FACTS, parameters=100), replace(FACTS, parameters=100, weights_bytes=2))
     teacher = replace(FACTS, parameters=5000, largest_layer=700, largest_matrix=500, hidden=4, weights_bytes=2)
-    setup = replace(PLAIN, lora={"r": 1}, needs=StageNeeds("distill", teacher=teacher, judges=judges))
+    setup = replace(PLAIN, lora={"r": 1}, needs=StageNeeds("distill", teacher=teacher, reward_models=reward_models))
     there = moments(setup)["the update"]
     assert (there["teacher"], there["reward models"]) == (10_000, 600)
     assert moments(replace(setup, zero=ZERO3, gpus=2))["the update"]["teacher"] == 5_000

@@ -73,10 +73,10 @@ def test_reward_models_are_counted_without_a_language_models_head(tmp_path):
         rewards = [Reward(name="reward_model", path=str(path))]
         return read_stage_needs(recipe_of("grpo", tmp_path).model_copy(update={"rewards": rewards}))
 
-    (judge,) = needs_with(tmp_path / "judge").judges
+    (judge,) = needs_with(tmp_path / "judge").reward_models
     assert judge.parameters == pytest.approx(real.num_parameters(), rel=0.001) and judge.weights_bytes == 4
     unknown = needs_with(tmp_path / "nowhere")
-    assert unknown.judges == () and "reward model" in unknown.uncounted[0]
+    assert unknown.reward_models == () and "reward model" in unknown.uncounted[0]
 
 
 def test_a_score_replaces_the_head_and_a_value_head_is_added():

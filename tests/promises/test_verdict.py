@@ -206,7 +206,7 @@ def test_a_run_ends_with_its_verdict_on_one_page(continued, write, cpt):
     assert ended.returncode == 0, ended.output
     run = Path(continued["output_dir"]) / "run"
     found = verdict_of(run)
-    assert found["is_complete"] and found["contamination"]["judged"] >= 70
+    assert found["is_complete"] and found["contamination"]["evaluated"] >= 70
     assert {one["name"]: one["documents"] for one in found["sets"]} == {"domain": 40, "general": 40}
     held = {"d": continued["evaluation"]["perplexity"][0]["path"]}
     folders = continued["model"]["path"], run

@@ -178,7 +178,7 @@ class ExampleWriter:
         messages, prompt = example.messages, example.prompt
         if self.form == "preference":
             return self.preference(example)
-        if self.form == "judged":
+        if self.form == "unpaired":
             return [self.pair(example, example.completion, only_assistant=False)]
         if self.form == "prompt":
             if prompt is None:

@@ -154,7 +154,7 @@ class ExampleEncoder(DocumentEncoder):
             return ids, learned.astype(np.uint8)
         example = example_of(text)
         assert example is not None
-        if self.form == "judged":
+        if self.form == "unpaired":
             return ids, np.where(learned, LEARNED if example.label else UNWANTED, CONTEXT).astype(np.uint8)
         row = json.dumps({"prompt": example.prompt, **(example.columns or {})}, ensure_ascii=False).encode()
         both = np.concatenate([ids, np.frombuffer(row, np.uint8).astype(self.dtype)])

@@ -19,14 +19,14 @@ FORMS: dict[tuple[str, ...], str] = {
     ("text",): "document",
     ("messages",): "conversation",
     ("prompt", "chosen", "rejected"): "preference",
-    ("prompt", "completion", "label"): "judged",
+    ("prompt", "completion", "label"): "unpaired",
     ("prompt",): "prompt",
 }
 NAMED: dict[str, tuple[tuple[str, ...], ...]] = {  # what `chat` names; `user` and `assistant` are one message each
     "document": (("messages",), ("user", "assistant")),
     "conversation": (("messages",), ("prompt", "completion"), ("user", "assistant")),
     "preference": (("prompt", "chosen", "rejected"), ("chosen", "rejected"), ("user", "chosen", "rejected")),
-    "judged": (("prompt", "completion", "label"), ("user", "assistant", "label"), ("messages", "label")),
+    "unpaired": (("prompt", "completion", "label"), ("user", "assistant", "label"), ("messages", "label")),
     "prompt": (("prompt",), ("user",)),
 }
 # Columns that `chat` may name in every form: they come before the messages of an example, and a row may lack them.
@@ -40,7 +40,7 @@ ELSEWHERE: dict[str, tuple[dict[str, str], ...]] = {  # ShareGPT and Alpaca colu
         {"user": ALPACA, "chosen": "chosen", "rejected": "rejected"},
     ),
 }
-ONE_A_ROW = ("preference", "judged", "prompt")
+ONE_A_ROW = ("preference", "unpaired", "prompt")
 FORM = "form"  # the entry of `chat` with the form; internal, recipes never contain it
 
 

@@ -142,19 +142,19 @@ def read_runs(documents: Iterable[EvaluationDocument]) -> Runs:
     """Build the index of these documents; of equal texts the first counts."""
     seen, own, too_short = set[int](), set[int](), 0
     places, runs = list[tuple[str, str]](), list[Hashes]()
-    for judged in documents:
-        digest = xxh3_64_intdigest(judged.text.encode())
-        if judged.is_held_out:
+    for document in documents:
+        digest = xxh3_64_intdigest(document.text.encode())
+        if document.is_held_out:
             own.add(digest)
         if digest in seen:
             continue
         seen.add(digest)
-        words = words_of(judged.text)
+        words = words_of(document.text)
         if len(words) < WORDS:
             too_short += 1
             continue
         runs.append(runs_of(words))
-        places.append((judged.set_name, judged.where))
+        places.append((document.set_name, document.where))
     common = max(COMMON_AT_LEAST, min(COMMON_AT_MOST, int(COMMON_SHARE * len(places))))
     firsts = [np.unique(found, return_index=True) for found in runs]
     every = np.concatenate([np.empty(0, np.uint64), *(found for found, _ in firsts)])

@@ -152,7 +152,7 @@ class PreparedData:
     form: str = "document"  # of the rows: see `cpt.data.readers.columns`
     held_out_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Held-out set -> file -> xxh3-128 of its content, for sets with separate files."""
-    judges: list[TokenizedSource] = field(default_factory=list)
+    evaluated: list[TokenizedSource] = field(default_factory=list)
 
     @property
     def num_rows(self) -> int:
@@ -270,11 +270,11 @@ class Builder:
 
     def build(self, *, whole: bool) -> PreparedData:
         opened = open_sources(self.data, self.evaluation, self.encoder, self.cache_dir, self.seed)
-        judges = [source for key, source in opened.items() if key.startswith("evaluation.perplexity[")]
+        evaluated = [source for key, source in opened.items() if key.startswith("evaluation.perplexity[")]
         sources = [source for key, source in opened.items() if key.startswith("data.sources[")]
         needs_all = whole or why_all(self.data, self.budget) is not None
         refuse_small_disk(self.data, self.budget, sources, needs_all=needs_all)
-        wanted = everything(judges)
+        wanted = everything(evaluated)
         for source in sources:
             if needs_all or not source.plan.is_streamed:
                 wanted += everything([source])
@@ -282,10 +282,10 @@ class Builder:
                 held_out = source.plan.held_out if self.evaluation.held_out_share is not None else []
                 wanted += [(source, number) for number in [*held_out, *source.plan.chunks[0]]]
         make_shards(wanted)
-        for source in [*judges, *sources]:
+        for source in [*evaluated, *sources]:
             if not source.missing(range(len(source.plan.shards))):
                 source.finish()
-        chunked = self.chunked_rows(sources, judges)
+        chunked = self.chunked_rows(sources, evaluated)
         for rows in chunked:
             rows.begin(all_chunks=needs_all)
         mixture, reports, num_rows = self.mix(chunked)
@@ -304,13 +304,13 @@ class Builder:
                 log_report(report, rows)
         if self.budget is not None:
             check_repeats(self.data, mixture, reports, num_rows)
-        held_out_sets = self.held_out_sets(chunked, judges)
-        files = {reported_name(judge.work.source): judge.finish().files for judge in judges}
+        held_out_sets = self.held_out_sets(chunked, evaluated)
+        files = {reported_name(one.work.source): one.finish().files for one in evaluated}
         fingerprint, limit = self.fingerprint(mixture, chunked), self.data.disk_bytes
-        return PreparedData(mixture, chunked, held_out_sets, reports, fingerprint, limit, self.form, files, judges)
+        return PreparedData(mixture, chunked, held_out_sets, reports, fingerprint, limit, self.form, files, evaluated)
 
-    def chunked_rows(self, sources: Sources, judges: Sources) -> list[ChunkedRows]:
-        judged = np.concatenate([judge.documents(judge.plan.held_out).hashes for judge in judges] or [NO_HASHES])
+    def chunked_rows(self, sources: Sources, evaluated: Sources) -> list[ChunkedRows]:
+        known = np.concatenate([one.documents(one.plan.held_out).hashes for one in evaluated] or [NO_HASHES])
         repeated: Sequence[Repeated | None] = [None] * len(sources)
         if self.data.deduplicate is not None:
             kind, _, across = self.data.deduplicate.partition("_")
@@ -319,7 +319,7 @@ class Builder:
         longest, also_held_out = self.held_out_across(sources)
         share, chunked = self.evaluation.held_out_share, []
         for number, (source, recipe) in enumerate(zip(sources, self.data.sources, strict=True)):
-            hashes = np.union1d(judged, also_held_out[number])
+            hashes = np.union1d(known, also_held_out[number])
             selection = Selection(share, hashes, repeated[number], recipe.max_tokens, longest[number])
             is_bounded = self.data.disk_bytes is not None and source.plan.is_streamed
             where = self.layout, self.seed, self.cache_dir
@@ -357,7 +357,7 @@ class Builder:
         shares = shares_over(asked, num_rows).tolist()
         return mixture, [replace(report, share=share) for report, share in zip(reports, shares, strict=True)], num_rows
 
-    def held_out_sets(self, chunked: Chunked, judges: Sources) -> dict[str, HeldOutSet]:
+    def held_out_sets(self, chunked: Chunked, evaluated: Sources) -> dict[str, HeldOutSet]:
         sets, num_documents, share = {}, 0, self.evaluation.held_out_share
         for rows in chunked if share is not None else []:
             shards, name = rows.tokenized.plan.held_out, reported_name(rows.tokenized.work.source)
@@ -377,9 +377,9 @@ class Builder:
                     log.warning(f"{warning}.")
         if share is not None and not sets:
             raise DataError(nothing_held_out(share, num_documents))
-        for judge in judges:
-            documents, name = judge.documents(judge.plan.held_out), reported_name(judge.work.source)
-            layout = replace(self.layout, form=form_of_source(judge.work.source))
+        for source in evaluated:
+            documents, name = source.documents(source.plan.held_out), reported_name(source.work.source)
+            layout = replace(self.layout, form=form_of_source(source.work.source))
             sets[name] = held_out_set(name, documents, np.arange(len(documents)), layout, self.cache_dir)
         return sets
 

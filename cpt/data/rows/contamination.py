@@ -56,7 +56,7 @@ class Contamination:
     counts: dict[str, dict[str, int]]  # source -> held-out set or task -> contaminated training documents
     hits: list[Hit]  # the first hundred of each source
     touched: int  # further training documents that only share a phrase with one
-    judged: int
+    evaluated: int
     too_short: int
     num_exact_copies: int = 0
     """Training documents equal to one of `evaluation.perplexity`. No run trains on them, so they are not counted."""
@@ -71,8 +71,8 @@ class Contamination:
     def summary(self) -> str:
         read, copies = sum(self.documents.values()), self.num_exact_copies
         parts = [
-            f"{self.num_contaminated:,} of {read:,} training documents contain at least half of one of {self.judged:,}"
-            " evaluation documents, or have half of their words from one.",
+            f"{self.num_contaminated:,} of {read:,} training documents contain at least half of one of the"
+            f" {self.evaluated:,} evaluation documents, or have half of their words from one.",
             f"{copies:,} more are equal to an evaluation document and dropped by hash." if copies else "",
             f"{self.touched:,} more share a phrase with one ({WORDS} or more words in a row)." if self.touched else "",
             f"{self.too_short:,} with fewer than {WORDS} words were not searched for." if self.too_short else "",
@@ -92,9 +92,9 @@ def find_contamination(
     of_sets: set[int] = set()
 
     def noted() -> Iterator[EvaluationDocument]:
-        for judged in documents_of_sets(data, evaluation):
-            of_sets.add(xxh3_64_intdigest(judged.text.encode()))
-            yield judged
+        for document in documents_of_sets(data, evaluation):
+            of_sets.add(xxh3_64_intdigest(document.text.encode()))
+            yield document
 
     asked = (question._replace(is_held_out=False) for question in questions)
     runs = read_runs(chain(noted(), held_out_documents(data, evaluation), asked))
@@ -113,7 +113,7 @@ def find_contamination(
         counts={name: dict(one.counts) for name, one in found.items()},
         hits=[hit for one in found.values() for hit in one.hits],
         touched=sum(one.touched for one in found.values()),
-        judged=len(runs.documents),
+        evaluated=len(runs.documents),
         too_short=runs.too_short,
         num_exact_copies=sum(digest in of_sets for one in found.values() for digest in one.equal),
     )
@@ -215,8 +215,8 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
             if size_and_hash(path)[1] == written["digest"]:
                 return path
             report_damage(path)
-    judged = chain(documents_of_sets(data, evaluation), held_out_documents(data, evaluation, only_local=True))
-    path = read_runs(judged).save(folder)
+    evaluated = chain(documents_of_sets(data, evaluation), held_out_documents(data, evaluation, only_local=True))
+    path = read_runs(evaluated).save(folder)
     if all(states.values()):
         write_once(known, sealed({"index": path.name, "digest": size_and_hash(path)[1]}))
     return path

@@ -255,7 +255,7 @@ def stack_rows(rows: Sequence[Row]) -> Row:
 
 class ExampleRows(PackedRows):
     """Rows with one example each, as a trainer expects them. preference: {"prompt_ids", "chosen_ids", "rejected_ids"},
-    lists of ids. judged: {"prompt_ids", "completion_ids", "label"}. Both are truncated at the end to `sequence_length`
+    lists of ids. unpaired: {"prompt_ids", "completion_ids", "label"}. Both are truncated to `sequence_length`
     ids. prompt: the columns of the file's row."""
 
     def row(self, number: int, epoch: int) -> dict[str, Any]:  # type: ignore[override]

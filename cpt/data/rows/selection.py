@@ -152,7 +152,7 @@ class Chosen:
 @dataclass(frozen=True)
 class Selection:
     held_out_share: float | None  # share of documents held out by the hash of their text
-    judged: Hashes  # sorted hashes of evaluation documents
+    evaluated: Hashes  # sorted hashes of evaluation documents
     repeated: Repeated | None
     max_tokens: int | None
     longest_held_out: int | None = None  # bytes; longer documents are always trained on
@@ -160,7 +160,7 @@ class Selection:
     def content(self) -> dict[str, Any]:
         return {
             "held_out_share": self.held_out_share,
-            "judged": xxh3_128_hexdigest(self.judged.tobytes()),
+            "judged": xxh3_128_hexdigest(self.evaluated.tobytes()),
             "repeated": self.repeated and self.repeated.name,
             "max_tokens": self.max_tokens,
             "longest_held_out": self.longest_held_out,
@@ -170,7 +170,7 @@ class Selection:
         repeated = self.repeated_by_reason(shards)
         is_first = ~np.logical_or.reduce([*repeated.values(), np.zeros(len(documents), bool)])
         hashes = documents.hashes
-        is_allowed = is_first & ~self.is_held_out(documents) & ~np.isin(hashes, self.judged)
+        is_allowed = is_first & ~self.is_held_out(documents) & ~np.isin(hashes, self.evaluated)
         left_out = {reason: int(which.sum()) for reason, which in repeated.items() if which.any()}
         chosen, number = np.flatnonzero(is_allowed), int(is_allowed.sum())
         if self.max_tokens is not None:
