@@ -32,6 +32,10 @@ PIPELINE = (
     " FSDP2 instead, and rows with `sp_size`; if you need pipeline stages, export the model (`cpt"
     " export`), train it with Megatron-LM, NeMo or torchtitan, and convert it back to Hugging Face's format"
 )
+TENSOR_PARALLEL = (
+    "Hugging Face's Trainer cannot save optimizer states under tensor parallelism, so runs could not resume"
+    " (github.com/huggingface/transformers/pull/48569). Use FSDP2 or ZeRO-3, and `sp_size` for long rows"
+)
 OF_LAUNCHERS = (  # prefixes of variables set by launchers and for ranks
     *("RANK", "LOCAL_RANK", "GROUP_", "ROLE_", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_", "CROSS_"),
     *("TORCHELASTIC_", "TORCH_NCCL_", "ACCELERATE_", "FSDP_", "PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"),

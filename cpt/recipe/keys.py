@@ -7,6 +7,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from cpt.distributed import TENSOR_PARALLEL
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Location, dotted, steps_of
@@ -141,6 +142,10 @@ MOVED: dict[str, Location] = {word: steps_of(key) for word, key in by_word(OF_HU
 """Hugging Face's key -> its key in a recipe."""
 PLACES = {word: steps_of(key) for word, key in by_word(OF_OTHERS).items()} | MOVED
 """The same, for words that are not keys of Hugging Face's Trainer."""
+NOT_SUPPORTED = by_word(
+    {TENSOR_PARALLEL: "tp_size tp_plan tensor_parallel tensor_parallel_size tensor_model_parallel_size"}
+)
+"""Keys of other programs for what cpt does not do, and the reason."""
 
 NOTES = by_word(
     {

@@ -16,6 +16,7 @@ from cpt.recipe.keys import (
     MOVED,
     NO_EFFECT,
     NO_EFFECT_ON_EXAMPLES,
+    NOT_SUPPORTED,
     PLACES,
     all_keys,
     annotation_at,
@@ -142,6 +143,8 @@ def suggestion(name: str, beside: Collection[str], above: Location) -> str:
         return did_you_mean(name, beside)
     if name in PLACES:
         return f" Write it as {format_new_key(name)}."
+    if name in NOT_SUPPORTED:
+        return f" Not supported: {NOT_SUPPORTED[name]}."
     near = closest(name, [*beside, *MOVED])
     if near is None or SequenceMatcher(None, name, near).ratio() < 0.85:
         elsewhere = [key for key in all_keys() if key[-1] == name and key[:-1] != above]

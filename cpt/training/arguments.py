@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 from cpt.data.readers.columns import form_of_stage
 from cpt.data.rows.build import PreparedData, build_data, steps_of_epochs
 from cpt.data.rows.mixture import RowRange, shift_past_skipped
-from cpt.distributed import KEY, groups_of_rows, is_main_process, read_parallelism, world_size
+from cpt.distributed import KEY, TENSOR_PARALLEL, groups_of_rows, is_main_process, read_parallelism, world_size
 from cpt.errors import RecipeError
 from cpt.models.attention import check_shared_rows, choose_attention
 from cpt.models.build import DTYPES
@@ -40,7 +40,7 @@ PARTS = ("CONFIG", "COLUMNS", "build_trainer")
 log = logging.getLogger("cpt")
 MUCH_MORE = 1.1  # times the budget: more by rounding up to whole steps causes a warning
 UNPROVEN = {
-    "tp_size": "its optimizer states could not be saved. Use ZeRO-3 or FSDP2, and `sp_size` for long rows.",
+    "tp_size": f"{TENSOR_PARALLEL}.",
     "cp_size": "documents of a packed row would attend to each other. Use `sp_size`, which separates them.",
     **dict.fromkeys(
         ("dp_replicate_size", "dp_shard_size"),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from cpt.distributed import PIPELINE
+from cpt.distributed import PIPELINE, TENSOR_PARALLEL
 from cpt.errors import RecipeError, ResourceError
 from cpt.plugins import did_you_mean
 from cpt.recipe.keys import DEFAULT_MICRO_BATCH, accumulation
@@ -35,7 +35,7 @@ IN_THE_RECIPE = {
     "optimizer": "the recipe has it, as `optimizer`",
     "scheduler": "the recipe has it, as `schedule`",
     "sequence_parallel_size": "the recipe has it, as `training.parallelism_config.sp_size`",
-    "tensor_parallel": "the recipe has it, as `training.parallelism_config.tp_size`",
+    "tensor_parallel": TENSOR_PARALLEL,
     "pipeline": PIPELINE,
 }
 DEFAULT_MAX_GRAD_NORM = 1.0  # of TrainingArguments

@@ -37,6 +37,7 @@ def test_hugging_faces_keys_are_passed_on_unchanged(load):
         ("lerning_rate: 3", "`optimizer.learning_rate`"),
         ("warmup_ratio: 0.1", "`schedule.warmup_share`"),
         ("group_by_length: true", "no effect"),
+        ("tp_size: 2", "tensor parallelism"),
         ("run_name: x", "`name`"),
         ("deepspeed: gone.json", "gone.json"),
     ],

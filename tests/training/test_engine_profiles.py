@@ -83,6 +83,7 @@ COMPLAINTS = [
     ({"optimizer": {"type": "AdamW"}}, "`optimizer`"),
     ({"scheduler": {"type": "WarmupLR"}}, "`schedule`"),
     ({"sequence_parallel_size": 2}, "`training.parallelism_config.sp_size`"),
+    ({"tensor_parallel": {"autotp_size": 2}}, "transformers/pull/48569"),
     ({"train_micro_batch_size_per_gpu": 4}, "`training.per_device_train_batch_size` is 2"),
     ({"gradient_accumulation_steps": 8}, "`budget.global_batch_tokens`"),
     ({"train_batch_size": 64}, "`train_batch_size`"),
