@@ -85,6 +85,9 @@ def check_optimizer(section: Optimizer) -> None:
 
 def check_partitioned(section: Optimizer) -> None:
     """Refuse options that do not work on slices of parameters, whose fp32 copies DeepSpeed keeps."""
+    if section.name == "muon":
+        why = "DeepSpeed's Muon clips updates, not gradients (github.com/deepspeedai/DeepSpeed/issues/8439)"
+        raise RecipeError(f"`optimizer.name`: {why}. Use adamw, or no DeepSpeed.")
     if section.name in FOR_MATRICES | IN_LITTLE_MEMORY:
         raise RecipeError(f"`optimizer.name`: `{section.name}` needs whole parameters. Use adamw, or no DeepSpeed.")
     if section.options.get("rounding") is not None:
