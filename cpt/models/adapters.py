@@ -57,9 +57,16 @@ def check_lora_options(options: Mapping[str, Any], *, zero3: bool = False) -> No
     if quantization_of(options) is not None and start in START_IN_THE_BASE:
         # It would subtract the adapter from other weights than those it is merged into.
         raise RecipeError(f"`model.lora.init_lora_weights: {start}` does not work with `quantize`. Remove one.")
-    if zero3 and (method_of(options) != LORA or start in START_IN_THE_BASE):
-        reads = f"init_lora_weights: {start}" if start in START_IN_THE_BASE else f"method: {method_of(options)}"
-        raise RecipeError(f"`model.lora.{reads}` needs whole weights. Use ZeRO-2, or plain `method: lora`.")
+    if zero3 and (reader := reader_of_weights(options)) is not None:
+        raise RecipeError(f"`model.lora.{reader}` needs whole weights. Use ZeRO-2, or plain `method: lora`.")
+
+
+def reader_of_weights(options: Mapping[str, Any]) -> str | None:
+    """The option that makes adapters start from the base weights; None for plain LoRA, or without adapters."""
+    start = str(options.get("init_lora_weights")).partition("_niter")[0]
+    if start in START_IN_THE_BASE:
+        return f"init_lora_weights: {start}"
+    return f"method: {method_of(options)}" if options and method_of(options) != LORA else None
 
 
 def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Build the model to train from the recipe's `model:` section, including scoring models and ZeRO-3."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -23,7 +23,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from cpt.distributed import is_main_process, main_process_first
+from cpt.distributed import is_main_process, main_process_decides, main_process_first
 from cpt.errors import CheckpointError, RecipeError
 from cpt.hf_internals import attention_of, without_zero3
 from cpt.models.adapters import add_lora, check_quantization, keep_layout_on_cpu, quantization_of
@@ -61,6 +61,7 @@ def build_model(
     dtype: torch.dtype = torch.float32,
     mixed_precision: bool = False,
     packed: bool = False,
+    is_sharded_later: bool = False,
 ) -> PreTrainedModel | PeftModel:
     """Build the model, from weights or from scratch, ready for training.
 
@@ -69,6 +70,7 @@ def build_model(
         dtype: dtype for `dtype: auto`.
         mixed_precision: the run computes in bf16 or fp16 even if the weights are fp32.
         packed: rows have no mask: only positions separate documents and padding.
+        is_sharded_later: only the main process needs the weights; FSDP2 sends each process its part of them.
 
     Raises:
         RecipeError: the section contradicts itself, the weights or the tokenizer.
@@ -88,16 +90,18 @@ def build_model(
     check_quantization(model.lora, zero3=zero3)
     attention = _attention(model, config, half_precision=mixed_precision or weights != torch.float32, packed=packed)
     build_whole = partial(_build_whole, model, config, tokenizer, attention, weights)
+    builds_once = zero3 or is_sharded_later
     with torch.random.fork_rng(devices=[]):  # weights do not advance the run's random numbers
         torch.manual_seed(seed)
-        built = build_partitioned(build_whole, model.trust_remote_code) if zero3 else build_whole()
+        built = build_once(build_whole, model.trust_remote_code) if builds_once else build_whole()
         if model.dtype != "auto" and built.dtype != DTYPES[model.dtype]:
             raise RecipeError(f"model.dtype is {model.dtype}, but DeepSpeed has {built.dtype}. Use `dtype: auto`.")
         torch.manual_seed(seed)
         if attention in VARLEN_NAMES:
             keep_documents_apart(built)
         if packed and claims_to_keep_documents_apart(built) and not zero3:
-            try_documents_apart(built)
+            try_built = partial(try_documents_apart, built)
+            main_process_decides(try_built) if builds_once else try_built()
         ready = built if model.lora is None else add_lora(built, model.lora)
     if learning is not None:
         train_only_rows(built, learning)
@@ -210,10 +214,15 @@ def check_scoring(config: PreTrainedConfig) -> None:
 
 
 def scoring_model(
-    model: Model, tokenizer: PreTrainedTokenizerBase, *, seed: int = 42, dtype: torch.dtype = torch.float32
+    model: Model,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seed: int = 42,
+    dtype: torch.dtype = torch.float32,
+    **options: bool,
 ) -> PreTrainedModel | PeftModel:
     """The recipe's model with a head of one output, drawn from the seed and read at a text's last token."""
-    whole = build_model(model.model_copy(update={"lora": None}), tokenizer, seed=seed, dtype=dtype)
+    whole = build_model(model.model_copy(update={"lora": None}), tokenizer, seed=seed, dtype=dtype, **options)
     assert isinstance(whole, PreTrainedModel), "without adapters"
     config = whole.config
     check_scoring(config)
@@ -234,15 +243,17 @@ def scoring_model(
         return add_lora(scoring, {**model.lora, "task_type": "SEQ_CLS", "modules_to_save": [HEAD]})
 
 
-def build_partitioned(build_whole: Callable[[], PreTrainedModel], trust_remote_code: bool) -> PreTrainedModel:
-    """Build the whole model on the main process, and return this process' part of it.
+def build_once(build_whole: Callable[[], PreTrainedModel], trust_remote_code: bool) -> PreTrainedModel:
+    """Build the whole model on the main process. Under ZeRO-3, return this process's part of it; under FSDP2, other
+    processes get unused memory until they receive their shards (`cpt.training.sharded`).
 
-    transformers partitions while it builds, and then draws other random weights than without ZeRO-3. Built whole, a
-    seed means the same weights under every launcher, for the memory of one copy on the main process.
+    transformers 5.23 draws other random weights when it partitions for ZeRO-3, and reads all weights in each process
+    for FSDP2. Built whole, a seed means the same weights under every launcher, for the memory of one copy on the main
+    process.
     """
-    import deepspeed
     import torch.distributed as dist
 
+    zero3 = is_deepspeed_zero3_enabled()
     with without_zero3():
         whole = main_process_first(lambda: build_whole() if is_main_process() else None)
     shared: list[PreTrainedConfig | torch.dtype | str | None] = [None, None, None]
@@ -250,16 +261,19 @@ def build_partitioned(build_whole: Callable[[], PreTrainedModel], trust_remote_c
         shared = [whole.config, whole.dtype, attention_of(whole.config)]
     dist.broadcast_object_list(shared, src=0)
     config, dtype, attention = shared
-    with no_init_weights():
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=attention, trust_remote_code=trust_remote_code
-        )
+    if whole is not None and not zero3:
+        model = whole
+    else:
+        with no_init_weights():
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attention, trust_remote_code=trust_remote_code
+            )
     source = {} if whole is None else dict(whole.named_parameters()) | dict(whole.named_buffers())
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-                if source:
-                    parameter.copy_(source[name])
+        if zero3:
+            copy_to_parts(source, model)
+        else:
+            model.tie_weights()
         for name, buffer in model.named_buffers():
             if source:
                 buffer.copy_(source[name])
@@ -267,3 +281,13 @@ def build_partitioned(build_whole: Callable[[], PreTrainedModel], trust_remote_c
     if whole is not None and whole.generation_config is not None:
         model.generation_config = whole.generation_config
     return model
+
+
+def copy_to_parts(source: Mapping[str, torch.Tensor], model: PreTrainedModel) -> None:
+    """Copy the main process's weights to ZeRO-3's parts; `source` is empty on other processes."""
+    import deepspeed
+
+    for name, parameter in model.named_parameters():
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+            if source:
+                parameter.copy_(source[name])

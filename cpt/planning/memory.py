@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from transformers import PreTrainedConfig
 
 from cpt.hardware import GIB
-from cpt.models.adapters import BYTES_OF_4_BIT, quantization_of
+from cpt.models.adapters import BYTES_OF_4_BIT, quantization_of, reader_of_weights
 from cpt.models.fused_loss import SCORED_POSITIONS
 from cpt.optim.adamw import BUFFER, BUFFERS
 from cpt.planning.activations import ActivationCounts, count_activations
@@ -387,7 +387,10 @@ def terms_of_host(facts: ModelSizes, setup: Setup, activations: float, *, snapsh
         copied = checkpoint_bytes(facts, setup) / (setup.nodes if zero is not None else 1)
         terms.append(Term("copy of the checkpoint that is written", copied))
     if not any(term.size > whole for term in terms):
-        copies = 1 if zero is not None and zero.stage == 3 and not zero.is_fsdp else here
+        # under FSDP2 each process builds references, and weights from which adapters start
+        is_in_each = needs.reference if setup.lora is None else reader_of_weights(setup.lora) is not None
+        is_built_once = zero is not None and zero.stage == 3 and not (zero.is_fsdp and is_in_each)
+        copies = 1 if is_built_once else here
         terms.append(Term("weights while they are loaded", copies * whole, "for a moment"))
     return [term for term in terms if term.size]
 

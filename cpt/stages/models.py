@@ -12,7 +12,7 @@ from trl.models import prepare_deepspeed
 
 from cpt.data.readers.columns import form_of
 from cpt.errors import RecipeError
-from cpt.models.adapters import START_IN_THE_BASE
+from cpt.models.adapters import START_IN_THE_BASE, reader_of_weights
 from cpt.models.build import build_model, scoring_model
 from cpt.models.config import load_config
 from cpt.models.inventory import vocabulary_size
@@ -30,12 +30,16 @@ KEY = "training.teacher_model_name_or_path"
 
 
 def model_for(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments) -> nn.Module:
+    # Adapters that start from the base weights need them in each process.
+    once = {"is_sharded_later": bool(arguments.fsdp) and reader_of_weights(recipe.model.lora or {}) is None}
     if recipe.stage == "reward":  # a new head with one score instead of the language model's
-        return scoring_model(recipe.model, tokenizer, seed=recipe.seed, dtype=weights_dtype(recipe, arguments))
-    return language_model(recipe, tokenizer, arguments)
+        return scoring_model(recipe.model, tokenizer, seed=recipe.seed, dtype=weights_dtype(recipe, arguments), **once)
+    return language_model(recipe, tokenizer, arguments, **once)
 
 
-def language_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments) -> nn.Module:
+def language_model(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments, **options: bool
+) -> nn.Module:
     return build_model(
         recipe.model,
         tokenizer,
@@ -43,6 +47,7 @@ def language_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments
         dtype=weights_dtype(recipe, arguments),
         mixed_precision=arguments.bf16 or arguments.fp16,
         packed=is_packed(recipe),
+        **options,
     )
 
 

@@ -51,7 +51,7 @@ FSDP_KEYS = (
 ELSEWHERE = {
     "state_dict_type": "checkpoints always have the full model and each process's shard",
     "activation_checkpointing": "write `training.gradient_checkpointing: true`",
-    "cpu_ram_efficient_loading": "each process builds the model; ZeRO-3 (`training.deepspeed`) partitions it",
+    "cpu_ram_efficient_loading": "only the main process loads the weights, always",
 }
 OF_WHOLE_PARAMETERS = ("muon", "soap", "shampoo", "adamw_8bit", "paged_adamw_8bit")
 STAGES_THAT_GENERATE = ("grpo", "rloo", "ppo", "spo", "gkd", "distill_on_policy")

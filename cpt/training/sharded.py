@@ -1,5 +1,6 @@
 """Split a step over processes: FSDP2 and ZeRO, rows that several processes share, gradients in fp32."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -7,12 +8,13 @@ import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.utils.data import DataLoader
 
 from cpt.checkpoints.sharding import FSDP, PLAIN, ZERO
 from cpt.data.rows.packing import IGNORED
-from cpt.distributed import print_once
+from cpt.distributed import is_main_process, print_once
 from cpt.hf_internals import attention_of
 from cpt.models.attention import PartOfRows, attend_over_processes, check_shared_rows
 from cpt.optim.adamw import OneKernelAdamW
@@ -72,6 +74,18 @@ class Engine:
             # accelerate would also reduce in it, and round the model's outputs to it: the loss would have 3 digits
             policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
             accelerator.state.fsdp_plugin.mixed_precision_policy = policy
+
+    def shard(self, prepare: Callable[[str | None], Any], checkpoint: str | None) -> Any:
+        """Let accelerate shard the model by FSDP2, then send each process its part of the main process's weights.
+
+        accelerate's `cpu_ram_efficient_loading` would do it, but not for models with saved buffers (accelerate#3898).
+        """
+        trainer = self.trainer
+        weights = get_model_state_dict(trainer.model) if is_main_process() else {}
+        prepared = prepare(checkpoint)
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(trainer.model, weights, options=options)
+        return prepared
 
     def reshard(self) -> None:
         """Free gathered parameters: without a backward pass some FSDP2 modules keep them."""

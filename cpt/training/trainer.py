@@ -1,6 +1,7 @@
 """The trainer that all stages share: Hugging Face's, with our loader, optimizer, schedule and evaluation."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,8 @@ class CPTTrainer(TrainerHooks, Trainer):
             return super().train(checkpoint, **options)
 
     def prepare_for_training(self, checkpoint: str | None, prepare: Callable[[str | None], Any]) -> Any:
+        if self.is_fsdp_enabled:
+            prepare = partial(self.engine.shard, prepare)
         return prepare(None) if checkpoint is None else self.checkpoint_loader.prepare(Path(checkpoint), prepare)
 
     def load_weights(self, checkpoint: str, load: Callable[[], None]) -> None:

@@ -89,11 +89,14 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
     teacher = save_teacher(made.folder / "teacher", tokenizer_folder, texts_of(corpus))
     distilled = {"stage": "distill_text", "teacher_model_name_or_path": str(teacher)}
     fused = {"model": {**LLAMA, "fused_loss": True}, "gradient_checkpointing": True}
+    adapted = {"stage": "cpt", "model": {"path": str(teacher), "lora": {"r": 4}}}
     evaluation = {"perplexity": [{"path": str(corpus / "held_out.jsonl")}], "prompts": ["the model", "x"]}
     made.train(
         2,
         *(plan(way, way, every=2 if way == "fsdp" else STEPS) for way in WAYS),
         plan("again", "fsdp", begins_as="fsdp"),
+        plan("adapted", "fsdp", every=2, **adapted),
+        plan("adapted-again", "fsdp", begins_as="adapted", **adapted),
         plan("fused", **fused),
         plan("fused-zero3", "zero3", **fused),
         plan("varlen-zero3", "zero3", model={**LLAMA, "attention": "varlen"}),
@@ -103,6 +106,7 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
     made.train(
         1,
         plan("alone"),
+        plan("adapted-alone", **adapted),
         plan("evaluated-alone", evaluation=evaluation),
         plan("alone-at-once", per_device_train_batch_size=4),
         plan("fewer", "fsdp", begins_as="fsdp"),
@@ -155,6 +159,12 @@ def test_fsdp_resumes_bit_for_bit(runs):
     last = runs.of("again") / f"checkpoint-{STEPS}"
     assert differences(runs.of("fsdp") / last.name, last) == [] and defects(last) == []
     assert read_manifest(last).exactness.startswith(("bit-exact", "rounding: GPU"))
+
+
+@pytest.mark.slow
+def test_adapters_on_a_divided_base_learn_and_resume_under_fsdp(runs):
+    assert runs.losses("adapted") == pytest.approx(runs.losses("adapted-alone"), rel=1e-6)
+    assert losses(runs.of("adapted-again")) == losses(runs.of("adapted"))
 
 
 @pytest.mark.slow

@@ -2,19 +2,26 @@
 
 in_two_processes.py rows MODEL_TYPE...           loss and gradients of rows that both share, against whole rows
 in_two_processes.py zero3 '[model sections]'     weights under ZeRO-3, against those of a plain model
+in_two_processes.py fsdp '[model sections]'      the same under FSDP2
+in_two_processes.py memory '[model section]'     peak memory of building for FSDP2, against that of building everywhere
 """
 
+import gc
 import json
 import os
+import resource
 import sys
 import tempfile
+from types import SimpleNamespace
 
 import deepspeed
 import deepspeed.runtime.sequence_parallel.parallel_state_sp as groups
+import psutil
 import torch
 import torch.distributed as dist
 from test_varlen import IDS, POSITIONS, tiny_of
 from tiny_models import gradients, make_tokenizer
+from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, TrainingArguments
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -32,6 +39,7 @@ from cpt.models.attention import (
 from cpt.models.build import build_model
 from cpt.models.inventory import count_parameters
 from cpt.recipe.schema import Model
+from cpt.training.sharded import Engine
 
 PROCESSES, NUM_TOKENS = 2, 150
 
@@ -62,8 +70,34 @@ def compare_rows(model_type: str) -> None:
     put({"model": model_type, "difference": float((found - expected).abs().max())})
 
 
-def build(section: dict):
-    return build_model(Model.model_validate(section), make_tokenizer(NUM_TOKENS), seed=7)
+def build(section: dict, **options: bool):
+    return build_model(Model.model_validate(section), make_tokenizer(NUM_TOKENS), seed=7, **options)
+
+
+def shard(model: torch.nn.Module) -> torch.nn.Module:
+    Engine(SimpleNamespace(model=model)).shard(lambda _: fully_shard(model), None)
+    return model
+
+
+def compare_fsdp(sections: list[dict]) -> None:
+    for section in sections:
+        plain, model = build(section), shard(build(section, is_sharded_later=True))
+        found = {name: value.full_tensor() for name, value in model.named_parameters()} | dict(model.named_buffers())
+        expected = dict(plain.named_parameters()) | dict(plain.named_buffers())
+        different = [name for name in expected.keys() & found.keys() if not torch.equal(expected[name], found[name])]
+        put({"different": sorted([*different, *(expected.keys() ^ found.keys())])})
+
+
+def measure_memory(section: dict) -> None:
+    """Growth of this process's peak, first as for FSDP2."""
+    before, growth = psutil.Process().memory_info().rss, []
+    for once in (True, False):
+        model = shard(build(section, is_sharded_later=once))
+        growth.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+        size = 4 * sum(parameter.numel() for parameter in model.parameters())
+        del model
+        gc.collect()
+    put({"rank": dist.get_rank(), "once": growth[0] / size, "everywhere": growth[1] / size})
 
 
 def compare_zero3(sections: list[dict]) -> None:
@@ -95,5 +129,5 @@ if sys.argv[1] == "rows":
     for name in sys.argv[2:]:
         compare_rows(name)
 else:
-    compare_zero3(json.loads(sys.argv[2]))
+    {"zero3": compare_zero3, "fsdp": compare_fsdp, "memory": measure_memory}[sys.argv[1]](json.loads(sys.argv[2]))
 leave_processes()

@@ -76,6 +76,16 @@ def test_each_of_several_machines_has_its_part():
     assert host(replace(AUTOCAST, gpus=2, nodes=2), snapshot=True)[copy] == 12_000  # one machine copies all of it
 
 
+def test_sharded_weights_are_loaded_by_one_process_of_a_machine():
+    def loaded(**changes):
+        return host(replace(AUTOCAST, gpus=4, **changes))["weights while they are loaded"]
+
+    fsdp = Sharding(3, is_fsdp=True)
+    assert loaded() == 16_000 and loaded(zero=ZERO3) == loaded(zero=fsdp) == loaded(zero=fsdp, lora={"r": 1}) == 4000
+    assert loaded(zero=fsdp, needs=StageNeeds("dpo", TILES, reference=True)) == 16_000
+    assert loaded(zero=fsdp, lora={"init_lora_weights": "pissa"}) == 16_000, "it starts from the base weights"
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -157,6 +157,7 @@ def test_what_is_tested_with_fsdp_is_accepted(config, sections):
     [
         ({"version": 1}, "version: 1"),
         ({"activation_checkpointing": True}, "training.gradient_checkpointing: true"),
+        ({"cpu_ram_efficient_loading": True}, "main process"),
         ({"reshard_after_foward": True}, "Did you mean `reshard_after_forward`"),
         ({"reshard_after_forward": "full_shard"}, "reshard_after_forward"),
         ({"min_num_params": 10}, "auto_wrap_policy"),
