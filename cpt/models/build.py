@@ -14,7 +14,6 @@ from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    AutoConfig,
     AutoModelForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
@@ -35,7 +34,7 @@ from cpt.models.attention import (
     try_documents_apart,
     why_not_by_bounds,
 )
-from cpt.models.config import STATE_DICTS, load_config
+from cpt.models.config import STATE_DICTS, load_config, read_config
 from cpt.models.families import CptGPT2Config, pad_vocabulary
 from cpt.models.inventory import (
     attention_heads,
@@ -176,11 +175,16 @@ def load_weights(
         state_dict: dict[str, torch.Tensor] | None = None
         if Path(path).suffix in STATE_DICTS:
             state_dict = torch.load(path, map_location="cpu", weights_only=True)
-        elif isinstance(config, CptGPT2Config):
-            published = AutoConfig.from_pretrained(path, revision=revision)
-            if published.model_type != config.model_type:  # a published GPT-2, whose vocabulary must be padded
+        elif model.config is not None and (published := read_config(model)).model_type != config.model_type:
+            is_part = published.get_text_config().model_type == config.model_type
+            if is_part or isinstance(config, CptGPT2Config):
                 whole = AutoModelForCausalLM.from_pretrained(path, revision=revision)
-                state_dict = pad_vocabulary(whole.state_dict(), config.vocab_size)
+                if is_part:  # the language model of weights that also read images
+                    tensors = whole.get_decoder().state_dict()
+                    state_dict = {f"model.{name}": tensor for name, tensor in tensors.items()}
+                    state_dict["lm_head.weight"] = whole.get_output_embeddings().weight
+                else:  # a published GPT-2, whose vocabulary must be padded
+                    state_dict = pad_vocabulary(whole.state_dict(), config.vocab_size)
         if state_dict:
             kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
             loaded = kind.from_pretrained(None, state_dict=state_dict, **options)

@@ -52,6 +52,8 @@ def _resolve(model: Model) -> PreTrainedConfig:
     found = read_config(model)
     if written is None or model.config is None:
         return found
+    if (text := found.get_text_config()).model_type == written.model_type:
+        found = text  # the language model of weights that also read images
     if written.model_type in FAMILIES and found.model_type in FAMILIES[written.model_type].starts_from:
         if found.model_type == "minimind":  # its config.json has other names; the shape must fit the weights
             return written

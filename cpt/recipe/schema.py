@@ -216,7 +216,7 @@ class Model(Section):
     """Use the architecture with new random weights."""
     config: Fixed[dict[str, Any] | None] = None
     """The architecture's own config, `model_type` included. From scratch it defines the model; with a `path`, it
-    must match the weights."""
+    must match the weights. Of weights that also read images, `model_type: gemma3_text` takes the language model."""
     parameters: Fixed[Positive | None] = None
     """Expected number of parameters (a tied head counted once); the built model must match it."""
     dtype: Fixed[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import make_tokenizer, tiny_config, tiny_model
+from tiny_models import SHAPE, make_tokenizer, tiny_config, tiny_model
+from transformers import Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration
 
 from cpt.errors import CheckpointError, RecipeError
 from cpt.models.build import build_model, scoring_model
@@ -86,6 +87,22 @@ def test_a_native_mixture_has_its_balance_loss_in_training_only(lora):
     trained, evaluated = model.train()(input_ids=IDS, labels=IDS), model.eval()(input_ids=IDS, labels=IDS)
     assert evaluated.aux_loss is None
     torch.testing.assert_close(trained.loss, evaluated.loss + 0.001 * trained.aux_loss)
+
+
+def test_the_language_model_of_weights_that_also_read_images_is_trained_alone(tmp_path):
+    text = {"model_type": "gemma3_text", **SHAPE, "intermediate_size": 48, "head_dim": 8}
+    tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = tower | {"model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    whole = Gemma3ForConditionalGeneration(config).eval()
+    whole.save_pretrained(tmp_path)
+    alone = load(tmp_path, config=text)
+    assert type(alone) is Gemma3ForCausalLM
+    assert torch.equal(alone(input_ids=IDS).logits, whole(input_ids=IDS).logits)
+    alone.save_pretrained(tmp_path / "alone")
+    assert "model.layers.0.mlp.up_proj.weight" in load_file(tmp_path / "alone/model.safetensors")
+    with pytest.raises(RecipeError, match="hidden_size: 64 in model.config"):
+        load(tmp_path, config=text | {"hidden_size": 64})
 
 
 # --- scoring models --------------------------------------------------------------------------------------------------

@@ -104,6 +104,8 @@ NEMOTRON_H = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
 PUBLISHED = {  # the parts of the published config.json files that transformers renames when it reads them
     "nemotron/8b": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     "nemotron_h/8b": {"hybrid_override_pattern": NEMOTRON_H, "num_hidden_layers": 52},
+    "gemma3/1b": {"rope_theta": 1000000, "rope_local_base_freq": 10000, "sliding_window_pattern": 6},
+    "gemma3/4b": {"rope_local_base_freq": 10000, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
 }
 
 
