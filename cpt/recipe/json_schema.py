@@ -27,6 +27,7 @@ def json_schema() -> dict[str, Any]:
         section["properties"]["base"] = on_base
         if required := section.pop("required", None):  # a base may have them
             section["anyOf"] = [{"required": required}, {"required": ["base"]}]
+    schema["anyOf"][0]["properties"] = {"data": {"anyOf": sections["Data"].pop("anyOf")}}  # not in a recipe on a base
     for node in every_object(schema):
         if node.get("type") == "integer":  # 1_000_000, and numbers with the units of a key, are texts to most editors
             units = UNITS.get(node.pop("unit", ""), {})

@@ -72,3 +72,5 @@ def test_numbers_may_have_units_that_editors_take_for_text(is_valid, valid, valu
 
 def test_a_recipe_on_a_base_needs_nothing_else(is_valid):
     assert is_valid("base: other.yaml\n") and not is_valid("name: r\n")
+    assert is_valid("base: other.yaml\ndata: {sequence_length: 5}\n")
+    assert not is_valid(SOUND.replace("sources: [{path: a/b}]", "sequence_length: 5"))
