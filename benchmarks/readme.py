@@ -1,4 +1,4 @@
-"""The tables of benchmarks/README.md: each command writes its own, between two markers."""
+"""The tables of benchmarks/README.md and recipes/README.md: each command writes its own, between two markers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,18 +6,18 @@ from pathlib import Path
 README = Path(__file__).with_name("README.md")
 
 
-def write_part(command: str, part: str) -> None:
-    """Replace the part of a command in benchmarks/README.md.
+def write_part(command: str, part: str, page: Path = README) -> None:
+    """Replace the part of a command in a page.
 
     Args:
         command: a module, as `benchmarks.step`; the markers name it.
     """
     begin, end = (f"<!-- python -m {command}: {word} -->\n" for word in ("begin", "end"))
-    before, _, rest = README.read_text(encoding="utf-8").partition(begin)
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
     _, marker, after = rest.partition(end)
     if not marker:
-        raise SystemExit(f"{README} has no lines {begin.strip()} and {end.strip()}")
-    README.write_text(f"{before}{begin}{part}{end}{after}", encoding="utf-8")
+        raise SystemExit(f"{page} has no lines {begin.strip()} and {end.strip()}")
+    page.write_text(f"{before}{begin}{part}{end}{after}", encoding="utf-8")
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

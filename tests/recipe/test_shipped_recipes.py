@@ -1,25 +1,47 @@
-"""Every shipped recipe loads and says what it is for, and every part that recipes share fits into one."""
+"""Every shipped recipe loads and says what it is for, every part is in a recipe, and what they share trains."""
 
+import json
+import math
 import re
 from pathlib import Path
 
 import pytest
+from tiny import WORDS, write_recipe
+from tiny_models import tiny_config
+from tiny_tasks import TINY
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from cpt.commands.plan import config_without_weights
+from cpt.data.readers.columns import template_columns
+from cpt.errors import RecipeError
 from cpt.hardware import GIB
+from cpt.models.config import config_from, load_config
 from cpt.optim.build import check_rounding
 from cpt.optim.gradients import check_release
 from cpt.planning.activations import count_activations
 from cpt.planning.fitting import fits
+from cpt.planning.gate import found_in
 from cpt.planning.memory import plan_memory
 from cpt.planning.model_sizes import sizes_of_model
 from cpt.planning.speed import find_target
 from cpt.planning.workload import read_setup
-from cpt.recipe.load import REPOSITORY, load_recipe
+from cpt.recipe.load import REPOSITORY, differing_keys, load_mixture, load_recipe, load_with_places
+from cpt.train import train
 
 FOLDER = REPOSITORY / "recipes"
 PARTS = {"models", "mixtures", "presets", "demo", "pipelines", "search"}
 RECIPES = [path for path in sorted(FOLDER.rglob("*.yaml")) if path.relative_to(FOLDER).parts[0] not in PARTS]
+MIXTURES = sorted((FOLDER / "mixtures").rglob("*.yaml"))
+BASES = {  # hardware -> the recipe that others for it start from
+    "4xa100": "qwen3_8b_4xa100.yaml",
+    "8xh100": "qwen3_8b_8xh100.yaml",
+    "24gb_lora": "prototype_rtx4090_lora.yaml",
+    "16gb_qlora": "prototype_rtx4090_qlora.yaml",
+    "24gb": "cpt_chemistry.yaml",
+}
+VARIANTS = [path for path in RECIPES if re.search(rf"_({'|'.join(BASES)})\.yaml$", path.name)]
+BATCH = ("training.per_device_train_batch_size", "training.gradient_accumulation_steps")
+OF_THE_MODEL = ("model.", "data.sequence_length", "data.packing", *BATCH)
 
 
 @pytest.fixture(autouse=True)
@@ -34,36 +56,134 @@ def named(path: Path) -> str:
 
 @pytest.mark.parametrize("path", RECIPES, ids=named)
 def test_a_recipe_loads_and_says_what_it_is_for(path):
-    assert load_recipe(path).name and path.read_text().startswith("# ")
+    text = path.read_text()
+    assert load_recipe(path).name and text.startswith("# ")
+    if path.parent.name != "tiny" and path.name != "demo.yaml":
+        assert f"#   cpt plan recipes/{named(path)} " in text and re.search(r"^# Planned: .*tokens/s", text, re.M)
 
 
-def recipe_with(folder: Path, **sections: str):
-    """A recipe that takes a section from a file."""
-    given = {"name": "r", "model": "{path: a/b}", "data": "{sources: [{path: a/b}]}", "budget": "{epochs: 1}"}
-    path = folder / "r.yaml"
-    path.write_text("".join(f"{key}: {value}\n" for key, value in {**given, **sections}.items()))
-    return path
+def files_of(path: Path) -> set[Path]:
+    """The files that the keys of a recipe come from."""
+    files, nodes = set(), [load_with_places(path)[1]]
+    while nodes:
+        node = nodes.pop()
+        files.add(Path(node.place.file).resolve())
+        nodes += (
+            node.value.values() if isinstance(node.value, dict) else node.value if type(node.value) is list else ()
+        )
+    return files
 
 
-@pytest.mark.parametrize("path", sorted((FOLDER / "models").rglob("*.yaml")), ids=named)
-def test_a_model_fits_into_a_recipe(path, tmp_path):
-    recipe = recipe_with(tmp_path, model=str(path), tokenizer="{path: a/b}", stage="pretrain")
-    overrides = [] if re.search(r"^path:", path.read_text(), re.MULTILINE) else ["model.from_scratch=true"]
-    assert load_recipe(recipe, overrides).model.config
+def test_every_model_and_every_mixture_is_in_a_recipe():
+    parts = {*MIXTURES, *(FOLDER / "models").rglob("*.yaml")}
+    assert parts <= set().union(*map(files_of, RECIPES))
 
 
-@pytest.mark.parametrize("path", sorted((FOLDER / "mixtures").rglob("*.yaml")), ids=named)
-def test_a_mixture_fits_into_a_recipe(path, tmp_path):
-    data = load_recipe(recipe_with(tmp_path, data=str(path))).data
+@pytest.mark.parametrize("path", VARIANTS, ids=named)
+def test_another_model_is_another_line(path):
+    hardware = max((name for name in BASES if path.stem.endswith(name)), key=len)
+    recipe, base = load_recipe(path), load_recipe(FOLDER / BASES[hardware])
+    others = [line for line in differing_keys(base, recipe) if not line.startswith(OF_THE_MODEL)]
+    assert not others
+    assert recipe.model.lora == base.model.lora
+
+
+def test_another_path_is_refused_unless_its_shape_is_the_same(tmp_path):
+    config_from(load_recipe(FOLDER / "mistral_7b_24gb_lora.yaml").model.config).save_pretrained(tmp_path)
+    assert load_config(load_recipe(FOLDER / "mistral_7b_24gb_lora.yaml", [f"model.path={tmp_path}"]).model)
+    with pytest.raises(RecipeError, match="does not match the shape"):
+        load_config(load_recipe(FOLDER / "qwen3_8b_24gb_lora.yaml", [f"model.path={tmp_path}"]).model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", RECIPES, ids=named)
+def test_the_check_of_a_recipe_finds_no_mistake(path, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    assert found_in(load_recipe(path)).mistakes == []
+
+
+@pytest.mark.parametrize("path", MIXTURES, ids=named)
+def test_a_mixtures_weights_are_shares_and_its_sources_are_limited(path):
+    data = load_mixture(path)[0]
     assert sum(source.weight for source in data.sources) == pytest.approx(1)
     assert all(source.max_documents for source in data.sources), "sets on the Hub are huge"
 
 
 @pytest.mark.parametrize(("name", "share"), [("weak_shift", 0.05), ("strong_shift", 0.25)])
 def test_a_replay_is_one_source_beside_your_own(name, share, tmp_path):
-    sources = f"{{sources: [{{path: a/b}}, {{base: presets/replay/{name}.yaml}}]}}"
-    replay = load_recipe(recipe_with(tmp_path, data=sources)).data.sources[1]
+    given = {"name": "r", "model": {"path": "a/b"}, "budget": {"epochs": 1}}
+    given["data"] = {"sources": [{"path": "a/b"}, {"base": f"presets/replay/{name}.yaml"}]}
+    replay = load_recipe(write_recipe(given, tmp_path / "r.yaml")).data.sources[1]
     assert (replay.name, replay.weight) == ("general-replay", share) and replay.streaming and replay.max_documents
+
+
+# --- two steps, with a tiny model of the recipe's family and documents in the form of its sources --------------------
+
+STAGES = [FOLDER / "experiments/active" / f"{name}.yaml" for name in ("exp014_qwen7b_ppo", "exp015_qwen7b_spo")]
+STAGES += [FOLDER / "experiments/active/exp016_qwen3_1.7b_distill.yaml"]
+OF_GPUS = ("deepspeed", "fsdp", "accelerator_config", "bf16", "project", "gradient_accumulation_steps")
+SMALL = {"max_completion_length": 4, "teacher_model_name_or_path": "base"}
+HERE = {"use_cpu": True, "per_device_train_batch_size": 2, "logging_steps": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [*MIXTURES, *STAGES], ids=named)
+def test_each_mixture_and_stage_trains(part, tmp_path):
+    recipe = load_recipe(next(path for path in RECIPES if part in files_of(path)))
+    config = tiny_config(family_of(recipe), vocab_size=320)
+    save_models(config)
+    tree = json.loads(recipe.model_dump_json(by_alias=True, exclude_unset=True))
+    tree |= {"model": {"from_scratch": True, "config": config} if recipe.model.from_scratch else {"path": "base"}}
+    tree |= {"tokenizer": {"path": str(TINY / "tokenizer")}, "budget": {"tokens": 1024, "global_batch_tokens": 512}}
+    tree |= {"schedule": {}, "checkpoints": {}, "evaluation": {}, "monitoring": {}}
+    tree["training"] = {key: SMALL.get(key, value) for key, value in tree["training"].items() if key not in OF_GPUS}
+    tree["training"] |= HERE
+    tree["data"]["sequence_length"] = 128
+    for number, source in enumerate(tree["data"]["sources"]):
+        rows = [json.dumps(row_of(source, line)) for line in range(40)]
+        Path(f"{number}.jsonl").write_text("\n".join(rows))
+        source["path"] = f"{number}.jsonl"
+        for key in ("subset", "split", "data_files", "streaming"):
+            source.pop(key, None)
+    for reward in tree.get("rewards", ()):
+        reward |= {"path": "judge"} if "path" in reward else {}
+    folder = train(load_recipe(write_recipe(tree, tmp_path / "r.yaml"))).parent
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert len(losses) == 2 and all(map(math.isfinite, losses))
+
+
+def family_of(recipe) -> str:
+    """The model type of a recipe, or of the one whose run it starts from."""
+    if recipe.model.config is not None:
+        return recipe.model.config["model_type"]
+    return family_of(next(one for one in map(load_recipe, RECIPES) if f"runs/{one.name}" == recipe.model.path))
+
+
+def save_models(config: dict) -> None:
+    """A base, which is also a teacher, and a model with one score."""
+    shape = config_from(config)
+    AutoModelForCausalLM.from_config(shape).save_pretrained("base")
+    shape.num_labels = 1
+    AutoModelForSequenceClassification.from_config(shape).save_pretrained("judge")
+    for name in ("base", "judge"):
+        AutoTokenizer.from_pretrained(TINY / "tokenizer").save_pretrained(name)
+
+
+def row_of(source: dict, line: int) -> dict:
+    """A row with the columns that the source reads."""
+    text = f"{line}: {' '.join(WORDS)} {' '.join(WORDS[::-1])}"
+    if (chat := source.get("chat")) is None:
+        columns = template_columns(source["template"]) if "template" in source else [source.get("text_column", "text")]
+        return dict.fromkeys(columns, text)
+    asked = {"role": "user", "content": f"{line}?"}
+    if isinstance(chat, str):
+        return {chat: [asked, {"role": "assistant", "content": text}]}
+    if "chosen" not in chat:
+        return dict.fromkeys(chat.values(), f"{line} + 1?") | {"answer": "#### 42"}  # which a reward reads
+    if source["path"] == "Anthropic/hh-rlhf":  # whole texts
+        return {column: f"\n\nHuman: {line}?\n\nAssistant: {word}" for word, column in chat.items()}
+    return {column: [asked, {"role": "assistant", "content": word}] for word, column in chat.items()}
 
 
 SMALLER = [FOLDER / f"prototype_rtx4090_{kind}.yaml" for kind in ("64gb", "lora", "qlora")]
