@@ -184,8 +184,8 @@ def check_documents(recipe: Recipe, found: PreflightReport) -> None:
 def expect_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None:
     """Files missing under `output_dir` are blockers, not mistakes, if another run still has to make them."""
     documents = [source.path for source in (*recipe.data.sources, *recipe.evaluation.perplexity)]
-    judges = [reward.options.get("path") for reward in recipe.rewards]
-    read = [recipe.model.path, recipe.tokenizer.path, recipe.training.get(TEACHER), *judges, *documents]
+    reward_models = [reward.options.get("path") for reward in recipe.rewards]
+    read = [recipe.model.path, recipe.tokenizer.path, recipe.training.get(TEACHER), *reward_models, *documents]
     under = [path for path in read if isinstance(path, str) and path and recipe.output_dir in Path(path).parents]
     awaited = [path for path in under if not Path(path).exists() or unfinished_run(path)]
     for mistake in list(found.mistakes):
