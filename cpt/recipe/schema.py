@@ -360,7 +360,8 @@ class Evaluation(Section):
     tasks: Free[list[Component]] = []
     """lm-eval tasks for the model and its base after the run: `[{name: hellaswag, limit: 500}]`. Options: `limit`,
     `num_fewshot`, `folder` (YAML files of tasks), `allow_code_execution` (runs code that the model writes, with your
-    rights). The domain test always runs; `{name: domain_test, questions: 0}` turns it off, a number limits it."""
+    rights). Or your `package.module:function` of model and tokenizer, which returns scores by metric. The domain test
+    always runs; `{name: domain_test, questions: 0}` turns it off, a number limits it."""
 
 
 class LossGuard(Component):
