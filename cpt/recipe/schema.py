@@ -384,6 +384,9 @@ class Safety(Section):
     abort: the run ends."""
 
 
+    on_spike: Free[Component | None] = None
+    """What follows a skipped step, instead of `skips`: skip, roll_back, abort; or your `package.module:function`,
+    which returns one of these, or None for the loss guard's rule."""
 class Reward(Component):
     """A reward for a completion: `{name: exact_match, column: answer, weight: 2}`."""
 
