@@ -13,11 +13,13 @@ from cpt.analysis.compare import compare
 from cpt.commands.plan import plan_recipe
 from cpt.data.rows.build import PreparedData
 from cpt.data.rows.build import open_mixture as open_mixture
+from cpt.errors import RecipeError
 from cpt.evaluation.evaluate import EvaluationRequest, build_report, known_positions, measure, model_at
 from cpt.evaluation.sets import data_of_texts
 from cpt.export import export
 from cpt.planning.fitting import cheapest_that_fits, fits, with_chosen_values
 from cpt.planning.speed import assumed_mfu, find_target, named_gpus, planned_speed
+from cpt.recipe.load import load_section
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import find_run
 from cpt.stages.build import build_trainer as build_trainer
@@ -59,14 +61,28 @@ def build_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedDa
     return data_of(recipe, tokenizer)
 
 
-def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> nn.Module:
+def build_model(
+    recipe: Recipe | str | Path,
+    tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
+    overrides: Sequence[str] = (),
+) -> nn.Module:
     """Build the model that the recipe's stage trains, with adapters if it has them; for stage `reward` a model with
     one score.
+
+    Args:
+        recipe: also the file of a recipe, or of a model alone: `recipes/models/qwen/7b.yaml`.
+        tokenizer: also its folder or Hub id; by default the recipe's, or the model's.
+        overrides: `key=value`, applied to a file: `model.dtype=bfloat16`, `model.from_scratch=true`, `seed=1`.
 
     Raises:
         RecipeError: the section contradicts itself, the weights or the tokenizer.
         CheckpointError: weights are missing or damaged.
     """
+    if not isinstance(recipe, Recipe):
+        recipe = load_section(recipe, "model", overrides)
+    elif overrides:
+        raise RecipeError("overrides change a file, not a loaded recipe: load_recipe(path, overrides).")
+    tokenizer = load_tokenizer(recipe) if tokenizer is None else tokenizers.tokenizer_at(tokenizer)
     precision = {key: recipe.training[key] for key in ("bf16", "fp16", "deepspeed") if key in recipe.training}
     on_cpu = bool(recipe.training.get("use_cpu")) or not torch.accelerator.is_available()
     arguments = TrainingArguments(str(recipe.output_dir / recipe.name), use_cpu=on_cpu, **precision)

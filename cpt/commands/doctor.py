@@ -32,7 +32,7 @@ EXTRAS = {  # module -> feature that needs it; the name on PyPI is the same, wit
     "trackio": "curves in Trackio",
     "liger_kernel": "Liger's kernels: less memory for logits (`training.use_liger_kernel`)",
     "matplotlib": "plots of `cpt report`, `cpt compare --html` and a search",
-    "bitsandbytes": "4-bit weights",
+    "bitsandbytes": "4-bit and 8-bit weights",
 }
 KERNELS = {  # module -> name on PyPI, feature that needs it
     "flash_attn": ("flash-attn", "`model.attention: flash_attention_2`; without it `auto` uses torch's varlen_attn"),

@@ -110,7 +110,9 @@ def command(
 
 
 def format_setup(facts: ModelSizes, setup: Setup, target: Target) -> str:
-    trained = "all trained" if setup.lora is None else f"{facts.trained / 1e6:,.0f}M of them trained, in adapters"
+    trained = "all trained"
+    if setup.lora is not None or facts.trained < facts.parameters:
+        trained = f"{facts.trained / 1e6:,.0f}M of them trained{', in adapters' if setup.lora is not None else ''}"
     where = f"{setup.gpus} x {target.name}" + (f" in {setup.nodes} machines" if setup.nodes > 1 else "")
     if target.on_cpu:
         where = f"{setup.gpus} process{'es' if setup.gpus > 1 else ''} on the CPU"

@@ -79,8 +79,7 @@ def measure(model: Model, request: EvaluationRequest) -> EvaluationResult:
     """Load a model from `model_at`, measure it, and free its memory."""
     if request.tasks and world_size() > 1:
         raise RecipeError(
-            f"lm-eval's tasks run in one process, but {world_size()} were started. Run `cpt evaluate` without a"
-            " launcher."
+            f"tasks run in one process, but {world_size()} were started. Run `cpt evaluate` without a launcher."
         )
     tokenizer = load_tokenizer(Tokenizer(), model)
     sets = open_evaluation_sets(fitting(request.held_out, model), tokenizer) if request.held_out is not None else {}
@@ -190,8 +189,9 @@ def build_report(measured: EvaluationResult, base: EvaluationResult | None = Non
         tests.append(ScoreReport(f"{name} {kind}", *accuracy, against=against))
     old = {} if base is None else {(score.report.name, score.report.metric): score for score in base.tasks}
     for score in measured.tasks:
-        against = None if base is None else task_difference(old[score.report.name, score.report.metric], score)
-        tasks.append(replace(score.report, against=against))
+        was = old.get((score.report.name, score.report.metric))
+        against = None if was is None else task_difference(was, score)
+        tasks.append(replace(score.report, against=against, before=None if was is None else was.report.value))
     return EvaluationReport(measured.model, None if base is None else base.model, sets, tests, tasks)
 
 
@@ -263,7 +263,7 @@ def search_after_training(recipe: Recipe) -> Contamination | None:
     """Search the training sources for evaluation documents and questions; None without any of these. Raises DataError
     if the sources are too large or not local files."""
     data, evaluation = sections_of(recipe)
-    choices = tasks_of_recipe(evaluation.tasks)
+    choices = [choice for choice in tasks_of_recipe(evaluation.tasks) if not choice.is_function]
     if evaluation.held_out_share is None and not evaluation.perplexity and not choices:
         return None
     if elsewhere := unchecked_sources(data, evaluation):

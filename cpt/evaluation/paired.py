@@ -297,22 +297,25 @@ class SetReport:
 
 @dataclass(frozen=True)
 class ScoreReport:
-    """The score of an lm-eval task, or of one kind of question of the domain test."""
+    """The score of a task, or of one kind of question of the domain test."""
 
     name: str
     metric: str
     value: float
     interval: tuple[float, float] | None  # 95 % interval of the value
-    questions: int
+    questions: int  # 0 if unknown
     higher_is_better: bool = True
     against: Difference | None = None
+    before: float | None = None  # the base's value, also without an interval
 
     def verdict(self) -> str:
         """`code cloze (accuracy): better: 0.5 -> 0.7, +0.2 (95 % interval +0.08 to +0.32, 92 pairs).`, to 4 digits."""
         title, found = f"{self.name} ({self.metric})", self.against
         if found is None:
             spread = " (95 % interval {:.3f} to {:.3f})".format(*self.interval) if self.interval is not None else ""
-            return f"{title}: {self.value:.3f}{spread}, {self.questions:,} questions."
+            change = "" if self.before is None else f"{self.before:.3f} -> "
+            questions = f", {self.questions:,} questions" if self.questions else ", without an interval"
+            return f"{title}: {change}{self.value:.3f}{spread}{questions}."
         interval = f"95 % interval {found.low:+.4f} to {found.high:+.4f}{pairs(found)}"
         metrics = f"{found.before:.4f} -> {found.after:.4f}, {found.difference:+.4f}"
         return f"{title}: {found.outcome(higher_is_better=self.higher_is_better)}: {metrics} ({interval})."

@@ -1,19 +1,22 @@
-"""Run tasks of lm-eval-harness on a loaded model, and read their scores."""
+"""Run tasks of lm-eval-harness, and functions of the user, on a loaded model, and read their scores."""
 
 import logging
+import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cpt.errors import CptError, DataError, RecipeError, ResourceError, install_line
-from cpt.evaluation.paired import Difference, ScoreReport, mean_difference
-from cpt.plugins import check_options, did_you_mean
+from cpt.errors import CptError, DataError, RecipeError, ResourceError, UserCodeError, install_line
+from cpt.evaluation.paired import NORMAL_QUANTILE, Difference, ScoreReport, mean_difference
+from cpt.plugins import check_options, did_you_mean, find
+from cpt.recipe.paths import is_function
 from cpt.recipe.schema import Component
 
 if TYPE_CHECKING:  # slow to import, and optional
@@ -22,7 +25,7 @@ if TYPE_CHECKING:  # slow to import, and optional
 
 DOMAIN_TEST = "domain_test"  # not an lm-eval task, but listed with them
 FEWEST_QUESTIONS = 30  # per kind: the interval of an accuracy is then about +-17 points
-LOWER_IS_BETTER = ("perplexity", "bits_per_byte")  # lm-eval does not always mark these metrics
+LOWER_IS_BETTER = ("perplexity", "bits_per_byte", "loss", "error")  # lm-eval does not always mark these metrics
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,16 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class TaskChoice:
-    names: tuple[str, ...]  # tasks, groups or tags of lm-eval or of `folder`
+    names: tuple[str, ...]  # tasks, groups or tags of lm-eval or of `folder`; or one function
     folder: Path | None = None
     allow_code: bool = False
     limit: int | None = None
     num_fewshot: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # of a function
+
+    @property
+    def is_function(self) -> bool:
+        return is_function(self.names[0])
 
 
 def task_of_recipe(
@@ -76,8 +84,20 @@ def domain_questions(tasks: Sequence[Component]) -> int:
 
 
 def tasks_of_recipe(tasks: Sequence[Component]) -> list[TaskChoice]:
-    """The lm-eval tasks in `evaluation.tasks`, already checked by `check_tasks`."""
-    return [task_of_recipe(task.name, **task.options) for task in tasks if task.name != DOMAIN_TEST]
+    """The tasks in `evaluation.tasks`, already checked by `check_tasks`."""
+    chosen = [(task.name, task.options) for task in tasks if task.name != DOMAIN_TEST]
+    functions = [TaskChoice((name,), options=options) for name, options in chosen if is_function(name)]
+    return [task_of_recipe(name, **options) for name, options in chosen if not is_function(name)] + functions
+
+
+def task_choices(
+    names: Sequence[str], folder: Path | None, allow_code: bool, limit: int | None, num_fewshot: int | None
+) -> list[TaskChoice]:
+    """The tasks of the command line: those of lm-eval together, and each function with the options that are set."""
+    of_lm_eval = tuple(name for name in names if not is_function(name))
+    options = {key: value for key, value in {"limit": limit, "num_fewshot": num_fewshot}.items() if value is not None}
+    choices = [TaskChoice((name,), options=options) for name in names if is_function(name)]
+    return [TaskChoice(of_lm_eval, folder, allow_code, limit, num_fewshot)] * bool(of_lm_eval) + choices
 
 
 def check_tasks(tasks: Sequence[Component]) -> Iterator[CptError]:
@@ -88,8 +108,10 @@ def check_tasks(tasks: Sequence[Component]) -> Iterator[CptError]:
             if task.name == DOMAIN_TEST:
                 check_options(domain_test_of_recipe, task.options, key)
                 continue
-            check_options(task_of_recipe, task.options, key)
-            allowed_tasks(task_of_recipe(task.name, **task.options))
+            function = find("evaluation", task.name, {}) if is_function(task.name) else task_of_recipe
+            check_options(function, task.options, key)
+            if function is task_of_recipe:
+                allowed_tasks(task_of_recipe(task.name, **task.options))
         except CptError as problem:
             yield type(problem)(str(problem) if key in str(problem) else f"`{key}`: {problem}")
 
@@ -113,6 +135,8 @@ def run_tasks(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, choice: TaskChoice, *, batch_size: int = 8
 ) -> list[TaskScore]:
     """Evaluate the model on tasks, in this process; the scores equal those of the `lm-eval` command."""
+    if choice.is_function:
+        return run_function(model, tokenizer, choice.names[0], choice.options)
     manager, _ = allowed_tasks(choice)
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
@@ -146,6 +170,36 @@ def run_tasks(
             report = ScoreReport(name, key, float(value), interval, questions, bool(is_better_higher))
             by_question = np.array([float(sample[metric]) for sample in own]) if own else None
             scores.append(TaskScore(report, by_question, tuple(sample["doc_hash"] for sample in own)))
+    return scores
+
+
+def run_function(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, options: Mapping[str, Any]
+) -> list[TaskScore]:
+    """Call the user's `f(model, tokenizer, *, ...)`, which returns for each metric a number, or one per question."""
+    function = find("evaluation", name, {})
+    check_options(function, options, name)
+    with torch.no_grad():
+        found = function(model, tokenizer, **options)
+    expected = "a finite number for each metric, or a list of one for each question: {'accuracy': [1, 0, 1]}"
+    if not isinstance(found, Mapping) or not found:
+        raise UserCodeError(f"the evaluation `{name}` returned {found!r}: expected {expected}.")
+    scores = []
+    for metric, value in found.items():
+        try:
+            values = np.asarray(value, np.float64)
+        except (TypeError, ValueError):
+            values = np.empty(0)
+        if values.ndim > 1 or not values.size or not np.isfinite(values).all():
+            raise UserCodeError(f"the evaluation `{name}` returned {value!r} as `{metric}`: expected {expected}.")
+        by_question, questions = values if values.ndim else None, values.size if values.ndim else 0
+        interval = None
+        if questions > 1:
+            reach = NORMAL_QUANTILE * float(values.std(ddof=1)) / math.sqrt(questions)
+            interval = (float(values.mean()) - reach, float(values.mean()) + reach)
+        is_better_higher = not any(word in metric for word in LOWER_IS_BETTER)
+        report = ScoreReport(name, str(metric), float(values.mean()), interval, questions, is_better_higher)
+        scores.append(TaskScore(report, by_question, tuple(map(str, range(questions)))))
     return scores
 
 

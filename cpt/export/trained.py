@@ -157,7 +157,7 @@ def load_whole(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTrain
     folder = str(trained.folder)
     section = trained.recipe.model if trained.recipe is not None else Model(path=folder)
     update: dict[str, object] = {"lora": None, "hashes": {}, "config": None, "from_scratch": False, "dtype": "auto"}
-    update |= {"path": folder, "revision": section.revision if section.trust_remote_code else None}
+    update |= {"path": folder, "train_only": None, "revision": section.revision if section.trust_remote_code else None}
     section = section.model_copy(update=update)
     model = build_model(section, tokenizer, dtype=stored_dtype(trained.folder))
     assert isinstance(model, PreTrainedModel)

@@ -68,8 +68,8 @@ def translate(config: Translation) -> None:
     stage = translate_stage(config)
     if config.values["adapter"] == "lora":
         config.add_defaults({**LORA_DEFAULTS, "lora_alpha": 2 * config.values.get("r", LORA_DEFAULTS["r"])})
-        if config.values.get("quantization_bit") == 4:
-            config.values["load_in_4bit"] = config.take("quantization_bit") == 4
+        if config.values.get("quantization_bit") in (4, 8):
+            config.values[f"load_in_{config.take('quantization_bit')}bit"] = True
     translate_data(config, stage, info)
     translate_shared_keys(config)
 

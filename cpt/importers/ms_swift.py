@@ -107,9 +107,9 @@ def translate(config: Translation) -> None:
     config.add_defaults({"gradient_accumulation_steps": max(1, math.ceil(16 / rows / config.gpus))})
     if values["adapter"] == "lora":
         config.add_defaults(LORA_DEFAULTS)
-        if values.get("quant_bits") == 4 and values.get("quant_method", "bnb") == "bnb":
+        if values.get("quant_bits") in (4, 8) and values.get("quant_method", "bnb") == "bnb":
             config.take("quant_method")
-            values["load_in_4bit"] = config.take("quant_bits") == 4
+            values[f"load_in_{config.take('quant_bits')}bit"] = True
     if not values.get("sequence_length"):
         values["sequence_length"] = 2048
         config.names["sequence_length"] = "FILL IN: ms-swift takes the model's longest"

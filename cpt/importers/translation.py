@@ -24,16 +24,16 @@ NOT_PASSED = MOVED.keys() | NO_EFFECT.keys() | NO_EFFECT_ON_EXAMPLES.keys() | {"
 MULTIMODAL = "cpt trains on text only; this config is for images, audio or video"
 PLANNING = "see docs/explanation/planning.md"
 OWN_TEMPLATE = "the tokenizer's template is used; for another one, save a tokenizer with it and set tokenizer.path"
+FREEZING = "all are trained; see model.train_only"
 HINTS = {  # common key that is not translated -> replacement
     "trust_remote_code": "set model.revision to a commit that you have read, and model.trust_remote_code: true",
     "chat_template": OWN_TEMPLATE,
     "template": OWN_TEMPLATE,
     "special_tokens.pad_token": "not needed: padding is masked",
-    "load_in_8bit": "use a 4-bit base (model.lora.quantize), or an unquantized one",
     "rope_scaling": "see model.rope",
     **dict.fromkeys(("sequence_parallel_degree", "context_parallel_size", "sequence_parallel_size"), PLANNING),
-    **dict.fromkeys(("unfrozen_parameters", "freeze_parameters", "freeze_trainable_layers"), "all are trained"),
-    **dict.fromkeys(("freeze_parameters_ratio", "trainable_parameters"), "all are trained"),
+    **dict.fromkeys(("unfrozen_parameters", "freeze_parameters", "freeze_trainable_layers"), FREEZING),
+    **dict.fromkeys(("freeze_parameters_ratio", "trainable_parameters"), FREEZING),
     **dict.fromkeys(("tensor_parallel_size", "expert_parallel_size", "fp8"), PLANNING),
 }
 MODEL = {
@@ -264,6 +264,8 @@ def translate_model(config: Translation) -> None:
                 lora[key] = "all-linear" if names[0].replace("_", "-") in ("all", "all-linear") else names
         if config.take_switch("load_in_4bit") or adapter == "qlora":
             lora |= {"quantize": "nf4", "double_quantize": True}
+        elif config.take_switch("load_in_8bit"):
+            lora["quantize"] = "int8"
     elif adapter in PEFT_METHODS:
         config.put("model.lora", {"method": adapter}, "adapter")
         options = [key for key in keys_of_config(PEFT_METHODS[adapter]) if key.startswith(f"{adapter}_")]

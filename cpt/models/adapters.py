@@ -1,5 +1,5 @@
-"""Adapters through peft: add LoRA, or another mergeable method, to a model, with 4-bit base weights if the recipe sets
-them (QLoRA, arXiv 2305.14314), and merge adapters into the model's weights."""
+"""Adapters through peft: add LoRA, or another mergeable method, to a model, over base weights in 4 bit (QLoRA, arXiv
+2305.14314) or 8 bit (LLM.int8(), arXiv 2208.07339) if the recipe says so, and merge adapters into the weights."""
 
 import copy
 import logging
@@ -207,7 +207,7 @@ def last_names(names: Iterable[str]) -> list[str]:
     return sorted({name.rpartition(".")[2] for name in names})
 
 
-# --- base weights in 4 bit, by bitsandbytes -------------------------------------------------------------------------
+# --- base weights in 4 or 8 bit, by bitsandbytes --------------------------------------------------------------------
 
 BLOCK, BLOCK_OF_SCALES = 64, 256
 BYTES_OF_4_BIT = {  # per weight, by whether the scales are quantized too
@@ -218,10 +218,20 @@ BYTES_OF_4_BIT = {  # per weight, by whether the scales are quantized too
 
 @dataclass(frozen=True)
 class Quantization:
-    kind: str  # nf4: the quantiles of a normal distribution, fp4: floating-point numbers
+    kind: str  # nf4: the quantiles of a normal distribution, fp4: floating-point numbers, int8: integers
     double: bool  # the scales are quantized too
 
+    @property
+    def bits(self) -> int:
+        return 8 if self.kind == "int8" else 4
+
+    @property
+    def bytes_per_weight(self) -> float:
+        return 1.0 if self.bits == 8 else BYTES_OF_4_BIT[self.double]  # int8: without one scale for each row
+
     def config(self, compute: torch.dtype | str) -> BitsAndBytesConfig:
+        if self.bits == 8:
+            return BitsAndBytesConfig(load_in_8bit=True)
         return BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type=self.kind,
@@ -231,25 +241,28 @@ class Quantization:
 
 
 def quantization_of(lora: Mapping[str, Any] | None) -> Quantization | None:
-    if lora is None or lora.get("quantize") is None:
-        if lora is not None and "double_quantize" in lora:
-            raise RecipeError("`model.lora.double_quantize` has no effect without `model.lora.quantize: nf4`.")
+    kind = None if lora is None else lora.get("quantize")
+    if lora is not None and "double_quantize" in lora and kind not in ("nf4", "fp4"):
+        raise RecipeError("`model.lora.double_quantize` has no effect without `model.lora.quantize: nf4`.")
+    if lora is None or kind is None:
         return None
-    return Quantization(str(lora["quantize"]), bool(lora.get("double_quantize", True)))
+    return Quantization(kind, kind != "int8" and bool(lora.get("double_quantize", True)))
 
 
 def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> None:
     if quantization_of(lora) is None:
         return
     if zero3:
-        raise RecipeError("`model.lora.quantize`: ZeRO-3 cannot shard 4-bit weights. Remove `training.deepspeed`.")
+        raise RecipeError("`model.lora.quantize`: ZeRO-3 cannot shard quantized weights. Remove `training.deepspeed`.")
     if find_spec("bitsandbytes") is None:
         raise ResourceError(f"`model.lora.quantize` needs bitsandbytes. Install it: {install_line('bitsandbytes')}")
 
 
-def keep_layout_on_cpu(model: nn.Module) -> None:
+def prepare_quantized(model: nn.Module) -> None:
     """Keep bitsandbytes from repacking 4-bit weights on a CPU with AVX-512 and bfloat16: the other layout fails if
-    inputs are not a multiple of a block, and makes the gradients of later steps wrong."""
+    inputs are not a multiple of a block, and makes the gradients of later steps wrong. Keep it from warning in each
+    8-bit product that it rounds bfloat16 inputs to float16."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     for module in model.modules():
         if "support_avx512bf16_for_cpu" in vars(module):
             vars(module)["support_avx512bf16_for_cpu"] = False

@@ -25,7 +25,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from cpt.distributed import is_main_process, main_process_decides, main_process_first
 from cpt.errors import CheckpointError, RecipeError
 from cpt.hf_internals import attention_of, without_zero3
-from cpt.models.adapters import add_lora, check_quantization, keep_layout_on_cpu, quantization_of
+from cpt.models.adapters import add_lora, check_quantization, prepare_quantized, quantization_of
 from cpt.models.attention import (
     VARLEN,
     VARLEN_NAMES,
@@ -36,6 +36,7 @@ from cpt.models.attention import (
 )
 from cpt.models.config import STATE_DICTS, load_config, read_config
 from cpt.models.families import CptGPT2Config, pad_vocabulary
+from cpt.models.freezing import freeze_others
 from cpt.models.inventory import (
     attention_heads,
     claims_to_keep_documents_apart,
@@ -44,7 +45,7 @@ from cpt.models.inventory import (
 )
 from cpt.models.new_rows import new_ids, train_only_rows
 from cpt.recipe.paths import is_local
-from cpt.recipe.schema import Model
+from cpt.recipe.schema import NEW_ROWS, Model
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ def build_model(
     if len(tokenizer) > known and not model.resize_embeddings:
         sizes = f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {known}"
         raise RecipeError(f"{sizes}. Set `model.resize_embeddings: true`, or `tokenizer.path` to the model's own.")
-    learning = new_ids(Path(str(model.path)).expanduser()) if model.train_only == "new_rows" else None
+    learning = new_ids(Path(str(model.path)).expanduser()) if model.train_only == NEW_ROWS else None
     # Training never reuses keys and values, and a cache would not separate documents.
     config.use_cache = False
     weights = DTYPES.get(model.dtype, dtype)
@@ -102,6 +103,11 @@ def build_model(
             try_built = partial(try_documents_apart, built)
             main_process_decides(try_built) if builds_once else try_built()
         ready = built if model.lora is None else add_lora(built, model.lora)
+    if model.train_only is not None:
+        for tied in freeze_others(built, model.train_only):
+            logger.warning(tied)
+        trained = [name for name, parameter in built.named_parameters() if parameter.requires_grad]
+        logger.info("model.train_only: %d of %d tensors are trained", len(trained), len(list(built.parameters())))
     if learning is not None:
         train_only_rows(built, learning)
     values = config.to_dict()
@@ -197,7 +203,7 @@ def load_weights(
         ) from problem
     built, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     if quantization is not None:
-        keep_layout_on_cpu(built)
+        prepare_quantized(built)
     if missing := sorted(info["missing_keys"]):
         some = ", ".join(missing[:5]) + (", ..." if missing[5:] else "")
         raise CheckpointError(f"model.path: {path} lacks {len(missing)} of its tensors ({some}). Copy it again.")

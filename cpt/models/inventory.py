@@ -75,21 +75,29 @@ def vocabulary_size(config: PreTrainedConfig) -> int:
     return config.unpadded_vocab_size if isinstance(config, CptGPT2Config) else config.vocab_size
 
 
-def flops_per_token(model: PreTrainedModel, sequence_length: float, *, trains_weights: bool = True) -> float:
+def flops_per_token(model: PreTrainedModel, sequence_length: float) -> float:
     """Return the floating-point operations to train on one token, without recomputation.
 
     Two for each weight of a matrix in the forward pass (embedding lookups do not count), and those of attention and
     state space layers; twice that in the backward pass, half of it for weights that learn (arXiv 2001.08361, appendix
-    B of arXiv 2204.02311). With adapters, the base weights need no gradients.
+    B of arXiv 2204.02311). Frozen weights need no gradients; a backward pass ends at the first trained parameter, or
+    without any (all adapters) at the first layer.
     """
     head = model.get_output_embeddings()
     # a tied head also multiplies
     multiplied = {id(parameter) for parameter in head.parameters()} if head is not None else set()
-    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)} - multiplied
-    weights = [(name, p) for name, p in model.named_parameters() if p.ndim > 1 and id(p) not in looked_up]
-    matrices = sum(numbers_in(p) * _active_share(name, model.config) for name, p in weights)
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     others = attention_flops(model.config, sequence_length) + state_space_flops(model)
-    return (6 if trains_weights else 4) * matrices + 3 * others
+    is_passed = not any(parameter.requires_grad for parameter in model.parameters())
+    matrices = passed = trained = 0.0
+    for name, parameter in model.named_parameters():  # in the order of the forward pass
+        if parameter.ndim > 1 and id(parameter) not in embeddings - multiplied:
+            number = numbers_in(parameter) * _active_share(name, model.config)
+            matrices += number
+            passed += number * (is_passed or id(parameter) in embeddings)  # a tied head comes last
+            trained += number * parameter.requires_grad
+        is_passed = is_passed or parameter.requires_grad
+    return 2 * (matrices + passed + trained) + (1 + 2 * passed / max(matrices, 1)) * others
 
 
 def attention_flops(config: PreTrainedConfig, sequence_length: float) -> float:

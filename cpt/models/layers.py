@@ -89,13 +89,15 @@ def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> Abstra
     backward pass."""
     wanted = read_recomputing(vars(arguments), zero3=is_deepspeed_zero3_enabled(), experts=has_experts(model))
     if wanted.checkpoints:
-        options = {"use_reentrant": False, **wanted.of_torch}  # torch's default is still the reentrant one
+        whole = model.get_base_model() if isinstance(model, PeftModel) else model
+        # bitsandbytes hides the inputs of 8-bit layers from torch: a checkpoint only frees them if it is reentrant.
+        hides_inputs = "is_loaded_in_8bit" in vars(whole) and not wanted.selective
+        options = {"use_reentrant": hides_inputs, **wanted.of_torch}  # torch's default is still the reentrant one
         if wanted.every_n_layers > 1:
             options["every_n_layers"] = wanted.every_n_layers
         for name in SWITCHES:
             if f"{name}_kwargs" in vars(arguments):
                 setattr(arguments, f"{name}_kwargs", dict(options))
-        whole = model.get_base_model() if isinstance(model, PeftModel) else model
         if isinstance(whole, PreTrainedModel):
             own_switch = whole.gradient_checkpointing_enable
 

@@ -92,12 +92,10 @@ def carry_extension(path: str | None, folder: Path) -> None:
 
 
 def train_only_rows(model: PreTrainedModel, ids: Sequence[int]) -> None:
-    """Freeze all but these rows of the embedding and the head. Gradients of other rows are zeroed before anything
-    sums, clips or shards them: AdamW's moments and steps stay exactly zero there. Weight decay would still shrink
-    these rows, so it is disabled for these parameters."""
-    model.requires_grad_(False)
+    """Freeze all other rows of the embedding and the head. Their gradients are zeroed before anything sums, clips or
+    shards them: AdamW's moments and steps stay exactly zero there. Weight decay would still shrink these rows, so it
+    is disabled for these parameters."""
     for weight in {id(table.weight): table.weight for table in tables(model)}.values():
-        weight.requires_grad_(True)
         setattr(weight, UNDECAYED, True)
         weight.register_hook(partial(keep_rows, torch.tensor(sorted(ids))))
 

@@ -45,7 +45,8 @@ def parameter_groups(
         is_other = is_other or embeddings_apart and id(parameter) in embeddings
         sorted_out[is_end, not decays, is_other].append(parameter)
     if embedding_learning_rate is not None and not any(is_end for is_end, _, _ in sorted_out):
-        raise RecipeError("`optimizer.embedding_learning_rate`: embeddings and head are frozen. Use `lora: cpt`.")
+        remedy = "Use `lora: cpt`, or add them to `model.train_only`."
+        raise RecipeError(f"`optimizer.embedding_learning_rate`: embeddings and head are frozen. {remedy}")
     groups: ParameterGroups = []
     for is_end, without_decay, is_other in sorted(sorted_out):
         group: dict[str, Any] = {"params": sorted_out[is_end, without_decay, is_other]}

@@ -16,10 +16,11 @@ from torch.utils.checkpoint import CheckpointPolicy
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from cpt.models.adapters import adaptable
+from cpt.models.adapters import adaptable, quantization_of
 from cpt.models.inventory import RECURRENT, attention_heads
 from cpt.models.layers import has_experts
 from cpt.planning.dry_run import (
+    BASE_LAYER,
     PeakOfStorages,
     computing_as,
     drop_gradient,
@@ -98,6 +99,9 @@ class SavedBytes:
         self.known = {id(storage): storage for storage in storages}
         self.total = 0
 
+    def keep_inputs(self, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        self.keep(inputs[0])
+
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if id(storage) not in self.known:
@@ -164,6 +168,10 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
         if isinstance(module, GradientCheckpointingLayer)
         for hook in (module.register_forward_pre_hook(before), module.register_forward_hook(after, with_kwargs=True))
     ]
+    quantized = quantization_of(setup.lora)
+    for name, module in model.named_modules() if quantized is not None and quantized.bits == 8 else ():
+        if name.endswith(BASE_LAYER):  # bitsandbytes keeps their inputs
+            hooks.append(module.register_forward_pre_hook(saved.keep_inputs))
     try:
         with saved_tensors_hooks(saved.keep, lambda tensor: tensor), computing_as(setup):
             model.base_model(**fake_row(setup, rows))
@@ -172,20 +180,21 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
             hook.remove()
     if not calls:
         return Activations(saved.total, 0, 0, saved.total, forward=saved.total)
+    largest = max(calls, key=lambda call: call.kept)
+    calls = [call for call in calls if call.kept]  # no backward pass reaches the layers below the first trained one
     outside = saved.total - sum(call.kept for call in calls)
     known = saved.known.keys() - {storage for call in calls for storage in call.storages}
     inputs = {id(each): each.nbytes() for call in calls for each in call.inputs.values() if id(each) not in known}
-    largest = max(calls, key=lambda call: call.kept)
     with PeakOfStorages() as storages, torch.no_grad(), computing_as(setup):
         for tensor in (*largest.layer.parameters(), *largest.layer.buffers()):
             storages.ignore(tensor.untyped_storage())
         largest.layer(*largest.given, **largest.options)
     attention = attention_outputs(model, setup, rows)
-    sizes = compiled_sizes(calls, outside, known, setup) if setup.compiles else None
+    sizes = compiled_sizes(calls, outside, known, setup) if setup.compiles and calls else None
     if sizes is None:
-        backward, again = peaks_of_layer(largest, setup)
+        backward, again = peaks_of_layer(largest, setup) if calls else (0, 0)
         sizes = {"kept": saved.total, "backward": backward, "again": again}
-    fixed: dict[str, Any] = {"layer_inputs": outside + sum(inputs.values()), "layers": len(calls)}
+    fixed: dict[str, Any] = {"layer_inputs": outside + sum(inputs.values()), "layers": max(1, len(calls))}
     return Activations(**sizes, **fixed, attention=attention, forward=storages.peak)
 
 

@@ -24,14 +24,16 @@ from cpt.models.adapters import check_lora, lora_options
 from cpt.models.attention import VARLEN, VARLEN_NAMES, check_documents_can_be_handed_over, choose_attention
 from cpt.models.build import check_scoring
 from cpt.models.config import config_from, load_config, read_config
+from cpt.models.freezing import freeze_others
 from cpt.models.inventory import build_on_meta, isolates_documents, vocabulary_size
 from cpt.models.new_rows import new_ids
+from cpt.optim.groups import parameter_groups
 from cpt.planning.check_resources import PreflightReport
 from cpt.planning.model_sizes import TEACHER
 from cpt.plugins import with_key
 from cpt.recipe.paths import is_local, result_of_run
 from cpt.recipe.rules import TAUGHT
-from cpt.recipe.schema import Data, DocumentSource, Model, Recipe, Source
+from cpt.recipe.schema import NEW_ROWS, Data, DocumentSource, Model, Recipe, Source
 from cpt.stages.models import check_vocabulary
 from cpt.stages.rewards import check_columns
 from cpt.tokenizer.load import load_tokenizer
@@ -41,7 +43,7 @@ POSITIONS = ("wpe", "embed_positions", "position_embeddings")  # names of learne
 
 def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | None:
     """Return the model without weights, checked against the recipe; None if it cannot be read here."""
-    if recipe.model.train_only == "new_rows":
+    if recipe.model.train_only == NEW_ROWS:
         found.run(new_ids, Path(str(recipe.model.path)).expanduser())
     config = found.run(find_config, recipe, found)
     if config is None:
@@ -69,6 +71,8 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
         found.run(check_scoring, config)
     if recipe.model.lora is not None:
         found.run(check_adapters, recipe, model, recipe.model.lora)
+    elif recipe.model.train_only is not None:
+        found.warnings += found.run(check_trained_parts, recipe, config, recipe.model.train_only) or ()
     return model
 
 
@@ -103,6 +107,14 @@ def check_adapters(recipe: Recipe, model: PreTrainedModel, lora: Mapping[str, An
             "`optimizer.embedding_learning_rate` is set, but these adapters train neither embeddings nor head."
             " Remove it, or write `model.lora: cpt`."
         )
+
+
+def check_trained_parts(recipe: Recipe, config: PreTrainedConfig, train_only: str | list[str]) -> list[str]:
+    """Check that the names exist, and that embeddings or head are trained if these have a learning rate."""
+    model = build_on_meta(config)  # the other checks read the parameters of the whole model
+    tied = freeze_others(model, train_only)
+    parameter_groups(model, embedding_learning_rate=recipe.optimizer.options.get("embedding_learning_rate"))
+    return tied
 
 
 def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | None:

@@ -82,7 +82,7 @@ class DiskNeeds:
 
 
 def disk_needs(recipe: Recipe, facts: ModelSizes, setup: Setup) -> DiskNeeds:
-    weights = float(setup.weights_bytes * facts.trained)
+    weights = float(setup.weights_bytes * (facts.parameters if setup.lora is None else facts.trained))
     is_known = setup.optimizer in (*MOMENTS, *IN_8_BIT)
     checkpoint = checkpoint_bytes(facts, setup) if is_known else weights  # without states of unknown size
     if setup.zero is not None and not setup.zero.is_fsdp:  # DeepSpeed saves the weights again with its states

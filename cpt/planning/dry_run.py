@@ -21,9 +21,10 @@ from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask, sdpa_mask
 
 from cpt.hf_internals import supports_sdpa, without_zero3
-from cpt.models.adapters import BYTES_OF_4_BIT, add_lora, quantization_of
+from cpt.models.adapters import add_lora, quantization_of
 from cpt.models.attention import VARLEN, computing_dtype
 from cpt.models.families import register_families
+from cpt.models.freezing import freeze_others
 from cpt.models.fused_loss import FusedLoss, why_not_fused
 from cpt.models.layers import keep_attention
 from cpt.optim.adamw import OneKernelAdamW
@@ -33,7 +34,7 @@ from cpt.planning.workload import Setup
 from cpt.recipe.schema import Optimizer
 from cpt.torch_internals import TorchDispatchMode, fake_tensors
 
-IN_4_BIT = ".base_layer.weight"  # peft's name of an adapted layer
+BASE_LAYER = ".base_layer"  # the end of peft's name of an adapted layer
 STAND_IN = "cpt_planned"
 
 
@@ -135,12 +136,12 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
 
 
 def watch_weights(storages: PeakOfStorages, model: nn.Module, setup: Setup) -> None:
-    """Count the memory before the first step; frozen layers of 4-bit models count as 4 bit."""
+    """Count the memory before the first step; frozen layers of quantized models count as quantized."""
     how = quantization_of(setup.lora)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if how is not None and name.endswith(IN_4_BIT):
+        if how is not None and name.endswith(f"{BASE_LAYER}.weight"):
             storages.ignore(tensor.untyped_storage())
-            storages.now += round(BYTES_OF_4_BIT[how.double] * tensor.numel())
+            storages.now += round(how.bytes_per_weight * tensor.numel())
         else:
             storages.watch(tensor.untyped_storage())
 
@@ -164,6 +165,8 @@ def model_on_meta(config: PreTrainedConfig, setup: Setup) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
         if setup.lora is not None:
             add_lora(model, setup.lora)  # puts the adapters into the model's own layers
+        elif setup.train_only is not None:
+            freeze_others(model, setup.train_only)
     model.train()
     return model
 

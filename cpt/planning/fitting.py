@@ -352,7 +352,7 @@ def without_engine(setup: Setup) -> Changes:
 
 
 def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
-    if setup.lora is not None or setup.from_scratch:
+    if setup.lora is not None or setup.from_scratch or setup.train_only is not None:
         return
     half = setup.half or not target.on_cpu
     lora = replace(setup, lora={"r": 16}, zero=None, half=half, weights_bytes=2 if half else 4)

@@ -54,7 +54,7 @@ from cpt.training.engine_profiles import (
     read_profile,
     zero_section,
 )
-from cpt.training.loss_guard import check_loss_guard
+from cpt.training.loss_guard import check_loss_guard, find_handler
 
 TRACKERS = ("wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "swanlab")
 LEAST_LEARNING_RATE, HIGHEST_FOR_ADAMW = 1e-6, 1e-2
@@ -209,6 +209,8 @@ def check_names(recipe: Recipe, found: PreflightReport, profile: Profile | None,
     found.run(check_lora_options, recipe.model.lora or {}, zero3=zero3)
     found.run(try_schedule, recipe)
     found.run(check_loss_guard, recipe.safety.loss_guard)
+    if recipe.safety.on_spike is not None:
+        found.run(find_handler, recipe.safety.on_spike)
     if recipe.checkpoints.kept is not None:
         found.run(find_rule, recipe.checkpoints.kept)
     if recipe.checkpoints.archive is not None:

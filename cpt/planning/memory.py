@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from transformers import PreTrainedConfig
 
 from cpt.hardware import GIB
-from cpt.models.adapters import BYTES_OF_4_BIT, quantization_of, reader_of_weights
+from cpt.models.adapters import quantization_of, reader_of_weights
 from cpt.models.fused_loss import SCORED_POSITIONS
 from cpt.optim.adamw import BUFFER, BUFFERS
 from cpt.planning.activations import ActivationCounts, count_activations
@@ -31,6 +31,7 @@ from cpt.planning.memory_parts import (
     loss_terms,
     rounding_of,
     state_bytes,
+    trains_embedding,
     trains_half,
 )
 from cpt.planning.model_sizes import ModelSizes, sizes_of_model, with_own_head
@@ -64,7 +65,7 @@ class MemoryPlan:
 
 
 def sizes_for_stage(config: PreTrainedConfig, setup: Setup) -> ModelSizes:
-    sizes = sizes_of_model(config, setup.lora, setup.length)
+    sizes = sizes_of_model(config, setup.lora, setup.length, setup.train_only)
     return with_own_head(sizes, setup.needs, adapters=setup.lora is not None)
 
 
@@ -122,7 +123,7 @@ def snapshots_of_run(facts: ModelSizes, setup: Setup, activations: ActivationCou
     ends = (head,) if facts.is_tied or not is_separate else ()
     tied = (head,) if facts.is_tied and is_separate else ()
     # the embedding's gradient comes last, unless tied to the head
-    is_alone = zero is None and setup.gpus == setup.accumulation == 1 and setup.lora is None
+    is_alone = zero is None and setup.gpus == setup.accumulation == 1 and trains_embedding(facts, setup)
     is_missing = is_alone and not facts.is_tied and not setup.releases
     missing = setup.weights_bytes * facts.embedding if is_missing else 0
     but_embedding = replace(gradients, size=gradients.size - missing)
@@ -163,19 +164,19 @@ def states_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     zero, others, quantized = setup.zero, other_models(facts, setup), quantization_of(setup.lora)
     states, trained = state_bytes(facts, setup), facts.trained
     note = "fp32" if setup.weights_bytes == 4 else "half precision"
-    note = note if quantized is None else "4 bit in linear layers, half precision elsewhere"
+    note = note if quantized is None else f"{quantized.bits} bit in linear layers, half precision elsewhere"
     if zero is None:
-        weights = float(setup.weights_bytes * (trained if setup.lora is None else facts.parameters))
+        weights = float(setup.weights_bytes * facts.parameters)
         if quantized is not None:
-            in_4_bit = facts.in_linear_layers
-            weights = BYTES_OF_4_BIT[quantized.double] * in_4_bit + 2 * (facts.parameters - in_4_bit)
+            others_bytes = 2 * (facts.parameters - facts.in_linear_layers)
+            weights = quantized.bytes_per_weight * facts.in_linear_layers + others_bytes
         adapters = 0.0 if setup.lora is None else 4.0 * trained
         has_master = setup.optimizer == "adamw" and trains_half(setup) and rounding_of(setup) is None
         name = "optimizer and fp32 weights" if has_master else "optimizer"
         # of paged states, only two buffers are on the GPU
         here = float(BUFFERS * BUFFER) if setup.optimizer == PAGED else states
         return Term("weights", weights + adapters, note), Term(name, here, setup.optimizer), *others
-    whole = float(setup.weights_bytes * (trained + (0 if setup.lora is None else facts.parameters)))
+    whole = float(setup.weights_bytes * (facts.parameters + (0 if setup.lora is None else trained)))
     of_part = f"a {setup.gpus}th part" if setup.gpus > 1 else ""
     over_gpus = f"{setup.optimizer}, over {setup.gpus} GPUs"
     if zero.is_fsdp:
@@ -238,7 +239,7 @@ def gradients_of(facts: ModelSizes, setup: Setup) -> Term:
     zero, note, trained = setup.zero, "", facts.trained
     if zero is None:
         note = "one at a time" if setup.releases else ""
-        numbers = facts.largest_matrix if setup.releases and setup.lora is None else trained
+        numbers = min(facts.largest_matrix, trained) if setup.releases and setup.lora is None else trained
         are_views = setup.gpus > 1 and not accumulates_in_fp32(setup)  # gradients are views of DDP's buckets
         return Term("gradients", 0.0 if are_views else float(bytes_of_gradient(setup) * numbers), note)
     # FSDP2 only reduces a step's last gradients: accelerate's `no_sync` keeps the others unsharded
@@ -262,7 +263,7 @@ def gradients_of(facts: ModelSizes, setup: Setup) -> Term:
 def embedding_twice(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     # A tied embedding adds its gradient to the head's; a fused loss's gradient cannot be added to in place. One of
     # them is counted among the gradients, but if an engine removes gradients, the last one still exists.
-    if setup.lora is not None:
+    if not trains_embedding(facts, setup):
         return ()
     if accumulates_in_fp32(setup):  # each new one is cast before it is added
         size = float((setup.weights_bytes + 4 + (4 if facts.is_tied else 0)) * facts.embedding)
@@ -282,15 +283,18 @@ def half_matrices(facts: ModelSizes) -> Term:
 
 
 def buffers_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
-    """Buffers of DDP, DeepSpeed and FSDP2, and a 4-bit matrix that is dequantized to half precision."""
+    """Buffers of DDP, DeepSpeed and FSDP2, and a quantized matrix that is dequantized to half precision."""
     zero = setup.zero
     if zero is None:
         each = 4 if setup.lora is not None else setup.weights_bytes
         note = "DDP's, unused" if accumulates_in_fp32(setup) else "DDP's, with all gradients"
         buckets = (Term("gradient buckets", float(each * facts.trained), note),) if setup.gpus > 1 else ()
-        if quantization_of(setup.lora) is None:
+        quantized = quantization_of(setup.lora)
+        if quantized is None:
             return buckets
-        return (*buckets, Term("a matrix in half precision", 2.0 * facts.largest_in_layers, "of 4 bit"))
+        whole = Term("a matrix in half precision", 2.0 * facts.largest_in_layers, f"of {quantized.bits} bit")
+        widest = setup.tokens_at_once * facts.largest_in_layers / facts.hidden if quantized.bits == 8 else 0.0
+        return (*buckets, whole, Term("a product of 8-bit integers", 4.0 * widest, "int32"))
     if zero.is_fsdp:
         size = float((computed_bytes(setup) + REDUCED) * facts.largest_layer)
         return (Term("communication buffers", size, "a layer and its gradients"),)

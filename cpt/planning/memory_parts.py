@@ -70,7 +70,7 @@ def state_bytes(facts: ModelSizes, setup: Setup) -> float:
     trained, rounding = facts.trained, rounding_of(setup)
     compensation = COMPENSATION * trained if rounding == "kahan" else 0
     if setup.zero is None and setup.optimizer in IN_8_BIT:
-        in_full = facts.embedding if setup.lora is None else 0
+        in_full = facts.embedding if trains_embedding(facts, setup) else 0
         return FULL_MOMENTS * in_full + MOMENTS_IN_8_BIT * (trained - in_full) + compensation
     if setup.optimizer == "adamw" and trains_half(setup):
         return FULL_MOMENTS * trained + (MASTER * trained if rounding is None else compensation)
@@ -90,9 +90,9 @@ def update_traffic(setup: Setup) -> float:
 
 
 def checkpoint_bytes(facts: ModelSizes, setup: Setup) -> float:
-    """Trained weights and optimizer states; under ZeRO and FSDP2 weights are saved whole and sharded."""
+    """All weights, or the adapters, and optimizer states; under ZeRO and FSDP2 weights are saved whole and sharded."""
     each = 4 if setup.lora is not None and setup.zero is None else setup.weights_bytes
-    return each * facts.trained + state_bytes(facts, setup)
+    return each * (facts.parameters if setup.lora is None else facts.trained) + state_bytes(facts, setup)
 
 
 def computed_bytes(setup: Setup) -> int:
@@ -104,9 +104,17 @@ def fuses(facts: ModelSizes, setup: Setup) -> bool:
     return setup.fused_loss and facts.has_fused_loss
 
 
+def trains_head(facts: ModelSizes, setup: Setup) -> bool:
+    return setup.lora is None and facts.trains_head
+
+
+def trains_embedding(facts: ModelSizes, setup: Setup) -> bool:
+    return setup.lora is None and facts.trains_embedding
+
+
 def head_gradient(facts: ModelSizes, setup: Setup) -> float:
     """The gradient of the head, the largest and the first."""
-    return float(setup.weights_bytes * facts.head) if setup.lora is None else 0.0
+    return float(setup.weights_bytes * facts.head) if trains_head(facts, setup) else 0.0
 
 
 def half_head(facts: ModelSizes, setup: Setup) -> Term:
@@ -128,7 +136,8 @@ def loss_terms(facts: ModelSizes, setup: Setup) -> tuple[tuple[Term, ...], tuple
         buffer = (8 if is_taught else 2 if setup.half else 4) * tile * TILE_WORDS
         copy = (8 if is_taught else 4) * tile * min(vocabulary, TILE_WORDS) if setup.on_cpu else 0
         in_forward, at_loss = (float(buffer + copies * copy) for copies in COPIES_ON_CPU)
-        of_head = 0.0 if setup.lora is not None else (4.0 + (2 if setup.weights_bytes == 2 else 0)) * facts.head
+        each = 4.0 + (2 if setup.weights_bytes == 2 else 0)
+        of_head = each * facts.head if trains_head(facts, setup) else 0.0
         size, note = at_loss + 4.0 * tokens * facts.hidden + of_head, f"in tiles of {tile:,} tokens"
         logits = Term("logits", size, f"{note}, with the head's gradient")
         return (Term("logits", in_forward, note),), (logits,), ()
@@ -143,9 +152,9 @@ def loss_terms(facts: ModelSizes, setup: Setup) -> tuple[tuple[Term, ...], tuple
         before = Term("logits", float((LOGIT_BYTES - 2) * tokens * vocabulary), "before their gradient")
         logits = Term("logits", float(LOGIT_BYTES * tokens * vocabulary), f"{vocabulary:,} for each token, in fp32")
         return (before,), (logits, half), ()
-    accumulates = setup.lora is None and setup.weights_bytes == 2
+    accumulates = trains_head(facts, setup) and setup.weights_bytes == 2
     chunk = chunk_of(tokens, vocabulary, facts.hidden, accumulates=accumulates)
-    is_added_up = chunk < tokens and setup.lora is None  # over chunks, in fp32
+    is_added_up = chunk < tokens and trains_head(facts, setup)  # over chunks, in fp32
     fused_gradient = 4.0 * facts.head if is_added_up else of_head
     computed = computed_bytes(setup)
     note = f"of {chunk:,} tokens at once, with the gradients of the head and its inputs"

@@ -1,7 +1,7 @@
 """Sizes of a model, and the further models and computation of its stage."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from cpt.data.readers.columns import form_of_stage
 from cpt.errors import CptError, RecipeError
 from cpt.models.adapters import adaptable, count_lora_parameters
 from cpt.models.config import load_config
+from cpt.models.freezing import freeze_base
 from cpt.models.fused_loss import why_not_fused
 from cpt.models.inventory import attention_heads, build_on_meta, count_model_parameters, flops_per_token
 from cpt.recipe.paths import result_of_run
@@ -57,9 +58,16 @@ class ModelSizes:
     """Numbers in keys and values per token of a completion's context."""
     weights_bytes: int = 4
     """Bytes per weight of a frozen model."""
+    trains_head: bool = True
+    trains_embedding: bool = True
 
 
-def sizes_of_model(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_length: int) -> ModelSizes:
+def sizes_of_model(
+    config: PreTrainedConfig,
+    lora: Mapping[str, Any] | None,
+    sequence_length: int,
+    train_only: str | Sequence[str] | None = None,
+) -> ModelSizes:
     model = build_on_meta(config)
     head = model.get_output_embeddings().get_parameter("weight")
     embedding = model.get_input_embeddings().get_parameter("weight")
@@ -79,10 +87,13 @@ def sizes_of_model(config: PreTrainedConfig, lora: Mapping[str, Any] | None, seq
         else:
             width = int(values.get("head_dim") or int(text.hidden_size) // heads)
             cached *= 2 * int(values.get("num_key_value_heads") or heads) * width
+    adapters = None if lora is None else count_lora_parameters(model, lora)
+    freeze_base(model, lora, train_only)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     return ModelSizes(
         name=str(config.model_type),
         parameters=count.total,
-        trained=count.total if lora is None else count_lora_parameters(model, lora),
+        trained=trained if adapters is None else adapters,
         head=head.numel(),
         vocabulary=head.shape[0],
         hidden=head.shape[1],
@@ -90,11 +101,13 @@ def sizes_of_model(config: PreTrainedConfig, lora: Mapping[str, Any] | None, seq
         largest_layer=max(by_layer.values()),
         embedding=embedding.numel(),
         is_tied=embedding is head,
-        flops_per_token=flops_per_token(model, sequence_length, trains_weights=lora is None),
+        flops_per_token=flops_per_token(model, sequence_length),
         has_fused_loss=why_not_fused(model) is None,
         in_linear_layers=sum(layer.get_parameter("weight").numel() for _, layer in adaptable(model)),
         largest_in_layers=max(in_layers, default=0),
         cached=cached,
+        trains_head=head.requires_grad,
+        trains_embedding=embedding.requires_grad,
     )
 
 
@@ -221,10 +234,11 @@ def with_own_head(facts: ModelSizes, needs: StageNeeds, *, adapters: bool) -> Mo
     return replace(
         facts,
         parameters=facts.parameters - gone + facts.hidden,
-        trained=facts.trained + facts.hidden - (0 if adapters else gone),
+        trained=facts.trained + facts.hidden - (gone if facts.trains_head and not adapters else 0),
         head=facts.hidden,
         vocabulary=1,
         is_tied=False,
+        trains_head=True,
         has_fused_loss=False,
         flops_per_token=facts.flops_per_token - (4 if adapters else 6) * facts.head,
     )

@@ -1,6 +1,6 @@
 """Read the settings from a recipe that determine its run's memory and time."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self, cast
 
@@ -93,6 +93,7 @@ class Setup:
     compiles: bool = False
     from_scratch: bool = False
     """The model starts from random weights, so adapters cannot be added."""
+    train_only: str | Sequence[str] | None = None
 
     @property
     def gpus_per_node(self) -> int:
@@ -204,6 +205,7 @@ def read_setup(
         scales_loss=bool(training.get("fp16")),
         compiles=compiles(recipe, zero3=zero is not None and zero.stage == 3 and not zero.is_fsdp, on_cpu=on_cpu)[0],
         from_scratch=recipe.model.from_scratch,
+        train_only=recipe.model.train_only,
     )
 
 
@@ -278,7 +280,7 @@ def compiles(recipe: Recipe, *, zero3: bool, on_cpu: bool, model: PreTrainedMode
         UNDER_FSDP: recomputes_under_fsdp(training),
         "processes share rows": read_parallelism(training).sharing_rows > 1,
         f"the run has fewer than {FEWEST_STEPS} steps": is_short,
-        "it is not tested with 4-bit weights": bool((recipe.model.lora or {}).get("quantize")),
+        "it is not tested with quantized weights": bool((recipe.model.lora or {}).get("quantize")),
         "it is not tested with custom model code": recipe.model.trust_remote_code,
         "checkpoints are of torch's older kind (`use_reentrant`)": bool(checkpoints.get("use_reentrant")),
     }

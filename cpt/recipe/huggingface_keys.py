@@ -51,7 +51,7 @@ PEFT_METHODS = {
 }
 """`model.lora.method` -> the class of its options. Methods with virtual tokens before each row do not work with packed
 documents, and checkpoints lack what AdaLoRA measures in training."""
-TAKES_4_BIT = (LORA, "ia3", "randlora", "road")
+TAKES_QUANTIZED = (LORA, "ia3", "randlora", "road")
 
 PYTHONS = {**vars(typing), **vars(builtins)}
 ANYTHING: frozenset[type] = frozenset({bool, int, float, str, list, dict, NoneType})

@@ -131,7 +131,7 @@ OF_OTHERS = {  # axolotl, LLaMA-Factory, ms-swift, TRL's scripts
     "model.lora.lora_alpha": "lora_alpha alpha",
     "model.lora.lora_dropout": "lora_dropout",
     "model.lora.target_modules": "lora_target lora_target_modules target_modules",
-    "model.lora.quantize": "load_in_4bit quantization_bit",
+    "model.lora.quantize": "load_in_4bit load_in_8bit quantization_bit",
     "evaluation.held_out_share": "val_set_size",
     "evaluation.perplexity": "eval_dataset test_datasets",
     "model.attention": "flash_attention flash_attn",
@@ -152,7 +152,7 @@ NOTES = by_word(
         "in tokens: steps x tokens per step": "max_steps warmup_steps max_train_steps warmup num_warmup_steps",
         "a list of both: [0.9, 0.95]": "adam_beta1 adam_beta2",
         "in tokens: rows x data.sequence_length": "global_batch_size",
-        "nf4 or fp4": "load_in_4bit quantization_bit",
+        "nf4, fp4 or int8": "load_in_4bit load_in_8bit quantization_bit",
     }
 )
 """Notes on converting a value to the new key."""

@@ -3,11 +3,11 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
@@ -17,7 +17,7 @@ from cpt.files import SHIPPED_FILES
 from cpt.recipe.keys import child_annotation, is_free_mapping, item_in, keys_of, section_in
 from cpt.recipe.paths import result_of_run
 from cpt.recipe.rules import check_rules
-from cpt.recipe.schema import CLASSES_OF_CHANGE, LORA_PRESETS, Component, Data, Model, Recipe
+from cpt.recipe.schema import CLASSES_OF_CHANGE, LORA_PRESETS, Component, Model, Recipe
 from cpt.recipe.shape import check_passed_on_keys, check_shape, read_option_numbers
 from cpt.recipe.tree import (
     Location,
@@ -78,23 +78,22 @@ def load_with_places(path: str | Path, overrides: Sequence[str] = (), *, lora: b
     return check_tree(root, mistakes), root
 
 
-def load_mixture(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Data, int]:
-    """Return the `data:` section and the seed of a recipe, or of a mixture file, which contains only a `data:` section
-    and has the default seed. Overrides are `data.key=value`."""
+def load_section(path: str | Path, key: Literal["data", "model"], overrides: Sequence[str] = ()) -> Recipe:
+    """Load a recipe, or a mixture's or a model's file, which contains only this section; the others are then
+    placeholders. Overrides are `data.key=value`."""
     mistakes = Mistakes()
     root = read_or_raise(Path(path), mistakes)
     if root.value.keys() & keys_of(Recipe).keys():
-        recipe = load_recipe(path, overrides)
-        return recipe.data, recipe.seed
-    data = json.dumps(str(Path(path).resolve()))
-    around = f"name: mixture\nmodel: {{path: none}}\nbudget: {{epochs: 1}}\ndata: {data}\n"  # the required sections
-    root = resolve_references(read_text(around.encode(), str(path), mistakes), Recipe, mistakes, trail=())
-    recipe = check_tree(apply_overrides(root, overrides, mistakes), mistakes)
-    return recipe.data, recipe.seed
+        return load_recipe(path, overrides)
+    required = {"model": {"path": "none"}, "data": {"sources": [{"path": "none"}]}, "budget": {"epochs": 1}}
+    around = {"name": key, "stage": "pretrain", **required, key: str(Path(path).resolve())}
+    root = resolve_references(read_text(json.dumps(around).encode(), str(path), mistakes), Recipe, mistakes, trail=())
+    own = ("data", "evaluation") if key == "data" else ("model",)
+    return check_tree(apply_overrides(root, overrides, mistakes), mistakes, own)
 
 
-def check_tree(root: Node, mistakes: Mistakes) -> Recipe:
-    """Return the recipe of a tree, or raise one error with all mistakes."""
+def check_tree(root: Node, mistakes: Mistakes, own: Collection[str] = ()) -> Recipe:
+    """Return the recipe of a tree, or raise one error with all mistakes; rules are checked in its `own` sections."""
     check_passed_on_keys(root, mistakes)
     deepspeed = node_at(root, ("training", "deepspeed"))
     if deepspeed is not None and isinstance(deepspeed.value, str) and not deepspeed.value.lstrip().startswith("{"):
@@ -107,7 +106,7 @@ def check_tree(root: Node, mistakes: Mistakes) -> Recipe:
     if not root.broken:  # the rules between sections without mistakes are checked along with the rest
         sections = {}
         for key, field in keys_of(Recipe).items():
-            if key not in faulty:
+            if key not in faulty and (not own or key in own):
                 adapter: TypeAdapter[Any] = TypeAdapter(field.annotation or Any)
                 sections[key] = adapter.validate_python(values[key]) if key in values else field.get_default()
         check_rules(sections, root, mistakes)

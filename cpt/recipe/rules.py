@@ -16,6 +16,7 @@ from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.keys import ACCUMULATION, AUTO, DEFAULT_MICRO_BATCH, MICRO_BATCH, PLACES, format_new_key
 from cpt.recipe.paths import COMPRESSED_FILES, DOCUMENT_FILES, TEXT_FILES, document_suffix, is_function, is_local
 from cpt.recipe.schema import (
+    NEW_ROWS,
     Budget,
     Checkpoints,
     Component,
@@ -25,6 +26,7 @@ from cpt.recipe.schema import (
     Model,
     Optimizer,
     Reward,
+    Safety,
     Schedule,
     Source,
     Tokenizer,
@@ -275,7 +277,7 @@ def check_stage_options(stage: str, training: dict[str, Any]) -> Violations:
 
 
 def check_weights(model: Model) -> Violations:
-    """A model is loaded from a path or initialized from a config; `train_only` needs trained weights without LoRA."""
+    """A model is loaded from a path or initialized from a config; `train_only` is for models without LoRA."""
     from_scratch, train_only = "model.from_scratch", "model.train_only"
     if not model.from_scratch and model.path is None:
         yield Violation("model.path", "missing; for new weights write `from_scratch: true` and `config`")
@@ -289,14 +291,24 @@ def check_weights(model: Model) -> Violations:
         text = "needs a full commit hash (40 hex digits) as `model.revision`"
         yield Violation("model.trust_remote_code", text, "model.revision")
     if model.train_only is not None and model.lora is not None:
-        yield Violation(train_only, "LoRA freezes what `train_only: new_rows` trains: remove one", "model.lora")
-    if model.train_only is not None and model.from_scratch:
+        yield Violation(train_only, "LoRA freezes what `train_only` trains: remove one", "model.lora")
+    if model.train_only == NEW_ROWS and model.from_scratch:
         yield no_effect(train_only, ": `new_rows` needs trained weights", from_scratch)
 
 
-def check_sharded_rows(model: Model, training: dict[str, Any]) -> Violations:
-    if model.train_only is not None and training.get("fsdp"):
+def check_frozen(model: Model, training: dict[str, Any]) -> Violations:
+    if model.train_only == NEW_ROWS and training.get("fsdp"):
         yield Violation("model.train_only", "FSDP cannot freeze single rows: use DeepSpeed", "training.fsdp")
+    for key in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
+        options = training.get(key)
+        if isinstance(options, dict) and options.get("use_reentrant") and model.train_only not in (None, NEW_ROWS):
+            text = "layers with frozen inputs would get no gradient from `use_reentrant: true`: remove that"
+            yield Violation("model.train_only", text, f"training.{key}")
+
+
+def check_safety(safety: Safety) -> Violations:
+    if safety.on_spike is not None and safety.loss_guard is None:
+        yield no_effect("safety.on_spike", " without `safety.loss_guard`", "safety.loss_guard")
 
 
 def check_tokenizer(model: Model, tokenizer: Tokenizer) -> Violations:
@@ -380,7 +392,7 @@ def check_training(training: dict[str, Any]) -> Violations:
 
 
 RULES: tuple[Callable[..., Violations], ...] = (
-    *(check_stage, check_start, check_rewards, check_stage_options, check_weights, check_sharded_rows),
+    *(check_stage, check_start, check_rewards, check_stage_options, check_weights, check_frozen, check_safety),
     *(check_tokenizer, check_saving, check_average, check_evaluation, check_retained_sets, check_option_names),
     *(check_training, check_budget, check_global_batch, check_accumulation, check_phase_ends, check_phases),
     *(check_stride, check_token_budget, check_names, check_source_options),

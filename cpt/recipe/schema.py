@@ -182,8 +182,12 @@ class Data(Section):
 
 
 LORA_PRESETS = ("cpt",)
-LORA_QUANTIZATION: dict[str, tuple[str | bool, ...]] = {"quantize": ("nf4", "fp4"), "double_quantize": (True, False)}
-"""Keys of `model.lora` that are not peft's, with their values: the frozen weights in 4 bit."""
+LORA_QUANTIZATION: dict[str, tuple[str | bool, ...]] = {
+    "quantize": ("nf4", "fp4", "int8"),
+    "double_quantize": (True, False),
+}
+"""Keys of `model.lora` that are not peft's, with their values: the frozen weights in 4 or 8 bit."""
+NEW_ROWS = "new_rows"
 
 
 def named_lora(value: object) -> object:
@@ -236,11 +240,12 @@ class Model(Section):
     lora: Fixed[Annotated[dict[str, Any], BeforeValidator(named_lora)] | None] = None
     """Options of peft's LoraConfig; `{}` takes our defaults (r 16, alpha 32, all linear layers). `cpt`, or `{preset:
     cpt, r: 64}`: high rank, rank-stabilised, embeddings and head trained whole. `{method: loha}`: another method of
-    peft, with its options; `{use_dora: true}`; `{quantize: nf4}`, the base in 4 bit. Null trains all
+    peft, with its options; `{use_dora: true}`; `{quantize: nf4}`, the base in 4 bit, or `int8`. Null trains all
     parameters."""
-    train_only: Fixed[Literal["new_rows"] | None] = None
-    """new_rows: train only the embedding and head rows of the tokens that `cpt tokenizer extend` added; all other
-    weights stay unchanged."""
+    train_only: Fixed[str | Annotated[list[str], Field(min_length=1)] | None] = None
+    """Train only the parameters with these parts in their names, and freeze the others: `[layers.20-31, lm_head]`,
+    `layers.0-3.mlp`, `*norm`. Or new_rows: only the embedding and head rows of the tokens that `cpt tokenizer extend`
+    added."""
     resize_embeddings: Fixed[bool] = False
     """Let the vocabulary grow to the tokenizer's size; otherwise a tokenizer larger than the model is an error."""
     trust_remote_code: Fixed[bool] = False
@@ -360,7 +365,8 @@ class Evaluation(Section):
     tasks: Free[list[Component]] = []
     """lm-eval tasks for the model and its base after the run: `[{name: hellaswag, limit: 500}]`. Options: `limit`,
     `num_fewshot`, `folder` (YAML files of tasks), `allow_code_execution` (runs code that the model writes, with your
-    rights). The domain test always runs; `{name: domain_test, questions: 0}` turns it off, a number limits it."""
+    rights). Or your `package.module:function` of model and tokenizer, which returns scores by metric. The domain test
+    always runs; `{name: domain_test, questions: 0}` turns it off, a number limits it."""
 
 
 class LossGuard(Component):
@@ -378,6 +384,9 @@ class Safety(Section):
     above 10 x ln(vocabulary size), or 11 times the steps before. Options: `window` (the last 128 steps), `sigmas` (6
     robust standard deviations), `skips` (more than 4 in the window: restart from the checkpoint before them, without
     their rows), `rollbacks` (3, then the run stops). Null checks nothing."""
+    on_spike: Free[Component | None] = None
+    """What follows a skipped step, instead of `skips`: skip, roll_back, abort; or your `package.module:function`,
+    which returns one of these, or None for the loss guard's rule."""
     on_oom: Free[Literal["split_batch", "abort"]] = "split_batch"
     """split_batch: after an out-of-memory error the run restarts with half the micro-batch and twice the accumulation.
     abort: the run ends."""

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from cpt.plugins import closest, did_you_mean, fits, simplified
-from cpt.recipe.huggingface_keys import LORA, PEFT_METHODS, STAGE_CONFIGS, TAKES_4_BIT, keys_of_config, method_of
+from cpt.recipe.huggingface_keys import LORA, PEFT_METHODS, STAGE_CONFIGS, TAKES_QUANTIZED, keys_of_config, method_of
 from cpt.recipe.keys import (
     AUTO,
     AUTOMATIC,
@@ -247,7 +247,7 @@ def check_lora_keys(lora: Node, mistakes: Mistakes) -> None:
         elif key in LORA_CHOICES:
             if node.value not in LORA_CHOICES[key]:
                 mistakes.add(node.place, f"`model.lora.{key}`: {one_of(map(in_yaml, LORA_CHOICES[key]), node.value)}")
-            elif method not in ((LORA,) if key == "preset" else TAKES_4_BIT):
+            elif method not in ((LORA,) if key == "preset" else TAKES_QUANTIZED):
                 mistakes.add(node.place, f"`model.lora.{key}` is not for `method: {method}`: remove one of them")
         elif key != "method":
             check_key(("model", "lora", key), node, PEFT_METHODS[method], mistakes)

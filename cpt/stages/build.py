@@ -131,8 +131,7 @@ def watching_callbacks(recipe: Recipe, trainer: CPTTrainer, data: PreparedData) 
         callbacks.append(SourceLosses(data, rows, sharing_rows=trainer.shared_rows.parts))
     if recipe.stage in (*OWN_LOSS, "distill_text"):  # one forward and backward pass per token, nothing else
         gpu = torch.cuda.get_device_name() if trainer.args.device.type == "cuda" else None
-        trains_weights = recipe.model.lora is None and recipe.model.train_only is None
-        callbacks.append(ModelFlopsUtilization(data, rows, gpu, trains_weights=trains_weights))
+        callbacks.append(ModelFlopsUtilization(data, rows, gpu, recipe.model))
     callbacks += [MachineUse(folder), *build_callbacks(monitoring.callbacks, folder, tokens)]
     callbacks += [MetricsFile(folder / METRICS, tokens), StatusFile(Run(folder)), ConsoleProgress(folder.name)]
     if monitoring.profile is not None:

@@ -42,7 +42,8 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         tokenizer = options.get("tokenizer")
         if tokenizer is not None and tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
-        is_quantized = isinstance(model, PeftModel) and vars(model.get_base_model()).get("is_loaded_in_4bit")
+        base = vars(model.get_base_model()) if isinstance(model, PeftModel) else {}
+        is_quantized = "is_loaded_in_4bit" in base or "is_loaded_in_8bit" in base
         trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
         exact = {name: weight.detach().clone() for name, weight in trained} if is_quantized else {}
         try:
@@ -53,7 +54,7 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
             if read is not None:
                 fit_fused_head(read)
         for name, parameter in model.named_parameters():
-            if name in exact:  # TRL rounds adapters over 4-bit weights to bfloat16; keep fp32
+            if name in exact:  # TRL rounds adapters over quantized weights to bfloat16; keep fp32
                 parameter.data = exact[name]
         if isinstance(model, PeftModel) and TRLS_REFERENCE in model.peft_config:
             # A new adapter has no effect yet: without it the model is the reference.

@@ -40,6 +40,13 @@ def load_tokenizer(tokenizer: Tokenizer, model: Model) -> PreTrainedTokenizerBas
     return loaded
 
 
+def tokenizer_at(tokenizer: PreTrainedTokenizerBase | str | Path) -> PreTrainedTokenizerBase:
+    """Load a tokenizer from a folder or the Hub, unless it is loaded already."""
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        return tokenizer
+    return load_tokenizer(Tokenizer(path=str(tokenizer)), Model())
+
+
 def from_folder_or_hub(path: str, revision: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """Call AutoTokenizer, with errors that name the recipe's key."""
     local = Path(path).expanduser()

@@ -268,6 +268,6 @@ def wrong_company(recipe: Recipe) -> Iterator[str]:
     if training.get("fp16"):
         yield f"`training.fp16` with {KEY}: its loss scale is not supported. Write `bf16: true`, or use DeepSpeed."
     if (recipe.model.lora or {}).get("quantize"):
-        yield f"`model.lora.quantize`: FSDP cannot shard 4-bit weights. Remove {KEY}."
+        yield f"`model.lora.quantize`: FSDP cannot shard quantized weights. Remove {KEY}."
     if recipe.stage in STAGES_THAT_GENERATE:
         yield f"`stage: {recipe.stage}` with {KEY} would gather the model for each token. Use a DeepSpeed profile."

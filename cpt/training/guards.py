@@ -19,7 +19,16 @@ from cpt.optim.gradients import ReleasedGradients, check_release, clip_gradients
 from cpt.optim.schedules import phases_in_tokens
 from cpt.torch_internals import reads_scale
 from cpt.training.arguments import OWN_LOSS
-from cpt.training.loss_guard import HIGHEST_LOSS, STEPS_BEHIND, GuardedEngine, SkipBudget, SpikeDetector, StepVerdict
+from cpt.training.loss_guard import (
+    HIGHEST_LOSS,
+    STEPS_BEHIND,
+    GuardedEngine,
+    SkipBudget,
+    Spike,
+    SpikeDetector,
+    StepVerdict,
+    find_handler,
+)
 from cpt.training.restart import ROLLBACK, learned_rollback, remember
 from cpt.training.sharded import HALF
 
@@ -42,6 +51,8 @@ class StepGuard(TrainerCallback):
     def __init__(self, trainer: "CPTTrainer") -> None:
         self.trainer = trainer
         self.loss_guard: SpikeDetector | None = None
+        on_spike = trainer.recipe.safety.on_spike
+        self.handler = None if on_spike is None else find_handler(on_spike)
         self.budget = SkipBudget(trainer.rows_of_steps, 0, 0)  # unused without a loss guard
         self.last_logged_step = 0
         self.skipped_since_log: list[StepVerdict] = []
@@ -228,14 +239,19 @@ class StepGuard(TrainerCallback):
 
         Raises:
             RestartNeeded: too many steps were skipped; see `roll_back`.
+            TrainingError: the recovery handler ended the run.
         """
         checkpointer = self.trainer.checkpointer
         is_due = control.should_save or control.should_log or control.should_evaluate or control.should_training_stop
         unread = 0 if is_due or checkpointer.weights_are_due else STEPS_BEHIND
         if self.loss_guard is not None:
             for verdict in self.loss_guard.read(unread=unread):
-                self.note_verdict(verdict)
-                if self.budget.is_exhausted:
+                action = self.action_after(verdict) if self.note_verdict(verdict) else "skip"
+                if action == "abort":
+                    why, handler = verdict.complaint(), self.trainer.recipe.safety.on_spike
+                    end = f"`safety.on_spike: {handler and handler.name}` ends the run"
+                    raise TrainingError(f"step {verdict.step} was skipped: {why}. {end}. {self.newest_saved()}")
+                if action == "roll_back":
                     self.roll_back(self.loss_guard)
         if checkpointer.weights_are_due and not control.should_save:
             checkpointer.save_once("weights")
@@ -262,12 +278,13 @@ class StepGuard(TrainerCallback):
 
     # --- skipped steps -----------------------------------------------------------------------------------------------
 
-    def note_verdict(self, verdict: StepVerdict) -> None:
+    def note_verdict(self, verdict: StepVerdict) -> bool:
+        """Record the step if it was skipped, and return whether it was."""
         if self.trainer.args.fp16 and math.isfinite(verdict.loss) and not math.isfinite(verdict.gradient_norm):
-            return  # the scaler adjusts its scale
+            return False  # the scaler adjusts its scale
         skipped = self.budget.note(verdict)
         if skipped is None:
-            return
+            return False
         self.skipped_since_log.append(verdict)
         first, end = skipped.rows
         self.trainer.checkpointer.record(
@@ -278,6 +295,18 @@ class StepGuard(TrainerCallback):
             loss=str(verdict.loss),
             gradient_norm=str(verdict.gradient_norm),
         )
+        return True
+
+    def action_after(self, verdict: StepVerdict) -> str:
+        """What follows a skipped step, the same on all processes: by the recipe's handler, else by the loss guard."""
+        recent, rollbacks, handler = len(self.budget.recent), self.budget.rollbacks, self.handler
+        spike = Spike(verdict.step, verdict.loss, verdict.gradient_norm, recent, rollbacks, self.trainer.run_folder)
+        action = None if handler is None else main_process_decides(lambda: handler(spike))
+        return action or ("roll_back" if self.budget.is_exhausted else "skip")
+
+    def newest_saved(self) -> str:
+        newest = published_checkpoints(self.trainer.run_folder)
+        return f"The newest checkpoint is {newest[-1]}." if newest else "Nothing is saved."
 
     def roll_back(self, guard: SpikeDetector) -> None:
         """Restart from the last good checkpoint before the skipped steps, without their rows.
@@ -292,11 +321,9 @@ class StepGuard(TrainerCallback):
         trainer, budget, folder = self.trainer, self.budget, self.trainer.run_folder
         steps = ", ".join(str(skipped.step) for skipped in budget.recent)
         if budget.rollbacks >= guard.rollbacks:
-            newest = published_checkpoints(folder)
-            saved = f"The newest checkpoint is {newest[-1]}." if newest else "Nothing is saved."
             raise TrainingError(
                 f"the training diverged: steps {steps} were skipped, after {budget.rollbacks} roll-back(s)"
-                f" ({budget.total} skipped steps in all; events.jsonl has their rows). {saved} Lower"
+                f" ({budget.total} skipped steps in all; events.jsonl has their rows). {self.newest_saved()} Lower"
                 " `optimizer.learning_rate`, check the data of these rows, or raise `safety.loss_guard.skips`,"
                 " `rollbacks`."
             )

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 
 from cpt.data.rows.mixture import RowRange, RowsOfSteps
 from cpt.deepspeed_internals import replace_norms_of_groups
-from cpt.errors import RecipeError
-from cpt.plugins import check_options, find
+from cpt.errors import RecipeError, TrainingError
+from cpt.plugins import check_options, find, with_key
 from cpt.recipe.schema import Component
 
 STEPS_BEHIND = 2  # the host may read a verdict this many steps after the device
@@ -242,6 +243,49 @@ def check_loss_guard(section: Component | None) -> None:
             raise RecipeError(f"`safety.loss_guard.{option}` must be at least {least}.")
     if section.options.get("sigmas", 1) <= 0:
         raise RecipeError("`safety.loss_guard.sigmas` must be more than 0.")
+
+
+# --- what follows a skipped step -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spike:
+    """A skipped step, as a recovery handler (`safety.on_spike`) gets it."""
+
+    step: int
+    loss: float  # of all processes; may be NaN or infinite, as the norm
+    gradient_norm: float
+    recent: int  # skipped steps within the loss guard's window, this one included
+    rollbacks: int  # so far
+    run_folder: Path
+
+
+RecoveryHandler = Callable[[Spike], str | None]
+
+
+def always(action: str) -> RecoveryHandler:
+    def handler(spike: Spike) -> str:
+        return action
+
+    return handler
+
+
+HANDLERS = {action: always(action) for action in ("skip", "roll_back", "abort")}
+
+
+def find_handler(section: Component) -> RecoveryHandler:
+    """Return the recovery handler with its options; it raises TrainingError instead of returning an unknown action."""
+    function = with_key("safety.on_spike.name", partial(find, "recovery handler", section.name, HANDLERS))
+    check_options(function, section.options, "safety.on_spike")
+
+    def handler(spike: Spike) -> str | None:
+        action: str | None = function(spike, **section.options)
+        if action is None or action in [*HANDLERS]:
+            return action
+        known = f"expected {', '.join(HANDLERS)}, or None for the loss guard's rule"
+        raise TrainingError(f"the recovery handler `{section.name}` returned {action!r}: {known}.")
+
+    return handler
 
 
 class GuardedEngine(DeepSpeedEngineWrapper):

@@ -21,7 +21,9 @@ from cpt.data.rows.build import PreparedData
 from cpt.data.rows.loader import CPTDataLoader
 from cpt.data.rows.mixture import RowsOfSteps
 from cpt.hardware import GIB, known_gpu
+from cpt.models.freezing import freeze_base
 from cpt.models.inventory import build_on_meta, flops_per_token
+from cpt.recipe.schema import Model
 from cpt.runs.events import read_heartbeats
 from cpt.runs.folder import read_metrics
 
@@ -187,11 +189,11 @@ class ModelFlopsUtilization(TrainerCallback):
 
     Args:
         gpu: name in the driver; None on a CPU.
-        trains_weights: False if gradients only pass through the matrices, as with adapters.
+        section: of the recipe; it says which weights are trained.
     """
 
-    def __init__(self, data: PreparedData, rows: RowsOfSteps, gpu: str | None, *, trains_weights: bool = True) -> None:
-        self.data, self.rows, self.gpu, self.trains_weights = data, rows, gpu, trains_weights
+    def __init__(self, data: PreparedData, rows: RowsOfSteps, gpu: str | None, section: Model) -> None:
+        self.data, self.rows, self.gpu, self.section = data, rows, gpu, section
         self.peak: float | None = None
         self.since = 0
 
@@ -212,7 +214,9 @@ class ModelFlopsUtilization(TrainerCallback):
             documents = [self.data.rows.documents_in(row) for row in range(first, first + ROWS_MEASURED)]
             lengths = np.concatenate(documents).astype(np.float64)
             attended = float((lengths**2).sum() / lengths.sum())  # mean length of a token's document
-            self.flops = flops_per_token(build_on_meta(config), attended, trains_weights=self.trains_weights)
+            base = build_on_meta(config)
+            freeze_base(base, self.section.lora, self.section.train_only)
+            self.flops = flops_per_token(base, attended)
         except Exception as problem:  # errors in custom model code must not stop the run
             log.info(f"mfu is not logged: cannot count the operations of this model: {problem!r}.")
             return

@@ -13,6 +13,12 @@ from transformers import TrainingArguments
 from cpt.distributed import rank
 from cpt.training.trainer import CPTTrainer
 
+
+def only_main_decides(spike):
+    """A recovery handler that another process would answer differently."""
+    return "skip" if rank() == 0 else "abort"
+
+
 CONFIG = TrainingArguments
 COLUMNS = ("text",)
 

@@ -57,6 +57,14 @@ def test_all_processes_skip_and_roll_back_together(tiny_recipe, tmp_path):
     assert losses(run.run)[-1] < losses(run.run)[0] and all(tensor.isfinite().all() for tensor in weights.values())
 
 
+def test_the_main_process_asks_the_recovery_handler_for_all(tiny_recipe, tmp_path):
+    tiny_recipe["safety"] = {"on_spike": "tests.end_to_end.faulty_stage:only_main_decides"}
+    run = Faulty(tiny_recipe, tmp_path)
+    assert run.train({"kind": "nan", "rank": 1, "steps": [5, 6, 7, 8, 9, 10]}) == 0
+    assert run.events("nan_skipped", "rolled_back") == [("nan_skipped", step) for step in range(5, 11)]
+    assert len(losses(run.run)) == 16
+
+
 def test_out_of_memory_on_one_process_restarts_all_with_smaller_micro_batches(tiny_recipe, tmp_path):
     """The same losses as with enough memory."""
     run, reference = (Faulty(tiny_recipe, tmp_path, name=name, micro_batch=4) for name in ("tiny", "reference"))

@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+import torch
 import yaml
 from launching import launch
 from tiny import write_documents, write_recipe
@@ -110,6 +111,21 @@ def test_a_finished_run_is_compared_with_its_base_once(run):
     assert verdict.contamination.evaluated == 72 and verdict.contamination.num_contaminated == 0
     page = (finished.folder / "verdict.md").read_text()
     assert "| domain cloze | accuracy | " in page and f"cpt serve {finished.export_folder}" in page
+
+
+def board(model, tokenizer):
+    """A number for each question, and one for all of them."""
+    words = torch.tensor([tokenizer(word)["input_ids"][:1] for word in METALS])
+    return {"even": (model(words).logits[:, -1].argmax(-1) % 2).tolist(), "size": float(model.lm_head.weight.std())}
+
+
+@pytest.mark.heavy
+def test_model_and_base_are_scored_by_a_function_of_the_user(run):
+    finished = run(tasks=[{"name": "domain_test", "questions": 0}, f"{__name__}:board"])
+    even, size = complete_verdict(finished).tasks
+    assert even.against.items == len(METALS) and size.against is None and size.before > 0
+    page = (finished.folder / "verdict.md").read_text()
+    assert f"| {__name__}:board | size |  | {size.before:.3f} | {size.value:.3f} | none | unknown |" in page
 
 
 @pytest.mark.slow

@@ -144,6 +144,14 @@ def test_a_report_compares_each_set_test_and_task_with_the_base():
     assert [line.split(": ")[1] for line in found.verdicts()] == ["better"] * 4
 
 
+def test_scores_without_questions_are_shown_next_to_the_base_without_an_interval():
+    model = result("m", 1.8, 7, 1.0)
+    report = replace(model.tasks[0].report, questions=0, interval=None)
+    score, of_base = (TaskScore(replace(report, value=value), None, ()) for value in (1.0, 0.25))
+    (found,) = build_report(replace(model, tasks=[score]), replace(model, tasks=[of_base])).tasks
+    assert found.against is None and found.before == 0.25 and "0.250 -> " in found.verdict()
+
+
 # cpt evaluate
 
 

@@ -6,12 +6,21 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from tiny import WORDS
 from tiny_checkpoints import random_llama
 
-from cpt.errors import RecipeError
-from cpt.evaluation.tasks import TaskChoice, check_tasks, run_tasks, task_difference, task_texts
+from cpt.errors import RecipeError, UserCodeError
+from cpt.evaluation.tasks import (
+    TaskChoice,
+    check_tasks,
+    run_tasks,
+    task_choices,
+    task_difference,
+    task_texts,
+    tasks_of_recipe,
+)
 from cpt.recipe.schema import Component
 
 pytest.importorskip("lm_eval")
@@ -84,6 +93,58 @@ def test_entries_of_a_recipe_are_checked_before_the_run(folder):
     entries = [{"name": "mine"}, {"name": "unsafe"}, {"name": "unsafe", "allow_code_execution": True}]
     (problem,) = check_tasks([Component.model_validate({**entry, "folder": str(folder)}) for entry in entries])
     assert "`evaluation.tasks[1]`" in str(problem) and "allow_code_execution" in str(problem)
+
+
+# functions of the user
+
+
+def board(model, tokenizer, *, questions: int = 24, kind: str = "list"):
+    """Whether a model prefers one token to another, for each of some questions."""
+    ids = torch.tensor([tokenizer(word)["input_ids"][:1] for word in WORDS[:questions]])
+    preferred = (model(ids.to(model.device)).logits[:, -1].argmax(-1) % 2).tolist()
+    scores = {"list": preferred, "number": sum(preferred) / len(preferred), "nan": float("nan"), "text": "high"}
+    return {"even": scores[kind], "loss": 2.5} if kind in scores else None
+
+
+def choice_of(**options):
+    return TaskChoice((f"{__name__}:board",), options=options)
+
+
+def test_a_function_scores_models_which_are_compared_question_by_question(tokenizer):
+    (before, _), (after, loss) = (run_tasks(random_llama(seed), tokenizer, choice_of(questions=12)) for seed in (0, 1))
+    assert (after.report.metric, after.report.questions) == ("even", 12) and after.report.higher_is_better
+    assert after.report.interval[0] <= after.report.value == after.by_question.mean() <= after.report.interval[1]
+    found = task_difference(before, after)
+    assert (found.before, found.after, found.items) == (before.report.value, after.report.value, 12)
+    assert loss.by_question is None and not loss.report.higher_is_better and loss.report.value == 2.5
+    (number, _) = run_tasks(random_llama(1), tokenizer, choice_of(questions=12, kind="number"))
+    assert number.report.value == after.report.value and task_difference(number, number) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("nan", "nan"), ("text", "'high'"), ("nothing", "None"), (None, "KeyError")]
+)
+def test_a_function_that_fails_or_returns_no_scores_is_named(tokenizer, kind, said):
+    choice = choice_of(kind=kind) if kind else TaskChoice((f"{__name__}:failing",))
+    with pytest.raises(UserCodeError, match=f"`{__name__}:") as refused:
+        run_tasks(random_llama(0), tokenizer, choice)
+    assert said in str(refused.value)
+
+
+def failing(model, tokenizer):
+    raise KeyError("x")
+
+
+def test_options_of_a_function_are_checked_and_given_by_the_recipe_and_the_command_line():
+    name = f"{__name__}:board"
+    assert list(check_tasks([Component(name=name, questions=5)])) == []
+    for entry in ({"name": name, "limit": 5}, {"name": f"{__name__}:bord"}):
+        (problem,) = check_tasks([Component.model_validate(entry)])
+        assert "`evaluation.tasks[0]" in str(problem) and "board" in str(problem)
+    (of_recipe,) = tasks_of_recipe([Component(name=name, questions=5), Component(name="domain_test")])
+    assert of_recipe.is_function and of_recipe.options == {"questions": 5}
+    of_lm_eval, own = task_choices(["mine", name, "writes"], None, False, 3, None)
+    assert of_lm_eval.names == ("mine", "writes") and (own.names, own.options) == ((name,), {"limit": 3})
 
 
 @pytest.mark.long

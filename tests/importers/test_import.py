@@ -204,6 +204,8 @@ def test_a_mixture_and_an_adapter_of_llamafactory(translate):
     assert [source["weight"] for source in recipe["data"]["sources"]] == [0.7, 0.3]
     lora = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}
     assert recipe["model"]["lora"] == {**lora, "quantize": "nf4", "double_quantize": True}
+    recipe = translate(LLAMAFACTORY, **adapter | {"quantization_bit": 8}).recipe
+    assert recipe["model"]["lora"] == {**lora, "quantize": "int8"}
 
 
 def test_the_v1_of_llamafactory_has_its_sections_and_datasets_translated():

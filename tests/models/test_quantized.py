@@ -6,13 +6,14 @@ import torch
 from safetensors.torch import load_file
 from tiny import write_recipe
 from tiny_models import gradients, make_tokenizer, tiny_config, tiny_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.export.export import load_adapter
 from cpt.export.trained import find_trained
 from cpt.models.adapters import BYTES_OF_4_BIT, Quantization, check_quantization, numbers_in, quantization_of
 from cpt.models.build import build_model
+from cpt.models.layers import set_up_recomputing
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model
 from cpt.train import train
@@ -59,6 +60,30 @@ def test_an_evaluation_changes_no_gradient_of_the_steps_after_it(base):
     assert before.keys() == after.keys() and all(before[name].equal(after[name]) for name in before)
 
 
+def test_a_base_in_8_bit_gives_nearly_the_same_loss_and_gradients_reach_the_adapters(base):
+    int8 = {"quantize": "int8", "lora_alpha": 4}
+    model = build_model(Model(path=str(base), dtype="bfloat16", lora=int8), make_tokenizer())
+    whole = build_model(Model(path=str(base), dtype="bfloat16"), make_tokenizer())
+    layers = {name: weight for name, weight in model.named_parameters() if ".base_layer." in name}
+    assert {weight.dtype for weight in layers.values()} == {torch.int8} and len(layers) == 2 * 7
+    planned = quantization_of(int8).bytes_per_weight * sum(weight.numel() for weight in layers.values())
+    assert sum(weight.nbytes for weight in layers.values()) == planned
+    expected = whole(input_ids=IDS, labels=IDS).loss.item()
+    assert model(input_ids=IDS, labels=IDS).loss.item() == pytest.approx(expected, rel=0.01)  # LLM.int8()
+    loss = model.train()(input_ids=IDS, labels=IDS).loss  # on a CPU, bitsandbytes trains with dequantized weights
+    loss.backward()
+    assert loss.item() == pytest.approx(expected, rel=0.01)
+    found = {name: gradient.clone() for name, gradient in gradients(model).items()}
+    assert list(found) == [name for name, weight in model.named_parameters() if weight.requires_grad]
+    arguments = TrainingArguments("unused", gradient_checkpointing=True, use_cpu=True)
+    set_up_recomputing(model, arguments)
+    assert arguments.gradient_checkpointing_kwargs == {"use_reentrant": True}  # the others would keep the inputs
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments.gradient_checkpointing_kwargs)
+    model.zero_grad()
+    model(input_ids=IDS, labels=IDS).loss.backward()
+    assert all(gradient.equal(found[name]) for name, gradient in gradients(model).items())
+
+
 @pytest.mark.parametrize("double", [True, False])
 def test_a_weight_takes_the_bytes_that_are_planned(base, double):
     layer = built(base, double_quantize=double).get_base_model().model.layers[0].mlp.gate_proj.base_layer.weight
@@ -82,14 +107,16 @@ def recipe_of(sections, folder, base, name="qlora", **changes):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_bit_for_bit_and_merges_into_the_whole_base(tiny_recipe, tmp_path, tokenizer_folder):
+@pytest.mark.parametrize("lora", [QLORA, {"r": 4, "quantize": "int8"}], ids=["nf4", "int8"])
+def test_a_run_goes_on_bit_for_bit_and_merges_into_the_whole_base(tiny_recipe, tmp_path, tokenizer_folder, lora):
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     base = tmp_path / "base"
     wide = {**WIDE, "vocab_size": len(tokenizer)}
     tiny_model(wide).save_pretrained(base)
     tokenizer.save_pretrained(base)
     every = {"checkpoints": {"every_steps": 4, "keep": 9}}
-    final = train(recipe_of(tiny_recipe, tmp_path, base, **every))
+    model = {"path": str(base), "lora": lora, "dtype": "bfloat16"}
+    final = train(recipe_of(tiny_recipe, tmp_path, base, model=model, **every))
     assert find_trained(final.parent).is_adapter
     adapter = final / "adapter"
     assert "quantization_config" not in json.loads((final / "config.json").read_text())
@@ -99,7 +126,8 @@ def test_a_run_goes_on_bit_for_bit_and_merges_into_the_whole_base(tiny_recipe, t
     merged = AutoModelForCausalLM.from_pretrained(final, dtype="auto").state_dict()
     assert merged.keys() == expected.keys() and all(torch.equal(merged[name], expected[name]) for name in expected)
 
-    again = train(recipe_of(tiny_recipe, tmp_path, base, name="again", **every), resume=final.parent / "checkpoint-4")
+    again = recipe_of(tiny_recipe, tmp_path, base, name="again", model=model, **every)
+    again = train(again, resume=final.parent / "checkpoint-4")
     one, other = (load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (final, again))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
@@ -107,6 +135,8 @@ def test_a_run_goes_on_bit_for_bit_and_merges_into_the_whole_base(tiny_recipe, t
 def test_quantization_is_read_from_the_section_and_refused_where_it_cannot_run(monkeypatch):
     assert quantization_of(None) is None and quantization_of({"r": 4}) is None
     assert quantization_of({"quantize": "fp4"}) == Quantization("fp4", True)
+    with pytest.raises(RecipeError, match="double_quantize"):
+        quantization_of({"quantize": "int8", "double_quantize": True})
     with pytest.raises(RecipeError, match="ZeRO-3"):
         check_quantization(QLORA, zero3=True)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)

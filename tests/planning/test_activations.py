@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from planned_setups import PLAIN, SHAPES, WAYS, setup_for
+from planned_setups import AGAIN, PLAIN, SHAPES, WAYS, setup_for
 from transformers import AutoModelForCausalLM
 
 from cpt.models.config import config_from
@@ -23,7 +23,7 @@ def count(shape, **changes):
 
 
 def planned_bytes(config, setup):
-    sizes = sizes_of_model(config, setup.lora, setup.sequence_length)
+    sizes = sizes_of_model(config, setup.lora, setup.sequence_length, setup.train_only)
     return plan_memory(sizes, setup, count_activations(config, setup)).model_alone
 
 
@@ -95,6 +95,29 @@ CASES += [pytest.param(*pair, marks=pytest.mark.slow) for pair in EACH_WAY]
 def test_the_formula_is_within_5_percent_of_a_dry_run_and_hardly_below(shape, way):
     config, setup = config_from(SHAPES[shape]), setup_for(**WAYS[way])
     assert 0.97 <= planned_bytes(config, setup) / dry_run(config, setup) <= 1.05
+
+
+PARTS = (["layers.2-3", "lm_head"], ["layers.2-3"], ["lm_head"], ["embed_tokens"], "new_rows")
+FROZEN = [({}, PARTS[0]), *(pytest.param(AGAIN, parts, marks=pytest.mark.slow) for parts in PARTS)]
+FROZEN += [pytest.param({"weights_bytes": 4, "checkpointing": True}, parts, marks=pytest.mark.slow) for parts in PARTS]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("changes", "parts"), FROZEN)
+def test_frozen_parts_need_no_gradients_and_no_activations_below_the_first_trained_one(changes, parts):
+    config = config_from(SHAPES["llama"])
+    whole, setup = setup_for(**changes), setup_for(**changes, train_only=parts)
+    # what frozen layers hand on without saving it is not counted: much only beside weights as few as these
+    assert 0.92 <= planned_bytes(config, setup) / dry_run(config, setup) <= 1.05
+    assert planned_bytes(config, setup) < planned_bytes(config, whole)
+    kept, of_whole = (count_activations(config, one).one for one in (setup, whole))
+    assert kept.kept <= of_whole.kept and kept.layers == {"lm_head": 1, "embed_tokens": 4}.get(parts[0], kept.layers)
+
+
+def test_layers_in_8_bit_keep_their_inputs():
+    plain, quantized = (count("llama", lora={"r": 16, **how}).one for how in ({}, {"quantize": "int8"}))
+    # of attention, its output, the feed-forward layer and its output; the others are saved already
+    assert quantized.kept - plain.kept > 4 * 512 * 2 * 512
 
 
 @pytest.mark.heavy

@@ -75,6 +75,21 @@ def test_a_model_without_a_record_of_new_rows_cannot_train_them_alone(load, tmp_
     assert "`model.train_only`" in mistake
 
 
+def test_the_parts_that_are_trained_have_to_exist_and_a_tied_head_is_reported(load, tiny_recipe):
+    def found_with(*parts, tied=False, **optimizer):
+        config = {**TINY_LLAMA, "tie_word_embeddings": tied}
+        model = {"from_scratch": True, "config": config, "train_only": list(parts)}
+        return check_reality(load(model=model, optimizer={"learning_rate": 1e-4, **optimizer}))
+
+    (mistake,) = found_with("layer.1").mistakes
+    assert "`model.train_only`" in str(mistake) and "`layers`" in str(mistake)
+    assert not found_with("layers.1").mistakes
+    (mistake,) = found_with("layers.1", embedding_learning_rate=1e-5).mistakes
+    assert "`optimizer.embedding_learning_rate`" in str(mistake)
+    (warning,) = [line for line in found_with("lm_head", tied=True).warnings if "train_only" in line]
+    assert "embed_tokens" in warning
+
+
 def test_a_learning_rate_for_embeddings_that_adapters_do_not_train_is_a_mistake(load):
     both = load(optimizer={"learning_rate": 1e-4, "embedding_learning_rate": 1e-5})
 

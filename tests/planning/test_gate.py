@@ -42,6 +42,8 @@ def mistakes(recipe: Recipe) -> list[str]:
         ({"training": {**MICRO_BATCH, "deepspeed": ZERO_2}}, "`gradient_clipping`"),
         ({"training": {**MICRO_BATCH, "parallelism_config": {"sp_size": 2}}}, "parallelism_config"),
         ({"checkpoints": {"every_steps": 1, "keep": {"lasst": 2}}}, "`checkpoints.keep.lasst`"),
+        ({"safety": {"on_spike": "abrot"}}, "`safety.on_spike.name`"),
+        ({"safety": {"on_spike": {"name": "abort", "times": 2}}}, "`safety.on_spike.times`"),
         ({"checkpoints": {"archive": "nowhere://x"}}, "RecipeError: `checkpoints.archive`"),
         ({"checkpoints": {"archive": "adl://x/y"}}, "ResourceError: `checkpoints.archive`"),
         ({"training": {**MICRO_BATCH, "torch_compile_mode": "fast"}}, "`training.torch_compile_mode`"),

@@ -447,6 +447,17 @@ def test_a_mixture_opens_in_a_plain_data_loader(recipe, write, rows_of):
     assert [len(batch["input_ids"]) for batch in batches] == [4, 4]
     for row in range(8):
         assert all(torch.equal(batches[row // 4][name][row % 4], value) for name, value in rows[row].items())
+    later = next(iter(DataLoader(alone, batch_size=4, sampler=range(4, len(alone)))))
+    assert all(torch.equal(later[name], value) for name, value in batches[1].items())
+
+
+def test_a_mixture_file_is_opened_with_another_length_and_order(recipe, write, tmp_path, rows_of):
+    rows, _ = rows_of(recipe["data"]["sources"])
+    mixture = write(recipe["data"], "mixture.yaml")
+    again, other = (open_mixture(mixture, recipe["tokenizer"]["path"], seed=seed) for seed in (None, 7))
+    assert same_rows([again[row] for row in range(8)], [rows[row] for row in range(8)])
+    assert not same_rows([other[row] for row in range(8)], [rows[row] for row in range(8)])
+    assert len(open_mixture(mixture, recipe["tokenizer"]["path"], sequence_length=32)[0]["input_ids"]) == 32
 
 
 # Rows

@@ -221,6 +221,25 @@ def test_new_tokens_are_grown_as_the_mean_of_their_pieces(base_model, extended):
         torch.testing.assert_close(after[row], before[pieces].mean(0))
 
 
+def test_only_the_parts_that_the_recipe_names_learn(trained):
+    trainer, recipe, tokenizer = trained(config={"model_type": "llama", **DENSE}, train_only=["layers.1", "lm_head"])
+    before, after = build_model(recipe, tokenizer).state_dict(), trainer.model.state_dict()
+    changed = {name for name in before if not before[name].equal(after[name])}
+    assert changed == {name for name in before if name.startswith(("model.layers.1.", "lm_head."))}
+
+
+def test_a_models_file_alone_is_built(base_model, tmp_path):
+    (tmp_path / "model.yaml").write_text(f"path: {base_model}\n")
+    model = build_model(tmp_path / "model.yaml")
+    assert all(weights(base_model)[name].equal(value) for name, value in model.state_dict().items())
+    tiny = "recipes/models/tiny/llama.yaml"
+    changes = ["model.from_scratch=true", "model.dtype=bfloat16"]
+    half, again = (build_model(tiny, "recipes/tiny/tokenizer", [*changes, f"seed={seed}"]) for seed in (1, 2))
+    assert half.dtype == torch.bfloat16 and not half.lm_head.weight.equal(again.lm_head.weight)
+    with pytest.raises(RecipeError, match="from_scratch: true"):
+        build_model(tiny, "recipes/tiny/tokenizer")
+
+
 def test_only_the_new_rows_learn_where_the_recipe_says_so(extended, recipe, trained):
     recipe["tokenizer"] = {}
     trainer, _, tokenizer = trained(path=str(extended), train_only="new_rows")

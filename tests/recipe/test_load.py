@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cpt.errors import RecipeError
-from cpt.recipe.load import REPOSITORY, dump_recipe, load_mixture, load_recipe, load_with_places
+from cpt.recipe.load import REPOSITORY, dump_recipe, load_recipe, load_section, load_with_places
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import place_of
 
@@ -132,14 +132,25 @@ def test_a_spoilt_recipe_is_a_recipe_error_with_lines_or_still_a_recipe(tmp_path
 def test_a_mixture_file_is_a_data_section_alone(here):
     (here / "m.yaml").write_text("sequence_length: 64\nsources: [{path: a/b}]\n")
     (here / "on_top.yaml").write_text("base: m.yaml\nsequence_length: 32\n")
-    assert load_mixture("m.yaml")[0].sources[0].path == "a/b"
-    data, _ = load_mixture("on_top.yaml", ["data.packing=none"])
-    assert (data.sequence_length, data.packing) == (32, "none")
+    assert load_section("m.yaml", "data").data.sources[0].path == "a/b"
+    data = load_section("on_top.yaml", "data", ["data.packing=token_budget"]).data
+    assert (data.sequence_length, data.packing) == (32, "token_budget")
     with pytest.raises(RecipeError, match="gone.yaml"):
-        load_mixture("gone.yaml")
+        load_section("gone.yaml", "data")
+    (here / "m.yaml").write_text("sources: [{path: a.jsonl, split: test}]\n")
+    with pytest.raises(RecipeError, match=r"m.yaml:1: `data.sources\[0\].split`"):
+        load_section("m.yaml", "data")
 
 
 def test_a_mixture_is_read_from_a_recipe_too(load):
     load("seed: 3\n")
-    data, seed = load_mixture("r.yaml")
-    assert data.sources[0].path == "some/texts" and seed == 3
+    recipe = load_section("r.yaml", "data")
+    assert recipe.data.sources[0].path == "some/texts" and recipe.seed == 3
+
+
+def test_a_models_file_is_a_model_section_alone(here):
+    (here / "m.yaml").write_text("config: {model_type: llama}\n")
+    recipe = load_section("m.yaml", "model", ["model.from_scratch=true", "seed=3"])
+    assert recipe.model.from_scratch and recipe.model.path is None and recipe.seed == 3
+    with pytest.raises(RecipeError, match="from_scratch: true"):
+        load_section("m.yaml", "model")

@@ -30,6 +30,13 @@ EVERY = "checkpoints.every_steps=1"
         ("", ["model={path: a/b, train_only: new_rows, lora: {}}"], "LoRA new_rows"),
         (SCRATCH, ["model={path: a/b, from_scratch: true, train_only: new_rows}"], "new_rows"),
         ("training: {fsdp: true}\n", ["model.train_only=new_rows"], "FSDP DeepSpeed"),
+        ("", ["model={path: a/b, train_only: [lm_head], lora: {}}"], "LoRA `model.train_only`"),
+        (
+            "training: {gradient_checkpointing: true, gradient_checkpointing_kwargs: {use_reentrant: true}}\n",
+            ["model.train_only=[lm_head]"],
+            "`model.train_only` use_reentrant `training.gradient_checkpointing_kwargs`",
+        ),
+        ("safety: {loss_guard: null, on_spike: abort}\n", [], "`safety.on_spike` effect `safety.loss_guard`"),
         ("", ["model={path: a/b, trust_remote_code: true, revision: main}"], "`model.revision`"),
         (SCRATCH, [f"model={LLAMA}, revision: x}}"], "`model.revision` effect `model.path`"),
         ("checkpoints: {every_steps: 1, every_tokens: 1}\n", [], "`checkpoints.every_steps` every_tokens"),

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
 
 from cpt.checkpoints.resume import published_checkpoints
-from cpt.errors import Interrupted, ResourceError, RestartNeeded
+from cpt.errors import Interrupted, ResourceError, RestartNeeded, TrainingError
 from cpt.runs.events import read_events
 
 pytestmark = pytest.mark.heavy
@@ -175,6 +175,43 @@ def test_a_run_that_was_asked_to_stop_rolls_back_and_does_not_restart(tiny_recip
         trainer.train()
     assert not isinstance(stopped.value, RestartNeeded)
     assert published_checkpoints(trainer.run_folder)[-1].name == "checkpoint-2"
+
+
+# --- a recovery handler ---
+
+SEEN = []
+
+
+def decide(spike, *, at: int = 5, action: str | None = None):
+    """Skip every spike, and return `action` from that step on."""
+    SEEN.append(spike)
+    return action if spike.step >= at else "skip"
+
+
+def handled(sections, folder, rows=BAD_ROWS, **options):
+    safety = {**TOLERANT["safety"], "on_spike": {"name": f"{__name__}:decide", **options}}
+    return bad_run(sections, folder, safety=safety, faults=in_rows(*rows))
+
+
+def test_a_handler_gets_each_spike_and_decides_what_follows(tiny_recipe, tmp_path):
+    SEEN.clear()
+    skips = train_to_the_end(handled(tiny_recipe, tmp_path / "skip", action="skip"), restarts=0)
+    assert events(skips, *SKIPPED, "rolled_back") == [("nan_skipped", step) for step in (3, 4, 5)]
+    assert [(spike.step, spike.recent, spike.rollbacks) for spike in SEEN] == [(3, 1, 0), (4, 2, 0), (5, 3, 0)]
+    assert all(math.isnan(spike.loss) and spike.run_folder == skips.run_folder for spike in SEEN)
+    by_rule = train_to_the_end(handled(tiny_recipe, tmp_path / "rule"), restarts=1)
+    assert events(by_rule, "rolled_back") == [("rolled_back", 5)]
+    back = handled(tiny_recipe, tmp_path / "back", rows=BAD_ROWS[:1], at=3, action="roll_back")
+    back = train_to_the_end(back, restarts=1)
+    assert events(back, "rolled_back") == [("rolled_back", 3)] and back.rows_of_steps.left_out == [(8, 12)]
+
+
+@pytest.mark.parametrize("options", [{"name": "abort"}, {"action": "abort"}, {"action": "ignore"}])
+def test_a_handler_can_end_the_run_and_a_wrong_answer_does(tiny_recipe, tmp_path, options):
+    with pytest.raises(TrainingError) as ended:
+        handled(tiny_recipe, tmp_path, **options)().train()
+    named = "`safety.on_spike: abort`" if "name" in options else ":decide`"
+    assert named in str(ended.value) and ("'ignore'" in str(ended.value)) == ("ignore" in options.values())
 
 
 # --- out of memory ---

@@ -27,9 +27,10 @@ from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, Wanted, make_shards
 from cpt.distributed import is_main_process, main_process_first
 from cpt.errors import DataError, RecipeError
-from cpt.recipe.load import load_mixture
+from cpt.recipe.load import load_section
 from cpt.recipe.rules import check_names, reported_name
 from cpt.recipe.schema import Budget, Data, Evaluation, Source
+from cpt.tokenizer.load import tokenizer_at
 
 Sources = Sequence[TokenizedSource]
 Chunked = Sequence[ChunkedRows]
@@ -438,21 +439,32 @@ def refuse_small_disk(data: Data, budget: Budget | None, sources: Sources, *, ne
 
 def open_mixture(
     path: str | Path,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | str | Path,
     overrides: Sequence[str] = (),
     *,
+    sequence_length: int | None = None,
+    seed: int | None = None,
     cache_dir: Path | None = None,
 ) -> MixtureRows:
-    """The rows of a mixture file or a recipe, in training order: a torch dataset for a plain DataLoader.
+    """The packed rows of a mixture file or a recipe, in training order: a torch dataset for a plain DataLoader.
 
     The dataset is endless (its length is 10**12 rows) and already shuffled, so do not set the DataLoader's `shuffle`.
-    To read a part: `torch.utils.data.Subset(rows, range(1000))`. With a recipe, nothing is held out here; the rows of
-    a run are `build_data(...).rows`.
+    Row i is always the same: to continue at row 4,000, pass `sampler=range(4000, len(rows))`; each of n processes
+    takes `range(4000 + rank, len(rows), n)`. With a recipe, nothing is held out here; the rows of a run are
+    `build_data(...).rows`.
 
     Args:
-        tokenizer: a Hugging Face tokenizer with an end-of-sequence token.
-        overrides: `data.key=value`, applied to the file: `data.sequence_length=512`.
+        tokenizer: a Hugging Face tokenizer with an end-of-sequence token, its folder or its Hub id.
+        overrides: `data.key=value`, applied to the file: `data.packing=concatenate`.
+        sequence_length: tokens in a row; by default the file's.
+        seed: of the order; by default the recipe's, or 42.
         cache_dir: where tokens are stored; default: $CPT_CACHE or ~/.cache/cpt.
+
+    Raises:
+        RecipeError: a mistake in the file, or in an override.
+        DataError: a source is missing, damaged or empty.
     """
-    data, seed = load_mixture(path, overrides)
-    return build_data(data, tokenizer, seed=seed, cache_dir=cache_dir).rows
+    given = {"data.sequence_length": sequence_length, "seed": seed}
+    words = [*overrides, *(f"{key}={value}" for key, value in given.items() if value is not None)]
+    recipe = load_section(path, "data", words)
+    return build_data(recipe.data, tokenizer_at(tokenizer), seed=recipe.seed, cache_dir=cache_dir).rows
