@@ -71,3 +71,9 @@ def test_a_service_is_read_page_by_page():
         texts = texts_of("examples.sources.http_api:pages", url=url, items="data", next_page="next")
         server.shutdown()
     assert texts == ["a", "b", "c"]
+
+
+def test_prices_become_changes_in_steps(tmp_path):
+    (tmp_path / "A.csv").write_text("Date,Close\n2020-01-01,100\n2020-01-02,101\n2020-01-03,50\n2030-01-01,1\n")
+    texts = texts_of("examples.sources.prices:prices", folder=str(tmp_path), symbols=["A"], until="2024")
+    assert texts == ["A 2020-01-01 2020-01-03\n10 -200"]  # 100 ln(1.01) / 0.1; the crash is cut at 20 %

@@ -1,6 +1,7 @@
 """The loop of a search, with a small program in place of `cpt train`."""
 
 import json
+import re
 import sys
 import textwrap
 
@@ -169,3 +170,14 @@ def test_gpus_are_divided_among_the_trials(monkeypatch):
     assert environments_of(2, 2) == [{"CUDA_VISIBLE_DEVICES": "4,5"}, {"CUDA_VISIBLE_DEVICES": "6,7"}]
     with pytest.raises(ResourceError):
         environments_of(3, 2)
+
+
+def test_a_range_test_suggests_a_tenth_of_the_rate_at_the_lowest_loss(search, tmp_path, monkeypatch, capsys):
+    (tmp_path / "runs").mkdir()
+    program = tmp_path / "train.py"
+    program.write_text(f"{TRAIN}\nfor step in range(1, 41): log(256 * step, loss=1 + abs(step - 20))\nfinish()")
+    monkeypatch.setattr(loop, "TRAIN", (sys.executable, str(program)))
+    overrides = ["seed=1", f"output_dir={tmp_path / 'runs'}"]
+    command(tmp_path / "recipe.yaml", overrides, learning_rates=(1e-5, 1e-1), steps=40)
+    suggested = float(re.search(r"optimizer.learning_rate=(\S+),", capsys.readouterr().out)[1])
+    assert 1e-4 <= suggested <= 3e-4  # after half of the steps the rate is 1e-3; the smoothed loss is lowest later
