@@ -25,7 +25,7 @@ from cpt.planning.memory import plan_memory
 from cpt.planning.model_sizes import sizes_of_model
 from cpt.planning.speed import find_target
 from cpt.planning.workload import read_setup
-from cpt.recipe.load import REPOSITORY, differing_keys, load_mixture, load_recipe, load_with_places
+from cpt.recipe.load import REPOSITORY, differing_keys, load_recipe, load_section, load_with_places
 from cpt.train import train
 
 FOLDER = REPOSITORY / "recipes"
@@ -104,7 +104,7 @@ def test_the_check_of_a_recipe_finds_no_mistake(path, monkeypatch):
 
 @pytest.mark.parametrize("path", MIXTURES, ids=named)
 def test_a_mixtures_weights_are_shares_and_its_sources_are_limited(path):
-    data = load_mixture(path)[0]
+    data = load_section(path, "data").data
     assert sum(source.weight for source in data.sources) == pytest.approx(1)
     assert all(source.max_documents for source in data.sources), "sets on the Hub are huge"
 
