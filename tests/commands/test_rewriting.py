@@ -92,6 +92,7 @@ def bytes_of(folder):
     return {file.name: file.read_bytes() for file in sorted(folder.glob("*.jsonl"))}
 
 
+@pytest.mark.heavy
 def test_the_command_rewrites_a_source_and_finds_it_done_the_next_time(cpt, model_folder, tmp_path):
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"body": f"Document {n}."}) + "\n" for n in range(5)))
     words = ["data", "rewrite", tmp_path / "corpus.jsonl", "--model", model_folder, "--output", tmp_path / "out"]
