@@ -204,7 +204,9 @@ def weights_folder(path: str, revision: str | None = None) -> Path:
         return Path(path).expanduser()
     config = try_to_load_from_cache(path, "config.json", revision=revision)
     if not isinstance(config, str):
-        raise CheckpointError(f"{path} is not in the Hub cache of this machine. Download it: hf download {path}")
+        raise CheckpointError(
+            f"{path} is neither a folder nor in the Hub cache of this machine. To download it: hf download {path}"
+        )
     return Path(config).parent
 
 
