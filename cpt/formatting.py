@@ -1,9 +1,10 @@
 """Format output: durations, sizes, counts and shares; colors and progress bars in a terminal, plain lines in pipes,
 files, logs and CI."""
 
+import math
 import os
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext
 
 from rich.console import Console
@@ -61,6 +62,14 @@ NOT_WATCHED = {
     "TQDM_DISABLE": "1",  # bars of datasets, transformers and Hub downloads
 }
 """Environment variables of packages; most read them at import."""
+
+
+BARS = " ▁▂▃▄▅▆▇█"
+
+
+def bars(values: Iterable[float | None], highest: float) -> str:
+    """One bar per value, up to the highest; a space for None."""
+    return "".join(" " if value is None else BARS[math.ceil((len(BARS) - 1) * value / highest)] for value in values)
 
 
 def open_console(*, stderr: bool = False) -> Console:

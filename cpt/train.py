@@ -12,8 +12,15 @@ if not __package__:  # started as a file: import from the repository root, not f
 from cpt.command_line import run_command  # first: it silences libraries that the others import
 
 # isort: split
-from cpt.checkpoints.resume import Wanted, choose_checkpoint
-from cpt.distributed import LaunchedAs, is_main_process, join_processes, print_once, start_deepspeed
+from cpt.checkpoints.resume import BEGAN, Wanted, choose_checkpoint
+from cpt.distributed import (
+    LaunchedAs,
+    is_main_process,
+    join_processes,
+    main_process_decides,
+    print_once,
+    start_deepspeed,
+)
 from cpt.evaluation.verdict import verdict_of_run, write_verdict
 from cpt.export.export import export_average, export_model
 from cpt.recipe.keys import refuse_automatic
@@ -23,6 +30,7 @@ from cpt.stages.build import build_trainer
 from cpt.stages.models import model_for
 from cpt.tokenizer.load import load_tokenizer
 from cpt.training.arguments import data_of, describe_inputs, training_arguments
+from cpt.training.changes import EndOfPart, RecipeChanges
 from cpt.training.liveness import GroupTimeouts, Heartbeat, lost_ranks_named, saved_on_errors
 from cpt.training.preemption import Preemption
 from cpt.training.resuming import keep_dtype, keep_global_batch, train_from
@@ -34,6 +42,9 @@ def train(
     recipe: Recipe,
     *,
     new: bool = False,
+    change: bool = False,
+    note: str | None = None,
+    from_checkpoint: Path | None = None,
     resume: Wanted = "latest",
     allow_restart: bool = False,
     trust_checkpoint: bool = False,
@@ -46,6 +57,9 @@ def train(
 
     Args:
         new: start a new run if the name is taken, instead of resuming that run.
+        change: apply changes of the recipe that hold from the run's last checkpoint on; refused without it.
+        note: the reason, for the run's history.
+        from_checkpoint: begin this new run from the checkpoint of another, with its optimizer and data position.
         resume: `latest`, `none` to start from the beginning, or the checkpoint to resume from.
         allow_restart: start from the beginning if no checkpoint is valid.
         trust_checkpoint: trust the pickles of a checkpoint without a manifest from cpt.
@@ -58,30 +72,37 @@ def train(
             to skip rows.
     """
     launch = join_processes(recipe.training)
-    run = start_run(recipe, new=new)
-    if run.is_finished and resume == "latest":
+    changes = RecipeChanges(recipe, accepted=change, note=note, branch_of=from_checkpoint)
+    run = start_run(recipe, check=changes.check, new=new)
+    if from_checkpoint is not None and not (run.folder / BEGAN).exists():
+        resume = from_checkpoint
+    if run.is_done and resume == "latest":
         print_once(
             f"{run.folder} is finished: its model is in {run.export_folder}. For another run: name=... or --new."
         )
         return run.export_folder
     with run.reporting(), Preemption() as preemption, Heartbeat(run.folder) as heartbeat, lost_ranks_named(run):
-        recipe = refuse_automatic(recipe if prepare is None else prepare(recipe, run, launch))
-        start_deepspeed(launch)
         point = choose_checkpoint(run.folder, resume=resume, allow_restart=allow_restart, trust=trust_checkpoint)
+        part = main_process_decides(lambda: changes.part(run, point))
+        recipe = refuse_automatic(part.recipe if prepare is None else prepare(part.recipe, run, launch))
+        main_process_decides(lambda: changes.record(run))
+        start_deepspeed(launch)
         recipe = keep_dtype(keep_global_batch(recipe, point), point, deepspeed=launch.deepspeed_config is not None)
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-        data = data_of(recipe, tokenizer)
+        data = data_of(recipe, tokenizer, part.stretches)
         arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)
         model = model_for(recipe, tokenizer, arguments)
         run.record_inputs(data.fingerprint, lambda: describe_inputs(recipe, data, tokenizer, arguments))
+        end = EndOfPart(part.end)
         trainer = build_trainer(
-            recipe, model, tokenizer, data, arguments, watchers=(heartbeat, preemption, GroupTimeouts())
+            recipe, model, tokenizer, data, arguments, watchers=(heartbeat, preemption, GroupTimeouts(), end)
         )
         if ready is not None:
             ready(trainer)
         with saved_on_errors(trainer):
             train_from(trainer, data, point)
         preemption.raise_if_stopped(run.status().get("checkpoint"))
+        end.restart_at_end()
         if is_main_process() and (data.held_out or recipe.evaluation.tasks):
             # The run's own measurements; `print_verdict` adds the rest.
             write_verdict(run.folder, verdict_of_run(run.folder, serve=f"cpt serve {run.export_folder}"))

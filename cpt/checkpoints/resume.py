@@ -12,7 +12,7 @@ from cpt.distributed import main_process_decides
 from cpt.errors import CheckpointError
 from cpt.files import free_name
 from cpt.runs.events import record_event
-from cpt.runs.folder import read_object
+from cpt.runs.folder import HISTORY, read_object
 
 PATTERN = re.compile(r"checkpoint-(\d+)")
 BAD = "bad-"
@@ -59,7 +59,7 @@ def choose_checkpoint(
             return named_point(folder, resume, trust=trust)
         if resume == "latest":
             return latest_point(folder, allow_restart=allow_restart, trust=trust)
-        every = [*published_checkpoints(folder), *bad_checkpoints(folder)]
+        every = [*published_checkpoints(folder), *bad_checkpoints(folder), *folder.glob(HISTORY)]
         set_aside(folder, every, "--resume none starts from the beginning")
         (folder / BEGAN).unlink(missing_ok=True)
         return ResumePoint()
@@ -152,7 +152,7 @@ def named_point(folder: Path, checkpoint: Path, *, trust: bool) -> ResumePoint:
 
 
 def set_aside(folder: Path, checkpoints: list[Path], why: str) -> None:
-    """Move checkpoints into set-aside/, so that the run does not resume from them."""
+    """Move checkpoints, and the history of their recipe, into set-aside/, so that the run does not resume from them."""
     if not checkpoints:
         return
     target = free_name(folder / "set-aside")

@@ -15,7 +15,7 @@ from cpt.command_line import AsJson, Overrides, RecipePath
 from cpt.data.readers.columns import form_of_stage
 from cpt.data.rows.build import PreparedData, SourceReport, build_data, exceeds_max_epochs, rows_of_run
 from cpt.data.rows.mixture import asked_shares, shares_over
-from cpt.formatting import open_console
+from cpt.formatting import bars, open_console
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Data, Recipe
@@ -111,7 +111,6 @@ def find_deviations(sources: list[SourceForecast], rows: int) -> Iterator[str]:
         yield f"Estimated from the first chunks: {names}. `cpt prepare` reads all of it and makes the numbers exact."
 
 
-BARS = " ▁▂▃▄▅▆▇█"
 SHORTEST, LONGEST = 4, 20  # powers of two in the histogram; its ends include shorter and longer documents
 
 
@@ -153,7 +152,7 @@ def histogram(source: SourceForecast) -> str:
     heights = [0] * (LONGEST - SHORTEST + 1)
     for length, count in source.lengths.items():
         heights[min(max(length.bit_length() - 1, SHORTEST), LONGEST) - SHORTEST] += count
-    return "".join(BARS[-(-height * (len(BARS) - 1) // max(heights))] for height in heights)
+    return bars(heights, max(heights))
 
 
 def command(

@@ -20,7 +20,15 @@ from cpt.commands.rehearse_program import EndAtLog, train_in_own_process
 from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import states_of
 from cpt.distributed import environment_alone, print_once
-from cpt.errors import CheckpointError, CptError, DataError, LaunchError, ResourceError, TrainingError
+from cpt.errors import (
+    CheckpointError,
+    CptError,
+    DataError,
+    LaunchError,
+    ResourceError,
+    RestartNeeded,
+    TrainingError,
+)
 from cpt.files import size_and_hash
 from cpt.hardware import count_cpu_cores, find_gpus
 from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
@@ -44,9 +52,11 @@ from cpt.runs.folder import (
     read_recipe,
     read_run,
 )
+from cpt.runs.history import write_history
 from cpt.runs.record import Run, deciding_variables, describe_environment
 from cpt.tokenizer.load import load_tokenizer
 from cpt.training.arguments import hash_of_tokenizer
+from cpt.training.restart import MOST_WITHOUT_PROGRESS
 from cpt.training.trainer import CPTTrainer
 
 DIFFERS = 3  # the exit code; 2 means a user error
@@ -109,8 +119,10 @@ def command(
     # A logged loss is the mean since the previous log, so the repetition ends at a log.
     logged = record.metrics.curve("loss", "step")[0]
     last = None if steps is None else next((int(one) for one in logged if one >= steps), None)
+    earlier = [(Recipe.model_validate(line["recipe"]), get_dict(line, "inputs")) for line in record.history]
     with contextlib.chdir(place):
-        refuse_changed_inputs(folder, recipe, record.inputs)
+        for one, inputs in [(recipe, record.inputs), *earlier]:
+            refuse_changed_inputs(folder, one, inputs)
         differences = list(changes(environment, {**describe_environment(), "processes": number}))
     if not as_json:
         if last not in (None, steps):
@@ -118,7 +130,12 @@ def command(
         for difference in differences:
             print_once(f"Changed since then: {difference}.")
     words = ["--steps", str(last)] if last else []
-    again = run_again(record, repetition_of(record, recipe), words, number, launcher, quiet=as_json)
+    history = [
+        {**line, "replay": True, "recipe": repetition_of(record, one, inputs).model_dump(mode="json", by_alias=True)}
+        for line, (one, inputs) in zip(record.history, earlier, strict=True)
+    ]
+    repetition = repetition_of(record, recipe, record.inputs)
+    again = run_again(record, repetition, history, words, number, launcher, quiet=as_json)
     result = compare_results(record, again)
     differences += late_changes(record, again)
     kept = None if result.is_bit_equal else again
@@ -202,13 +219,13 @@ def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str])
     return [*changed, *missing, *(f"{key}: {name} is new" for name in versions if name not in pairs.values())]
 
 
-def repetition_of(record: RunRecord, recipe: Recipe) -> Recipe:
+def repetition_of(record: RunRecord, recipe: Recipe, inputs: Content) -> Recipe:
     """The recipe to run: the run's, with the values chosen for `auto`, without trackers, callbacks and archive."""
-    chosen = get_dict(record.inputs, "training")
+    chosen = get_dict(inputs, "training")
     training = {key: chosen.get(key, value) if value == "auto" else value for key, value in recipe.training.items()}
     if chosen.get("deepspeed"):  # the recorded content: the file may have changed, or come from accelerate's config
         training["deepspeed"] = chosen["deepspeed"]
-    model, dtype = recipe.model, get(record.inputs, "weights", "dtype")
+    model, dtype = recipe.model, get(inputs, "weights", "dtype")
     is_sharded = training.get("deepspeed") or training.get("fsdp")
     if model.dtype == "auto" and model.lora is None and dtype is not None and not is_sharded:
         model = model.model_copy(update={"dtype": dtype})
@@ -229,10 +246,21 @@ def repetition_of(record: RunRecord, recipe: Recipe) -> Recipe:
 
 
 def run_again(
-    record: RunRecord, recipe: Recipe, words: Sequence[str], processes: int, launcher: str | None, *, quiet: bool
+    record: RunRecord,
+    recipe: Recipe,
+    history: Sequence[Content],
+    words: Sequence[str],
+    processes: int,
+    launcher: str | None,
+    *,
+    quiet: bool,
 ) -> Path:
-    """Run the recipe with these options of `run_recipe`, and return its folder; TrainingError if it fails."""
+    """Run the recipe with these options of `run_recipe`, and return its folder; TrainingError if it fails. The
+    changes in `history` are made at their steps."""
     folder = empty_folder(recipe)
+    if history:
+        folder.mkdir(parents=True)
+        write_history(folder, history)
     file = folder.with_name(f".{folder.name}.yaml")
     file.write_text(dump_recipe(recipe), encoding="utf-8")
     variables, dropped = environment_of(record)
@@ -240,8 +268,11 @@ def run_again(
     program = unset + command_of_attempt([str(file), *words], processes, launcher, Path(__file__))
     output = sys.stderr if quiet else None
     try:
-        child = Child(program, environment=variables, folder=place_of(record.environment), output=output)
-        code, _ = child.wait_for_end()
+        for _ in range(len(history) + 1 + MOST_WITHOUT_PROGRESS):
+            child = Child(program, environment=variables, folder=place_of(record.environment), output=output)
+            code, _ = child.wait_for_end()
+            if Run(folder).status().get("error") != RestartNeeded.__name__:
+                break
     finally:
         file.unlink(missing_ok=True)
     if code:

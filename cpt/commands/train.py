@@ -1,5 +1,7 @@
 """`cpt train RECIPE`; also the program that `accelerate launch`, `torchrun` and `deepspeed` start."""
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +11,7 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.checkpoints.resume import wanted_checkpoint
 from cpt.command_line import Launcher, Overrides, Processes, RecipePath, refuse_ignored, show_log
 from cpt.commands.verdict import print_verdict
-from cpt.distributed import LaunchedAs, join_processes, leave_processes
+from cpt.distributed import LaunchedAs, join_processes, leave_processes, world_size
 from cpt.errors import RecipeError, RestartNeeded
 from cpt.evaluation.evaluate import needs_verdict
 from cpt.launch.nodes import compare_nodes
@@ -21,8 +23,9 @@ from cpt.planning.gate import refuse_mistakes
 from cpt.recipe.load import load_with_places
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node
-from cpt.runs.record import Run
+from cpt.runs.record import Run, has_results
 from cpt.train import train
+from cpt.training.changes import RecipeChanges
 from cpt.training.restart import restart
 
 
@@ -35,6 +38,11 @@ def command(
     processes: Processes = 1,
     launcher: Launcher = None,
     restarts: Annotated[int, typer.Option(min=0, help="With --supervise: most restarts per hour.")] = MOST_RESTARTS,
+    change: Annotated[bool, typer.Option("--change", help="Apply an edited recipe from the last checkpoint on.")] = False,
+    note: Annotated[str | None, typer.Option(help="The reason for a change, for the run's history.")] = None,
+    from_checkpoint: Annotated[
+        Path | None, typer.Option(help="Begin a new run from a checkpoint of another, with its optimizer.")
+    ] = None,
     resume: Annotated[str, typer.Option(help="latest, none (start over), or a checkpoint folder.")] = "latest",
     allow_restart: Annotated[bool, typer.Option("--allow-restart", help="Start over if checkpoints are bad.")] = False,
     trust_checkpoint: Annotated[bool, typer.Option("--trust-checkpoint", help="Trust the saved pickles.")] = False,
@@ -43,7 +51,8 @@ def command(
     """Run a recipe.
 
     `key.path=value` changes any key of the recipe. An interrupted run of that name resumes from its newest checkpoint;
-    for a finished run, the model's folder is printed.
+    for a finished run, the model's folder is printed. If the recipe was edited, keys that cannot change the result are
+    applied, others need --change.
 
     `accelerate launch`, `torchrun` and `deepspeed` start the same program: cpt/train.py.
 
@@ -54,11 +63,20 @@ def command(
     refuse_ignored({"--restarts": restarts != MOST_RESTARTS and not supervise}, "without --supervise")
     refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
+    if from_checkpoint is not None and (new or resume != "latest"):
+        raise RecipeError("--from-checkpoint names the checkpoint and starts a new run: remove --new and --resume.")
+    changes = RecipeChanges(loaded, accepted=change, note=note, branch_of=from_checkpoint)
+    if not new and not change and world_size() == 1 and sys.stdin.isatty() and sys.stdout.isatty():
+        change = is_wanted(changes)
     options = {"--lora": lora, "--allow-restart": allow_restart, "--trust-checkpoint": trust_checkpoint}
+    options |= {"--change": change}
     words = [str(recipe), *(overrides or ()), *(name for name, is_given in options.items() if is_given)]
+    values = {"--note": note, "--from-checkpoint": from_checkpoint}
+    words += [word for name, value in values.items() if value is not None for word in (name, str(value))]
     if supervise or processes > 1 or launcher is not None:
         words, most = [*words, "--resume", resume], restarts if supervise else None
-        supervise_run(loaded, words, new=new, processes=processes, launcher=launcher, restarts=most)
+        check = replace(changes, accepted=change).check
+        supervise_run(loaded, words, check=check, new=new, processes=processes, launcher=launcher, restarts=most)
         return
     names: list[str] = []
     try:
@@ -66,6 +84,9 @@ def command(
             loaded,
             root,
             new=new,
+            change=change,
+            note=note,
+            from_checkpoint=from_checkpoint,
             resume=wanted_checkpoint(resume),
             allow_restart=allow_restart,
             trust_checkpoint=trust_checkpoint,
@@ -77,6 +98,17 @@ def command(
     leave_processes(then=["cpt.commands.verdict", str(run.folder)] if needs_verdict(run) else ())
     if needs_verdict(run):
         print_verdict(run)
+
+
+def is_wanted(changes: RecipeChanges) -> bool:
+    """Show the changes of a started run that decide what is learned, and ask for them; False without any."""
+    folder = changes.recipe.output_dir / changes.recipe.name
+    found = changes.of_run(folder) if has_results(folder) else None
+    if found is None or not found.from_this_step:
+        return False
+    found.check()
+    typer.echo(str(found))
+    return typer.confirm("Apply?")
 
 
 def check_and_train(recipe: Recipe, root: Node | None = None, *, new: bool = False, **options: Any) -> Path:

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -73,6 +73,7 @@ def supervise_run(
     recipe: Recipe,
     arguments: Sequence[str],
     *,
+    check: Callable[[Path], bool],
     new: bool = False,
     processes: int = 1,
     launcher: str | None = None,
@@ -89,7 +90,8 @@ def supervise_run(
     several = launcher is not None and names_several_hosts(launcher)
     if several and new:
         raise LaunchError("--new would start a separate run on each host. Set another name: name=...")
-    run = start_run(recipe, new=new, patience=SECONDS_FOR_OTHER_SUPERVISORS if several else 0.0, trains=False)
+    patience = SECONDS_FOR_OTHER_SUPERVISORS if several else 0.0
+    run = start_run(recipe, check=check, new=new, patience=patience, trains=False)
     if run.lock is not None:
         run.lock.close()  # the attempts lock it
     if run.folder.name != recipe.name:

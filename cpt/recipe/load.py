@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from cpt.errors import RecipeError
 from cpt.files import SHIPPED_FILES
 from cpt.recipe.keys import child_annotation, is_free_mapping, item_in, keys_of, section_in
 from cpt.recipe.paths import result_of_run
-from cpt.recipe.rules import check_rules
+from cpt.recipe.rules import check_rules, name_of_path
 from cpt.recipe.schema import CLASSES_OF_CHANGE, LORA_PRESETS, Component, Model, Recipe
 from cpt.recipe.shape import check_passed_on_keys, check_shape, read_option_numbers
 from cpt.recipe.tree import (
@@ -237,15 +238,18 @@ UNSET = object()
 """The value of a key that only the other recipe has."""
 
 CLASSES_IN_TRAINING = {
-    "free": (  # logging, launching, and sharding
+    "free": (  # logging, launching, and ways to compute the same step
         *("logging_*", "log_*", "report_to", "project", "trackio_*", "include_num_input_tokens_seen"),
         *("push_to_hub*", "hub_*", "skip_memory_metrics", "disable_tqdm", "per_device_eval_batch_size"),
         *("dataloader_*", "ddp_timeout", "parallelism_config", "deepspeed", "fsdp", "fsdp_config", "vllm_server_*"),
+        *("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing*", "torch_compile*"),
+        *("use_liger_kernel", "use_cpu", "full_determinism", "torch_empty_cache_steps"),
     ),
     "fixed": (
         *("bf16", "fp16"),  # the optimizer's state has the type of the weights
         *("loss_type", "loss_weights", "trust_remote_code"),  # the loss defines the objective
         *("teacher_*", "ref_*"),  # so do teacher and reference
+        *("num_generations", "num_iterations", "steps_per_generation", "generation_batch_size"),  # rows of a step
     ),
 }
 """Class -> keys of `training:`. All others may change from a step on, such as `max_grad_norm`: the config object is
@@ -258,7 +262,7 @@ def class_of_change(key: str) -> str:
 
     Args:
         key: such as `optimizer.betas`, `data.sources[general].weight` or `training.bf16`. Options that the schema
-            does not list have the class of their section.
+            does not list have the class of their section, but learning rates may change from a step on.
     """
     first, *below = (step for step in re.sub(r"\[.*?\]", "", key).split(".") if not step.isdigit())
     if first == "training" and below:
@@ -272,7 +276,7 @@ def class_of_change(key: str) -> str:
             found = own_class_of_change(below_it) or found
         annotation = child_annotation(section, step)
     assert found is not None, "every top-level key has a class"
-    return found
+    return "from_step" if first == "optimizer" and below and below[-1].endswith("learning_rate") else found
 
 
 def own_class_of_change(field: FieldInfo) -> str | None:
@@ -280,16 +284,32 @@ def own_class_of_change(field: FieldInfo) -> str | None:
     return next((mark for mark in field.metadata if mark in CLASSES_OF_CHANGE), None)
 
 
-def differing_keys(before: Recipe, after: Recipe) -> list[str]:
-    """Return a line `optimizer.learning_rate: 1e-5 -> 2e-5` for each different key that may not change freely, in the
-    schema's order."""
+@dataclass(frozen=True)
+class Change:
+    """A key with different values in two recipes; `UNSET` where a recipe has no such key."""
+
+    key: str
+    before: Any
+    after: Any
+
+    @property
+    def kind(self) -> str:
+        return class_of_change(self.key)
+
+    def __str__(self) -> str:
+        old, new = ("not set" if value is UNSET else in_yaml(value) for value in (self.before, self.after))
+        return f"{self.key}: {old} -> {new}"
+
+
+def changes_between(before: Recipe, after: Recipe) -> list[Change]:
+    """Return the deepest keys that differ, in the schema's order."""
     trees = [recipe.model_dump(mode="json", by_alias=True) for recipe in (before, after)]
-    lines = []
-    for key, values in differing_values(trees):
-        old, new = ("not set" if value is UNSET else in_yaml(value) for value in values)
-        if class_of_change(key) != "free":
-            lines.append(f"{key}: {old} -> {new}")
-    return lines
+    return [Change(key, *values) for key, values in differing_values(trees)]
+
+
+def differing_keys(before: Recipe, after: Recipe) -> list[str]:
+    """Return a line `optimizer.learning_rate: 1e-5 -> 2e-5` for each different key that may not change freely."""
+    return [str(change) for change in changes_between(before, after) if change.kind != "free"]
 
 
 def differing_values(values: Sequence[Any], above: str = "") -> Iterator[tuple[str, list[Any]]]:
@@ -311,10 +331,14 @@ def differing_values(values: Sequence[Any], above: str = "") -> Iterator[tuple[s
 
 
 def by_name(items: list[Any]) -> list[Any] | dict[str, Any]:
-    """Index a list of sections by name or position; return any other list unchanged."""
+    """Index a list of sections by name (sources without one have that of their path) or position; return any other
+    list unchanged."""
     if not items or not all(isinstance(item, dict) for item in items):
         return items
-    names = [str(item.get("name") or place) for place, item in enumerate(items)]
+    names = [
+        str(item.get("name") or (name_of_path(item["path"]) if item.get("path") else place))
+        for place, item in enumerate(items)
+    ]
     if len(set(names)) < len(names):
         names = [str(place) for place in range(len(items))]
     return {f"[{name}]": item for name, item in zip(names, items, strict=True)}

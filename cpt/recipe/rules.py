@@ -193,12 +193,16 @@ def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, Doc
 
 
 def reported_name(entry: DocumentSource) -> str:
-    """The name in reports: `name`, or the last part of the path that is not a pattern, without a document suffix."""
-    parts = [part for part in Path(entry.path).parts if not set(part) & set("*?[")]
-    last = Path(parts[-1]) if parts else Path(entry.path)
+    return entry.name or name_of_path(entry.path)
+
+
+def name_of_path(path: str) -> str:
+    """The last part of a source's path that is not a pattern, without a document suffix."""
+    parts = [part for part in Path(path).parts if not set(part) & set("*?[")]
+    last = Path(parts[-1]) if parts else Path(path)
     if last.suffix.lower() in COMPRESSED_FILES and document_suffix(last.stem):
         last = last.with_suffix("")
-    return entry.name or (last.stem if last.suffix.lower() in DOCUMENT_FILES else last.name) or entry.path
+    return (last.stem if last.suffix.lower() in DOCUMENT_FILES else last.name) or path
 
 
 def check_source_options(data: Data, evaluation: Evaluation) -> Violations:

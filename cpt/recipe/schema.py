@@ -59,17 +59,17 @@ class Component(BaseModel):
 class DocumentSource(Section):
     """The origin of documents, and which part of a file is a document."""
 
-    path: FromStep[str] = Field(min_length=1)
+    path: Fixed[str] = Field(min_length=1)
     """Local file, folder or glob (txt, md, jsonl, json, parquet, csv, tsv, arrow, also .gz and .zst), a URL like
     s3://bucket/*.parquet, a dataset's id on the Hub, or your own `package.module:function` that yields texts
     or rows."""
-    name: FromStep[str | None] = None
+    name: Fixed[str | None] = None
     """Its name in reports; by default the last part of the path."""
-    text_column: FromStep[str] = "text"
+    text_column: Fixed[str] = "text"
     """Column or JSON key that holds the text."""
-    template: FromStep[str | None] = None
+    template: Fixed[str | None] = None
     """Text from several columns instead: `"{title}\\n\\n{body}"`."""
-    chat: FromStep[str | dict[str, str] | None] = None
+    chat: Fixed[str | dict[str, str] | None] = None
     """Instead of a text, the column with a chat: a list of {role, content}, written by the tokenizer's chat template.
     Or the parts of an example, each with its column: `{messages: talk, tools: functions}`,
     `{prompt: question, completion: answer}`, `{prompt: question, chosen: good, rejected: bad}`, `{prompt: question,
@@ -77,22 +77,22 @@ class DocumentSource(Section):
     become messages; `system` and `history` come before them. A column may be a template: `{user:
     "{instruction}\\n{input}", assistant: output}`. Stages that learn from examples find columns of these names
     automatically."""
-    text_documents: FromStep[str] = Field(default="file", min_length=1)
+    text_documents: Fixed[str] = Field(default="file", min_length=1)
     """The unit of a txt or md file that is one document. file: the whole file; line: each line; any other text: the
     separator between documents."""
-    data_files: FromStep[list[str]] = []
+    data_files: Fixed[list[str]] = []
     """Files of a Hub dataset, by name or glob; by default those of its split."""
-    streaming: FromStep[bool] = False
+    streaming: Fixed[bool] = False
     """Read a Hub dataset's files as they are needed, without keeping them on the disk."""
-    options: FromStep[dict[str, Any]] = {}
+    options: Fixed[dict[str, Any]] = {}
     """Options of a `package.module:function`."""
-    subset: FromStep[str | None] = None
+    subset: Fixed[str | None] = None
     """Configuration of a Hub dataset."""
-    split: FromStep[str] = "train"
+    split: Fixed[str] = "train"
     """Split of a Hub dataset."""
-    revision: FromStep[str | None] = None
+    revision: Fixed[str | None] = None
     """Revision of a Hub dataset."""
-    max_documents: FromStep[Positive | None] = None
+    max_documents: Fixed[Positive | None] = None
     """Use only the first documents, at most this many; from the Hub, fetch no more than these."""
 
 
@@ -101,24 +101,24 @@ class Source(DocumentSource):
 
     weight: FromStep[Annotated[Weight, Field(gt=0)]] = 1.0
     """Share of the training tokens, relative to the other sources; not used under `phases` or `temperature`."""
-    max_tokens: FromStep[Tokens | None] = None
+    max_tokens: Fixed[Tokens | None] = None
     """Use at most this many tokens of the source; the rest is not read."""
     max_epochs: FromStep[Times | None] = None
     """At most this many epochs of the source; a run that needs more is refused."""
     licence: Free[str | None] = None
     """The licence of its texts, for example `CC-BY-4.0`. `cpt mixture` and the run's record show it."""
-    order_by: FromStep[str | None] = None
+    order_by: Fixed[str | None] = None
     """Read documents by a score, lowest first, instead of shuffled: a column of numbers, or a
     `package.module:function` of the text. Each epoch has this order, in 64 parts that are shuffled inside."""
-    fill_in_the_middle: FromStep[
+    fill_in_the_middle: Fixed[
         dict[Literal["rate", "suffix_first_rate"], Annotated[float, Field(ge=0, le=1)]] | None
     ] = None
     """For code: documents whose middle comes last, so that a model learns to fill gaps; needs a tokenizer with marks
     for it. `rate`: share of the documents, chosen by the hash of their text (0.5); `suffix_first_rate`: of these, the
     share that is written suffix, prefix, middle instead of prefix, suffix, middle (0.5). `{}` takes both."""
-    transforms: FromStep[list[Component]] = []
+    transforms: Fixed[list[Component]] = []
     """Transforms for this source, after those of `data.transforms`."""
-    filters: FromStep[list[Component]] = []
+    filters: Fixed[list[Component]] = []
     """Filters for this source, after those of `data.filters`."""
 
 
@@ -143,7 +143,7 @@ class Phase(Section):
 class Data(Section):
     """Sources, mixture and packing."""
 
-    sequence_length: FromStep[Annotated[Length, Field(ge=2)]] = 2048
+    sequence_length: Fixed[Annotated[Length, Field(ge=2)]] = 2048
     """Tokens in one row."""
     sources: FromStep[list[Source]] = Field(min_length=1)
     """The mixture: weights are shares of tokens."""
@@ -152,31 +152,31 @@ class Data(Section):
     temperature: FromStep[Annotated[float, Field(gt=0, le=1e12)] | None] = None
     """Weights from sizes instead: each source's tokens to the power of 1/temperature. 1: in proportion; higher: more
     even."""
-    chunk_bytes: FromStep[Bytes] = 256 * 2**20
+    chunk_bytes: Fixed[Bytes] = 256 * 2**20
     """Files of a source that are packed and shuffled together. A larger source is read chunk by chunk, in an order
     drawn from the seed, and training starts as soon as the first 16 MiB are tokenized."""
-    disk_bytes: FromStep[Bytes | None] = None
+    disk_bytes: Free[Bytes | None] = None
     """Approximate limit of disk space for tokens of sources larger than a chunk: chunks are removed after they were
     read."""
-    transforms: FromStep[list[Component]] = []
+    transforms: Fixed[list[Component]] = []
     """Functions that change a document, or split it into several, before the filters; for all sources and held-out
     sets."""
-    filters: FromStep[list[Component]] = []
+    filters: Fixed[list[Component]] = []
     """Functions that return the reason to drop a document, or None to keep it; for all sources."""
-    deduplicate: FromStep[Literal["exact", "near", "exact_across_sources", "near_across_sources"] | None] = None
+    deduplicate: Fixed[Literal["exact", "near", "exact_across_sources", "near_across_sources"] | None] = None
     """Drop documents whose text occurred before in the same source (exact), or nearly the same text (near, by MinHash;
     needs the extra `dedup`). Across sources: of equal documents, the one of the first source is kept."""
-    on_bad_row: FromStep[Literal["error", "skip"]] = "error"
+    on_bad_row: Free[Literal["error", "skip"]] = "error"
     """A malformed row stops the run (error), or is skipped and listed by file and line in bad_rows.jsonl, next to the
     stored tokens (skip)."""
-    max_bad_share: FromStep[float] = Field(default=0.001, ge=0, le=1)
+    max_bad_share: Free[float] = Field(default=0.001, ge=0, le=1)
     """With `on_bad_row: skip`, a larger share of malformed rows in a source is an error."""
-    packing: FromStep[Literal["best_fit", "concatenate", "sliding_window", "none", "token_budget"]] = "best_fit"
+    packing: Fixed[Literal["best_fit", "concatenate", "sliding_window", "none", "token_budget"]] = "best_fit"
     """best_fit: several whole documents in a row. concatenate: documents end to end, cut where a row is full.
     sliding_window: rows that start every `stride` tokens of a document. none: one document in a row, padded.
     token_budget: a row is a batch of documents of similar length, padded to the longest, of `sequence_length` tokens
     at most. Documents in a row never attend to each other."""
-    stride: FromStep[Length | None] = None
+    stride: Fixed[Length | None] = None
     """Tokens from one window to the next, for `packing: sliding_window`; half of `sequence_length` reads most tokens
     twice."""
 
@@ -227,11 +227,11 @@ class Model(Section):
     """Type of the weights in memory. `auto` with `training.bf16: true`: bfloat16 where updates are made in fp32
     elsewhere (DeepSpeed, adapters, and on a GPU `adamw` with its fp32 master copy), else float32. A resumed run keeps
     the type of its checkpoint."""
-    attention: FromStep[str] = "auto"
+    attention: Free[str] = "auto"
     """auto, varlen, sdpa, eager, flash_attention_2, ...: transformers' attn_implementation. `auto` takes the
     fastest correct one: on a GPU in half precision kernels that keep packed documents apart without a mask
     (`varlen`), else sdpa."""
-    fused_loss: FromStep[bool | Literal["auto"]] = "auto"
+    fused_loss: Free[bool | Literal["auto"]] = "auto"
     """Compute the loss in chunks of tokens, without all logits in memory. `auto`: on a GPU, where the model allows
     it."""
     rope: Fixed[Rope | None] = None
@@ -270,7 +270,7 @@ class Budget(Section):
     """Stop after this many tokens."""
     epochs: FromStep[Times | None] = None
     """Or after this many epochs. One epoch reads every row of all sources once."""
-    global_batch_tokens: FromStep[Tokens | None] = None
+    global_batch_tokens: Fixed[Tokens | None] = None
     """Tokens in one optimizer step over all GPUs; gradient accumulation follows from it, on any number of
     GPUs."""
 
@@ -352,7 +352,7 @@ class Evaluation(Section):
     every_steps: Free[StepsOrShare | None] = None
     """Or after every this many optimizer steps; below 1, a share of the run's steps. Neither: before the first and
     after the last step."""
-    held_out_share: FromStep[Annotated[float, Field(gt=0, le=0.5)] | None] = None
+    held_out_share: Fixed[Annotated[float, Field(gt=0, le=0.5)] | None] = None
     """Share of each source's documents, chosen by the hash of their text, that is evaluated and never trained on.
     Very long documents are never held out."""
     perplexity: FromStep[list[HeldOut]] = []
@@ -379,15 +379,15 @@ class LossGuard(Component):
 class Safety(Section):
     """Protection against loss spikes and out-of-memory errors."""
 
-    loss_guard: Free[LossGuard | None] = LossGuard()
+    loss_guard: FromStep[LossGuard | None] = LossGuard()
     """Steps whose loss or gradient is not finite, or far above the last ones, are skipped; in the first steps a loss
     above 10 x ln(vocabulary size), or 11 times the steps before. Options: `window` (the last 128 steps), `sigmas` (6
     robust standard deviations), `skips` (more than 4 in the window: restart from the checkpoint before them, without
     their rows), `rollbacks` (3, then the run stops). Null checks nothing."""
-    on_spike: Free[Component | None] = None
+    on_spike: FromStep[Component | None] = None
     """What follows a skipped step, instead of `skips`: skip, roll_back, abort; or your `package.module:function`,
     which returns one of these, or None for the loss guard's rule."""
-    on_oom: Free[Literal["split_batch", "abort"]] = "split_batch"
+    on_oom: FromStep[Literal["split_batch", "abort"]] = "split_batch"
     """split_batch: after an out-of-memory error the run restarts with half the micro-batch and twice the accumulation.
     abort: the run ends."""
 
@@ -419,12 +419,12 @@ class Recipe(Section):
     tokenizer: Fixed[Tokenizer] = Tokenizer()
     data: FromStep[Data]
     budget: FromStep[Budget]
-    optimizer: FromStep[Optimizer] = Optimizer()
+    optimizer: Fixed[Optimizer] = Optimizer()
     schedule: FromStep[Schedule] = Schedule()
     checkpoints: Free[Checkpoints] = Checkpoints()
     monitoring: Free[Monitoring] = Monitoring()
-    safety: Free[Safety] = Safety()
-    evaluation: Free[Evaluation] = Evaluation()
+    safety: FromStep[Safety] = Safety()
+    evaluation: FromStep[Evaluation] = Evaluation()
     rewards: FromStep[list[Reward]] = []
     """Rewards of completions, for grpo, rloo, ppo and spo: built-ins by name, or a `package.module:function`."""
     training: FromStep[dict[str, Any]] = {}

@@ -31,7 +31,7 @@ from cpt.recipe.tree import Mistakes, UnreadableError, plain, read_yaml
 log = logging.getLogger("cpt")
 
 ENVIRONMENT, STARTS, INPUTS, PLAN = "environment.json", "starts.jsonl", "inputs.json", "plan.json"
-RESOLVED = "resolved.yaml"
+RESOLVED, HISTORY = "resolved.yaml", "history.jsonl"
 METRICS, EVENTS, SAMPLES = "metrics.jsonl", "events.jsonl", "samples.jsonl"
 VERDICT, VERDICT_PAGE = "verdict.json", "verdict.md"
 HEARTBEATS, HELD_OUT, PROFILE, LOCK = "heartbeats", "held_out", "profile", ".lock"
@@ -239,6 +239,8 @@ class RunRecord:
     environment: Content = field(default_factory=dict)
     starts: list[Content] = field(default_factory=list)
     """Differences of later starts from the first."""
+    history: list[Content] = field(default_factory=list)
+    """Changes of the recipe: see `cpt.runs.history`."""
     inputs: Content = field(default_factory=dict)
     plan: Content = field(default_factory=dict)
     status: Content = field(default_factory=dict)
@@ -267,6 +269,7 @@ def read_run(folder: Path, names: Collection[str] | None = None) -> RunRecord:
         metrics=read_metrics(folder, names),
         environment=read_object(folder / ENVIRONMENT, report),
         starts=read_objects(folder / STARTS, report),
+        history=read_objects(folder / HISTORY, report),
         inputs=read_object(folder / INPUTS, report),
         plan=read_object(folder / PLAN, report),
         status=read_status(folder, report),

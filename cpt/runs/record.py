@@ -32,7 +32,7 @@ from cpt.distributed import (
 from cpt.errors import DISTRIBUTION, CheckpointError, CptError, Interrupted, LaunchError, RecipeError, RestartNeeded
 from cpt.files import DAMAGED, LinesFile, free_name, read_sealed, sealed, write_atomic
 from cpt.hardware import count_cpu_cores, find_gpus, host_memory_gib
-from cpt.recipe.load import differing_keys, dump_recipe, load_recipe
+from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import logged_events, record_event, remove_heartbeats, skipped_steps, write_waiting_events
 from cpt.runs.folder import (
@@ -61,6 +61,8 @@ class Run:
     folder: Path
     lock: IO[str] | None = None
     """Held by the main process from `start_run` to the end of `reporting`."""
+    is_done: bool = False
+    """Whether the run is finished, and its recipe asks for nothing more."""
 
     @property
     def export_folder(self) -> Path:
@@ -143,29 +145,51 @@ class Run:
                 log.warning("%d event(s) could not be written to %s; this log has them.", lost, self.folder)
 
 
-def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0, trains: bool = True) -> Run:
+def start_run(
+    recipe: Recipe,
+    *,
+    check: Callable[[Path], bool],
+    new: bool = False,
+    patience: float = 0.0,
+    trains: bool = True,
+) -> Run:
     """Create the run's folder and record, or open the existing one of this recipe.
 
     Args:
+        check: called with the run's folder before anything is written; raises an error if the recipe may not run
+            there, and returns whether it differs from the folder's recipe in what is learned.
         new: if the name is taken, append -2, -3, ... instead of continuing that run.
         patience: seconds to wait for another process to release the run.
         trains: False if other processes will train it and record their environment.
 
     Raises:
         LaunchError: another process is training this run.
-        RecipeError: the folder belongs to another recipe, or is not writable.
+        RecipeError: the folder is not writable; or an error of `check`.
     """
 
     lock: IO[str] | None = None
 
-    def claim() -> Path:
+    def claim() -> tuple[Path, bool]:
         nonlocal lock
-        taken = recipe.output_dir / recipe.name
-        folder = write_record(recipe, free_name(taken)) if new else claim_folder(recipe)
-        if Run(folder).is_finished:
-            return folder
-        refuse_unwritable(folder)
-        lock = hold(folder, patience)
+        folder = recipe.output_dir / recipe.name
+        if new:
+            folder = free_name(folder)
+        is_finished = Run(folder).is_finished
+        if is_finished and not check(folder):
+            return folder, True
+        if (folder / RECIPE).exists():
+            refuse_unwritable(folder)
+            lock = hold(folder, patience)
+            try:
+                claim_folder(recipe, folder, check)
+            except BaseException:
+                if lock is not None:
+                    lock.close()
+                raise
+        else:
+            check(folder)
+            write_record(recipe, folder)
+            lock = hold(folder, patience)
         if trains and not (folder / STATUS).exists():
             write_json(folder / ENVIRONMENT, describe_environment())
         elif trains:  # a later start: record differences from the first
@@ -173,13 +197,13 @@ def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0, train
             changes = {key: value for key, value in now.items() if key == "started" or value != first.get(key)}
             LinesFile(folder / STARTS).add(json.dumps(changes, default=str))
         remove_heartbeats(folder)  # otherwise processes of an earlier start look dead
-        return folder
+        return folder, False
 
-    folder = main_process_decides(claim)
+    folder, is_done = main_process_decides(claim)
     if new and "--new" in sys.argv:
         os.environ[CONTINUE] = f"the same command with `name={folder.name}` instead of `--new`"
         print_once(f"This run is in {folder}. {same_command()} continues it.")
-    return Run(folder, lock)
+    return Run(folder, lock, is_done)
 
 
 def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
@@ -207,32 +231,27 @@ def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
     return lock
 
 
-def claim_folder(recipe: Recipe) -> Path:
-    """The folder output_dir/name, if it is new or belongs to this recipe."""
-    folder = recipe.output_dir / recipe.name
+def claim_folder(recipe: Recipe, folder: Path, check: Callable[[Path], bool]) -> None:
+    """Continue the run in this folder, if its recipe is this one or may change to it."""
     saved, damaged = folder / RECIPE, folder / f"damaged-{RECIPE}"
-    if not saved.exists():
-        return write_record(recipe, folder)
     try:
-        differences = differing_keys(load_recipe(saved), recipe)
+        load_recipe(saved)
     except RecipeError as problem:
         saved.replace(damaged)
         write_atomic(saved, dump_recipe(recipe), reuse_space=True)
         reason = f"{saved} was damaged ({str(problem).partition(chr(10))[0]})"
         record_event(folder, DAMAGED, f"{reason} and was rewritten. The old file: {damaged}.")
-        return folder
-    if not differences:
-        return folder
-    # A run that ended before it trained or saved anything may start again with another recipe.
-    has_results = (folder / METRICS).exists() or (folder / EXPORT).exists() or any(folder.glob("checkpoint-*"))
-    if not has_results and Run(folder).status().get("state") in ("failed", "interrupted"):
+        return
+    if not has_results(folder) and Run(folder).status().get("state") in ("failed", "interrupted"):
         (folder / INPUTS).unlink(missing_ok=True)
-        return write_record(recipe, folder)
-    listing = "\n".join(f"  {line}" for line in differences)
-    raise RecipeError(
-        f"{folder} belongs to a run of another recipe. Differences (there -> here):\n{listing}\nGive this run"
-        f" another name (name=...), or add --new. If you changed nothing, {saved} is damaged: delete it."
-    )
+        write_record(recipe, folder)
+        return
+    check(folder)
+
+
+def has_results(folder: Path) -> bool:
+    """Whether the run trained or saved something; until then it may start again with any recipe."""
+    return (folder / METRICS).exists() or (folder / EXPORT).exists() or any(folder.glob("checkpoint-*"))
 
 
 def write_record(recipe: Recipe, folder: Path) -> Path:

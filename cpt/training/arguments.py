@@ -3,7 +3,7 @@
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from pkgutil import resolve_name
@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from cpt.data.readers.columns import form_of_stage
-from cpt.data.rows.build import PreparedData, build_data, steps_of_epochs
+from cpt.data.rows.build import EndedStretch, Position, PreparedData, build_data, steps_of_epochs
 from cpt.data.rows.mixture import RowRange, shift_past_skipped
 from cpt.distributed import KEY, TENSOR_PARALLEL, groups_of_rows, is_main_process, read_parallelism, world_size
 from cpt.errors import RecipeError
@@ -265,7 +265,10 @@ def check_parallelism(
         check_shared_rows(model.config, sizes.sp_size, attention)
 
 
-def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedData:
+def data_of(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, stretches: Sequence[Mapping[str, Any]] = ()
+) -> PreparedData:
+    """The run's data; `stretches` are lines of its history (cpt.runs.history), each at the end of a stretch."""
     return build_data(
         phases_in_tokens(recipe),
         tokenizer,
@@ -273,7 +276,14 @@ def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedData:
         evaluation=recipe.evaluation,
         budget=recipe.budget,
         form=form_of_stage(recipe.stage),
+        earlier=[ended_stretch(line) for line in stretches],
     )
+
+
+def ended_stretch(line: Mapping[str, Any]) -> EndedStretch:
+    recipe = Recipe.model_validate(line["recipe"])
+    positions = {name: Position(**position) for name, position in line["positions"].items()}
+    return EndedStretch(recipe.data, recipe.evaluation, line["row"], positions, line["fingerprint"])
 
 
 def describe_inputs(

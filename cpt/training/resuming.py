@@ -128,6 +128,7 @@ class CheckpointLoader:
         if trainer.is_fsdp_enabled:
             prepared = prepare(None)
             self.load_shards(checkpoint)
+            trainer.set_rates()
             return prepared
         universal = (checkpoint / "latest_universal").exists()
         if universal:
@@ -146,6 +147,7 @@ class CheckpointLoader:
             trainer.accelerator.wait_for_everyone()
             if trainer.args.should_save:
                 remove_parts(checkpoint)
+        trainer.set_rates()
         return prepared
 
     def only_data(self, checkpoint: Path | str) -> AbstractContextManager[None]:
@@ -164,8 +166,6 @@ class CheckpointLoader:
                 if name in saved_buffers and name in stored.files:
                     buffer.copy_(stored.read(name))
         schedule.load_state_dict(load_data(checkpoint / "scheduler.pt", trust=trust))
-        for group, rate in zip(trainer.optimizer.param_groups, schedule.get_last_lr(), strict=True):
-            group["lr"] = rate
 
 
 def written_on_host(checkpoint: Path, *, trust: bool) -> bool | None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerState, TrainingArguments, set_seed
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
@@ -248,7 +249,19 @@ class CPTTrainer(TrainerHooks, Trainer):
                 total_tokens=self.length.tokens,
             )
             self._created_lr_scheduler = True
+            self.peak_rates = list(self.lr_scheduler.base_lrs)
         return self.lr_scheduler
+
+    def set_rates(self) -> None:
+        """Set the learning rates of the recipe after a checkpoint was loaded, which may have those of another one."""
+        schedule = self.lr_scheduler
+        while not isinstance(schedule, LambdaLR):  # accelerate's wrapper
+            schedule = schedule.scheduler
+        factors = [factor(schedule.last_epoch) for factor in schedule.lr_lambdas]
+        rates = [peak * factor for peak, factor in zip(self.peak_rates, factors, strict=True)]
+        schedule.load_state_dict({**schedule.state_dict(), "base_lrs": self.peak_rates, "_last_lr": rates})
+        for group, peak, rate in zip(self.engine.optimizer.param_groups, self.peak_rates, rates, strict=True):
+            group.update(lr=rate, initial_lr=peak)
 
     # --- a step ------------------------------------------------------------------------------------------------------
 

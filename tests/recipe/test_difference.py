@@ -13,7 +13,7 @@ def test_each_differing_key_has_one_line(load):
     assert differing_keys(load(), load("", *changes, "seed=1")) == [
         "seed: 42 -> 1",
         "model.lora: null -> {r: 8}",
-        "data.sources[0].weight: 1.0 -> 2.0",
+        "data.sources[texts].weight: 1.0 -> 2.0",
         "optimizer.learning_rate: 1e-5 -> 2e-5",
         "training.bf16: not set -> true",
     ]
@@ -27,7 +27,7 @@ def test_sources_are_compared_by_name_and_a_further_one_is_one_line(load):
         "data.sources.order: [[a], [c]] -> [[c], [a]]",
     ]
     (line,) = differing_keys(load(), load("", "data.sources=[{path: some/texts}, {path: a/b}]"))
-    assert line.startswith("data.sources[1]: not set -> {path: a/b, ")
+    assert line.startswith("data.sources[b]: not set -> {path: a/b, ")
 
 
 def test_a_free_change_does_not_make_another_run(load):
@@ -49,10 +49,12 @@ def test_every_key_of_the_schema_has_a_class_of_change():
 @pytest.mark.parametrize(
     ("expected", "keys"),
     [
-        ("fixed", ["model.path", "model.lora.r", "optimizer.name", "training.bf16"]),
-        ("from_step", ["optimizer.betas", "data.sources[general].weight", "data.sources.0.weight"]),
-        ("from_step", ["training.max_grad_norm"]),
-        ("free", ["checkpoints.keep.last", "training.logging_steps"]),
+        ("fixed", ["model.path", "model.lora.r", "optimizer.name", "optimizer.betas", "training.bf16"]),
+        ("fixed", ["data.sources[general].path", "evaluation.perplexity[general].path", "data.packing"]),
+        ("from_step", ["data.sources[general]", "data.sources[general].weight", "data.sources.0.weight"]),
+        ("from_step", ["optimizer.learning_rate", "optimizer.embedding_learning_rate", "schedule.floor"]),
+        ("from_step", ["training.max_grad_norm", "budget.tokens", "evaluation.perplexity[general]"]),
+        ("free", ["checkpoints.keep.last", "training.logging_steps", "evaluation.tasks[0].limit"]),
     ],
 )
 def test_options_and_keys_of_hugging_face_have_a_class_of_change(expected, keys):

@@ -13,6 +13,7 @@ from full_disk import files_end_at
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Recipe
 from cpt.runs.record import Run, deciding_variables, git_state, hold, start_run
+from cpt.training.changes import RecipeChanges
 
 
 def recipe(folder, **changes):
@@ -26,17 +27,21 @@ def recipe(folder, **changes):
     return Recipe.model_validate({**sections, **changes})
 
 
+def started(recipe, **options):
+    return start_run(recipe, check=RecipeChanges(recipe).check, **options)
+
+
 def test_a_run_starts_with_its_recipe_and_environment_on_record(tmp_path):
-    run = start_run(recipe(tmp_path))
+    run = started(recipe(tmp_path))
     assert {path.name for path in run.folder.iterdir()} == {"recipe.yaml", "environment.json", ".lock"}
 
 
 def test_a_later_start_is_recorded_with_what_differs_from_the_first(tmp_path, monkeypatch):
-    run = start_run(recipe(tmp_path))
+    run = started(recipe(tmp_path))
     run.write_status("running")
     assert not (run.folder / "starts.jsonl").exists()
     monkeypatch.setenv("OMP_NUM_THREADS", "77")
-    start_run(recipe(tmp_path))
+    started(recipe(tmp_path))
     (line,) = map(json.loads, (run.folder / "starts.jsonl").read_text().splitlines())
     assert line.keys() == {"started", "variables"} and line["variables"]["OMP_NUM_THREADS"] == "77"
 
@@ -59,20 +64,20 @@ def test_the_uncommitted_change_is_recorded(tmp_path, monkeypatch):
 
 
 def test_a_run_that_failed_before_its_first_step_may_start_with_another_recipe(tmp_path):
-    run = start_run(recipe(tmp_path))
+    run = started(recipe(tmp_path))
     with pytest.raises(DataError), run.reporting():
         raise DataError("no documents")
-    assert start_run(recipe(tmp_path, budget={"tokens": 2000})).folder == run.folder
+    assert started(recipe(tmp_path, budget={"tokens": 2000})).folder == run.folder
     assert "2000" in (run.folder / "recipe.yaml").read_text()
     (run.folder / "metrics.jsonl").touch()
-    with pytest.raises(RecipeError, match="budget.tokens.*2000.*1000"):
-        start_run(recipe(tmp_path))
+    with pytest.raises(RecipeError, match="budget.tokens: 2000 -> 1000"):
+        started(recipe(tmp_path))
 
 
 def test_a_run_that_began_with_new_says_how_to_continue_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CPT_CONTINUE", "restored after the test")
     monkeypatch.setattr(sys, "argv", ["cpt", "train", "r.yaml", "--new"])
-    names = [start_run(recipe(tmp_path), new=True).folder.name for _ in range(3)]
+    names = [started(recipe(tmp_path), new=True).folder.name for _ in range(3)]
     assert names == ["a-run", "a-run-2", "a-run-3"] and "name=a-run-3" in capsys.readouterr().out
 
 

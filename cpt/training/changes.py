@@ -1,0 +1,314 @@
+"""Change the recipe of a started run: which keys may change, from which step on, and what the history records."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from cpt.checkpoints.manifest import MANIFEST, STATE, Manifest, read_manifest
+from cpt.checkpoints.resume import BEGAN, ResumePoint, latest_checkpoint
+from cpt.data.rows.stretches import problems_of_change
+from cpt.distributed import groups_of_rows, print_once, world_size
+from cpt.errors import CheckpointError, RecipeError, RestartNeeded
+from cpt.files import read_sealed, write_atomic
+from cpt.formatting import bars
+from cpt.optim.schedules import SCHEDULES, check_schedule, phases_in_tokens
+from cpt.plugins import find
+from cpt.recipe.keys import DEFAULT_MICRO_BATCH
+from cpt.recipe.load import UNSET, Change, changes_between, dump_recipe, load_recipe
+from cpt.recipe.schema import Recipe
+from cpt.runs.folder import INPUTS, RECIPE, STATUS, Content, read_object
+from cpt.runs.history import Part, part_after, read_history, write_history
+from cpt.runs.record import Run, has_results
+from cpt.training.resuming import POSITION
+
+BATCH = ("budget.global_batch_tokens", "training.per_device_train_batch_size", "training.gradient_accumulation_steps")
+WITH_A_STABLE_PART = ("wsd", "infinite")
+JUMP = 0.01  # of the peak learning rate
+PLOT_WIDTH = 60  # characters
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """An edited recipe for a run that has a recipe already."""
+
+    folder: Path
+    before: Recipe
+    """The recipe that holds after `step`, without this change."""
+    after: Recipe
+    step: int
+    lines: list[Content]
+    """The history until now."""
+    manifest: Manifest | None
+    """Of the checkpoint to resume from."""
+    source: Path
+    """The run's folder, or that of the run it branches from."""
+
+    @property
+    def is_branch(self) -> bool:
+        return self.source != self.folder
+
+    @property
+    def changes(self) -> list[Change]:
+        own = ("name", "output_dir", "description", "tags")  # of a branch
+        return [one for one in changes_between(self.before, self.after) if not (self.is_branch and one.key in own)]
+
+    @property
+    def from_this_step(self) -> list[Change]:
+        """The changes that decide what is learned."""
+        return [one for one in self.changes if one.kind != "free" and one.key not in BATCH]
+
+    @property
+    def changes_data(self) -> bool:
+        is_of_data = any(one.key.startswith("data.") for one in self.from_this_step)
+        return is_of_data or phases_in_tokens(self.before).phases != phases_in_tokens(self.after).phases
+
+    def check(self) -> None:
+        """Raise RecipeError for keys that are fixed, and for changes that the run cannot follow."""
+        fixed = [one for one in self.from_this_step if one.kind == "fixed"]
+        if fixed:
+            raise RecipeError(
+                f"{self.source} is a run of another recipe. These keys are fixed once a run has started (there ->"
+                f" here):\n{listed(fixed)}\nRestore them; or start another run: name=..., or --new; from this run's"
+                f" weights: model.path={self.source}"
+            )
+        problems = [*self.problems_of_batch(), *self.problems_of_budget()]
+        if self.changes_data:
+            recipes = [Recipe.model_validate(line["recipe"]) for line in self.lines if line["new_stretch"]]
+            problems += problems_of_change([*(one.data for one in recipes), self.before.data], self.after.data)
+        if problems:
+            raise RecipeError(f"{self.folder} cannot be changed at step {self.step:,}: {' '.join(problems)}")
+
+    def problems_of_batch(self) -> Iterator[str]:
+        if self.manifest is None or not self.manifest.step or all(one.key not in BATCH for one in self.changes):
+            return
+        tokens, after = self.manifest.tokens // self.manifest.step, self.after
+        wanted, length = after.budget.global_batch_tokens, after.data.sequence_length
+        if wanted is None:
+            rows, readers = rows_at_once(after), {world_size(), self.manifest.world_size}
+            if self.before.budget.global_batch_tokens is None and rows == rows_at_once(self.before):
+                return
+            found = [rows * groups_of_rows(after.training, number) * length for number in readers]
+            wanted = tokens if tokens in found else found[0]
+        if wanted != tokens:
+            yield (
+                f"a step would train {wanted:,} tokens instead of {tokens:,}. A run keeps its global batch: change"
+                f" `{BATCH[1]}` and `{BATCH[2]}` together, or write `{BATCH[0]}: {tokens}`."
+            )
+
+    def problems_of_budget(self) -> Iterator[str]:
+        if not any(one.key.startswith(("budget.", "schedule.")) for one in self.from_this_step):
+            return
+        trained, (old, new) = self.trained_tokens, self.totals
+        if old is None or new is None:
+            return
+        if new <= trained:
+            yield (
+                f"the run has trained {trained:,} tokens already, and `budget` would be {new:,.0f}. Set a larger"
+                " budget, or resume from an earlier checkpoint: --resume CHECKPOINT."
+            )
+            return
+        section = self.after.schedule
+        check_schedule(section.name, section.options, new)
+        before, after = factor_at(self.before, trained, old), factor_at(self.after, trained, new)
+        if section.name in WITH_A_STABLE_PART and section.name == self.before.schedule.name:
+            if abs(after - before) > JUMP:
+                yield (
+                    f"`schedule` {section.name}: its decay would begin or end in the past: the learning rate would"
+                    f" jump from {before:.3f} to {after:.3f} of its peak. Resume from a checkpoint of its constant"
+                    " part (--resume CHECKPOINT), or change the lengths of its parts."
+                )
+
+    @property
+    def trained_tokens(self) -> int:
+        return 0 if self.manifest is None else self.manifest.tokens
+
+    @property
+    def totals(self) -> tuple[float | None, float | None]:
+        """Tokens of the whole run before and after the change; None if unknown."""
+        old, new = self.before.budget, self.after.budget
+        steps = read_object(self.source / STATUS).get("steps")
+        planned: float | None = old.tokens
+        if planned is None and isinstance(steps, int) and self.manifest is not None and self.manifest.step:
+            planned = steps * self.manifest.tokens / self.manifest.step
+        if new.tokens is not None or planned is None or old.epochs is None or new.epochs is None:
+            return planned, new.tokens
+        return planned, planned * new.epochs / old.epochs
+
+    def __str__(self) -> str:
+        """What changes from which step on, with a plot of the learning rate if it changes."""
+        where = f"{self.folder} changes from step {self.step + 1:,} on:"
+        if self.is_branch:
+            where = f"{self.folder} continues from step {self.step:,} of another run, with these changes:"
+        return "\n".join([where, listed(self.from_this_step), *self.plot()])
+
+    def plot(self) -> Iterator[str]:
+        (old, new), keys = self.totals, ("budget.", "schedule.", "optimizer.")
+        if old is None or new is None or not any(one.key.startswith(keys) for one in self.from_this_step):
+            return
+        longest = max(old, new)
+        rates = [
+            [
+                recipe.optimizer.learning_rate * factor_at(recipe, tokens, total) if tokens <= total else None
+                for tokens in (longest * (place + 0.5) / PLOT_WIDTH for place in range(PLOT_WIDTH))
+            ]
+            for recipe, total in ((self.before, old), (self.after, new))
+        ]
+        highest = max(rate for curve in rates for rate in curve if rate is not None)
+        yield f"Learning rate, 0 to {highest:.3g}, over {longest:,.0f} tokens:"
+        for name, curve in zip(("before", "after"), rates, strict=True):
+            yield f"  {name:6} {bars(curve, highest)}"
+        here = min(PLOT_WIDTH - 1, int(PLOT_WIDTH * self.trained_tokens / longest))
+        yield f"         {' ' * here}^ step {self.step:,}"
+
+
+def rows_at_once(recipe: Recipe) -> int:
+    """Rows of a step for each process or group of processes."""
+    training = recipe.training
+    rows = training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH)
+    return int(rows) * int(training.get("gradient_accumulation_steps", 1))
+
+
+def factor_at(recipe: Recipe, tokens: float, total: float) -> float:
+    schedule = recipe.schedule
+    return float(find("schedule", schedule.name, SCHEDULES)(tokens, total, **schedule.options))
+
+
+def listed(changes: Sequence[Change]) -> str:
+    return "\n".join(f"  {change}" for change in changes)
+
+
+def propose(recipe: Recipe, folder: Path, checkpoint: Path | None, *, is_branch: bool) -> Proposal | None:
+    """Compare the recipe with that of its run, or of the run that it branches from, at a checkpoint. None if there is
+    no other recipe, or no difference."""
+    source = checkpoint.parent if is_branch and checkpoint is not None else folder
+    if not (source / RECIPE).exists():
+        return None
+    saved = load_recipe(source / RECIPE)
+    if not is_branch and not changes_between(saved, recipe):
+        return None
+    manifest = read_manifest(checkpoint) if checkpoint is not None and (checkpoint / MANIFEST).exists() else None
+    step, lines = steps_in(checkpoint), read_history(source)
+    before = part_after(lines, step, saved).recipe
+    found = Proposal(folder, before, recipe, step, lines, manifest, source)
+    return found if found.changes or is_branch else None
+
+
+def steps_in(checkpoint: Path | None) -> int:
+    return 0 if checkpoint is None else int(read_object(checkpoint / STATE).get("global_step", 0))
+
+
+@dataclass
+class RecipeChanges:
+    """The changes of a start of a run: checked before anything is written, recorded when all checks have passed."""
+
+    recipe: Recipe
+    accepted: bool = False
+    """Whether changes from this step on are wanted (`--change`)."""
+    note: str | None = None
+    branch_of: Path | None = None
+    """The checkpoint of another run (`--from-checkpoint`)."""
+    lines: list[Content] | None = None
+    """The new history, to be written."""
+
+    def check(self, folder: Path) -> bool:
+        """Whether the run changes from this step on. RecipeError if it may not, or not without `--change`."""
+        checkpoint, began = self.branch_of, read_object(folder / BEGAN).get("checkpoint")
+        if checkpoint is not None:
+            if not checkpoint.is_dir():
+                raise CheckpointError(f"--from-checkpoint {checkpoint}: no such folder in {Path.cwd()}.")
+            if began != str(checkpoint.resolve()) and (began is not None or has_results(folder)):
+                raise RecipeError(
+                    f"{folder} is another run, which did not begin from {checkpoint}. Name the new run: name=..."
+                )
+            if began is None:
+                if (found := propose(self.recipe, folder, checkpoint, is_branch=True)) is not None:
+                    found.check()
+                return True
+            self.branch_of = None  # a later start
+        found = self.of_run(folder)
+        if found is None:
+            return False
+        found.check()
+        changes = found.from_this_step
+        if changes and not self.accepted:
+            raise RecipeError(
+                f"{found}\nApply this with --change (and --note REASON). Otherwise restore the recipe, or give the run"
+                " another name: name=..., or --new."
+            )
+        if changes and Run(folder).is_finished and not any(one.key.startswith("budget.") for one in changes):
+            raise RecipeError(f"{folder} is finished: only a larger `budget` continues it. Or start a new run: --new.")
+        return bool(changes)
+
+    def of_run(self, folder: Path) -> Proposal | None:
+        """The changes of a started run at its newest checkpoint, which is not verified yet."""
+        began = read_object(folder / BEGAN).get("checkpoint")
+        newest = latest_checkpoint(folder) or (None if began is None else Path(began))
+        return propose(self.recipe, folder, newest, is_branch=False)
+
+    def part(self, run: Run, point: ResumePoint) -> Part:
+        """What the run does from this point on, with its changes. For the main process.
+
+        Raises:
+            CheckpointError: the mixture changes, but the checkpoint lacks the position of its data.
+        """
+        checkpoint = point.checkpoint
+        step, lines = steps_in(checkpoint), read_history(run.folder)
+        found = propose(self.recipe, run.folder, checkpoint, is_branch=self.branch_of is not None)
+        if found is None:
+            return part_after(lines, step, self.recipe)
+        position = {} if checkpoint is None else read_object(checkpoint / POSITION)
+        if found.changes_data and step and "positions" not in position:
+            raise CheckpointError(
+                f"{checkpoint} lacks the position of its data, so the mixture cannot change. Restore `data`."
+            )
+        if found.from_this_step:
+            print_once(str(found))
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "step": step,
+            "row": position.get("row", 0),
+            "note": self.note,
+            "changes": [described(change) for change in found.changes],
+            "new_stretch": found.changes_data and step > 0,
+            "positions": position.get("positions", {}),
+            "fingerprint": position.get("fingerprint"),
+            "recipe": found.before.model_dump(mode="json", by_alias=True),
+            "inputs": read_sealed(found.source / INPUTS) or {},
+            "from": str(checkpoint) if found.is_branch else None,
+        }
+        # Changes at later steps are dropped: the run has gone back before them, and takes another way.
+        kept = [one for one in found.lines if one["step"] <= step or not found.from_this_step]
+        self.lines = sorted([*kept, line], key=lambda one: int(one["step"]))
+        return part_after(self.lines, step, self.recipe)
+
+    def record(self, run: Run) -> None:
+        """Write the history and the recipe of now. For the main process."""
+        if self.lines is not None:
+            write_history(run.folder, self.lines)
+            write_atomic(run.folder / RECIPE, dump_recipe(self.recipe), reuse_space=True)
+            (run.folder / INPUTS).unlink(missing_ok=True)  # this start describes them again
+
+
+class EndOfPart(TrainerCallback):
+    """Saves and stops at the step of the run's next change."""
+
+    def __init__(self, end: int | None) -> None:
+        self.end = end
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.global_step == self.end:
+            control.should_save = control.should_training_stop = True
+
+    def restart_at_end(self) -> None:
+        """Raise RestartNeeded if the recipe changes here."""
+        if self.end is not None:
+            raise RestartNeeded(f"The recipe changes after step {self.end} (history.jsonl): the run restarts with it.")
+
+
+def described(change: Change) -> Content:
+    before, after = (None if value is UNSET else value for value in (change.before, change.after))
+    return {"key": change.key, "kind": change.kind, "before": before, "after": after}
