@@ -19,7 +19,7 @@ from cpt.commands.store import StoreFolder
 from cpt.data.readers.columns import form_of_stage
 from cpt.data.rows.build import PreparedData, as_asked, build_data
 from cpt.data.rows.contamination import with_decontamination
-from cpt.data.rows.open_sources import open_sources
+from cpt.data.rows.open_sources import keyed_sources, open_sources
 from cpt.data.store.parallel import num_workers
 from cpt.data.store.shards import Shard, ShardWork
 from cpt.data.store.token_files import Bucket, bucket
@@ -167,7 +167,7 @@ def all_shards(recipe: Recipe, cache_dir: Path) -> list[Wanted]:
     data, evaluation, _ = as_asked(phases_in_tokens(recipe), recipe.evaluation, form_of_stage(recipe.stage))
     clean = with_decontamination(data, evaluation, cache_dir)
     encoder = DocumentEncoder(load_tokenizer(recipe.tokenizer, recipe.model))
-    sources = open_sources(clean, evaluation, encoder, cache_dir, recipe.seed).values()
+    sources = open_sources(clean, dict(keyed_sources(clean, evaluation)), encoder, cache_dir, recipe.seed).values()
     return [(source, number) for source in sources for number in range(len(source.plan.shards))]
 
 

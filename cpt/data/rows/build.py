@@ -2,8 +2,9 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from transformers import PreTrainedTokenizerBase
 from cpt.cache import default_cache_dir, key_of
 from cpt.data.readers.columns import form_of_source, refuse_layout, with_form
 from cpt.data.readers.documents import absurd_share
-from cpt.data.rows.chunks import ChunkedRows
+from cpt.data.rows.chunks import ChunkedRows, other_documents
 from cpt.data.rows.contamination import with_decontamination
 from cpt.data.rows.held_out import HeldOutSet, held_out_set, nothing_held_out, other_share
 from cpt.data.rows.loader import ReadAhead
-from cpt.data.rows.mixture import MixtureRows, Stretch, Turns, asked_shares, lengths_of_phases, shares_over
+from cpt.data.rows.mixture import MixtureRows, Stretch, Turns, asked_shares, from_row, lengths_of_phases, shares_over
 from cpt.data.rows.open_sources import open_sources
 from cpt.data.rows.packing import Layout
 from cpt.data.rows.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
@@ -142,6 +143,30 @@ def check_repeats(data: Data, mixture: MixtureRows, reports: Sequence[SourceRepo
 
 
 @dataclass(frozen=True)
+class Position:
+    """How far a run has read a source."""
+
+    rows: int
+    fingerprint: str
+    """Of the rows of the source."""
+    filled: float = 1.0
+    """Share of these rows that is tokens; the rest is padding."""
+
+
+@dataclass(frozen=True)
+class EndedStretch:
+    """A stretch of a run before its mixture changed."""
+
+    data: Data
+    evaluation: Evaluation
+    row: int
+    """The global row at which the next stretch begins."""
+    positions: Mapping[str, Position]
+    """Of all sources of the run so far, in order of first use, before this row."""
+    fingerprint: str
+
+
+@dataclass(frozen=True)
 class PreparedData:
     rows: MixtureRows
     chunked: list[ChunkedRows]
@@ -154,6 +179,15 @@ class PreparedData:
     held_out_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Held-out set -> file -> xxh3-128 of its content, for sets with separate files."""
     evaluated: list[TokenizedSource] = field(default_factory=list)
+    earlier: Sequence[EndedStretch] = ()
+    """The stretches of the run before `rows`."""
+    unused_chunks: dict[str, Any] = field(default_factory=dict)
+    """Of a checkpoint's state, the chunks of sources that are not in the mixture now; they may return."""
+
+    @property
+    def positions(self) -> Mapping[str, Position]:
+        """Of the sources at the first row."""
+        return self.earlier[-1].positions if self.earlier else {}
 
     @property
     def num_rows(self) -> int:
@@ -166,10 +200,13 @@ class PreparedData:
         return sum(report.tokens for report in self.sources)
 
     def tokens(self, rows: int, first: int = 0) -> dict[str, float]:
-        """Tokens of each source in the rows from `first` to `rows`, without padding; computed without reading rows."""
+        """Tokens of each source in the rows from `first` to `rows`, without padding; computed without reading rows.
+        From row 0 on, earlier stretches and their sources are included."""
         counts = [upto - before for upto, before in zip(self.rows.counts(rows), self.rows.counts(first), strict=True)]
-        return {
-            report.name: count * rows.filled * rows.layout.sequence_length
+        length = self.chunked[0].layout.sequence_length
+        before = self.positions.items() if first == 0 < rows else ()
+        return {name: one.rows * one.filled * length for name, one in before} | {
+            report.name: count * rows.filled * length
             for report, rows, count in zip(self.sources, self.chunked, counts, strict=True)
         }
 
@@ -201,20 +238,29 @@ class PreparedData:
 
     def state(self, first_row: int) -> dict[str, Any]:
         """The data state for a checkpoint, to resume at `first_row`, even with an empty store."""
-        turns = zip(self.sources, self.chunked, self.rows.counts(first_row), strict=True)
+        turns = list(zip(self.sources, self.chunked, self.rows.counts(first_row), strict=True))
         chunks = {report.name: rows.state(turn) for report, rows, turn in turns if rows.tokenized.plan.is_streamed}
-        stretch, _, place = self.rows.stretch_at(first_row)
-        return {"fingerprint": self.fingerprint, "stretch": stretch, "row": place, "chunks": chunks}
+        now = {report.name: Position(turn, rows.fingerprint, rows.filled) for report, rows, turn in turns}
+        return {
+            "fingerprint": self.fingerprint,
+            "stretch": len(self.earlier),
+            "row": first_row,
+            "chunks": self.unused_chunks | chunks,
+            "positions": {name: asdict(one) for name, one in {**self.positions, **now}.items()},
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Prepare to resume from a checkpoint's state; raises DataError if the data have changed since."""
-        if state["fingerprint"] != self.fingerprint:
+        """Prepare to resume from a checkpoint's state, also one of an earlier stretch; raises DataError if the data
+        have changed since."""
+        if state["fingerprint"] not in (self.fingerprint, *(one.fingerprint for one in self.earlier)):
             raise DataError(
                 "the checkpoint was written with different data. Restore it, or start a new run: another `name`."
             )
+        chunks = dict(state["chunks"])
         for report, rows in zip(self.sources, self.chunked, strict=True):
-            if report.name in state["chunks"]:
-                rows.restore(state["chunks"][report.name])
+            if report.name in chunks:
+                rows.restore(chunks.pop(report.name))
+        self.unused_chunks.update(chunks)
 
 
 def build_data(
@@ -227,6 +273,7 @@ def build_data(
     cache_dir: Path | None = None,
     whole: bool = False,
     form: str = "document",
+    earlier: Sequence[EndedStretch] = (),
 ) -> PreparedData:
     """Read, filter, tokenise, split and pack the sources; earlier work is reused from `cache_dir`.
 
@@ -238,21 +285,36 @@ def build_data(
         cache_dir: where tokens are stored; default: $CPT_CACHE or ~/.cache/cpt.
         whole: prepare all chunks of every source.
         form: documents, or examples (`cpt.data.readers.columns`); default: the form of each source.
+        earlier: stretches of the run before this mixture, which begins at the row where the last one ends. Sources
+            continue where they were; a new one begins with its first row.
 
     Raises:
-        DataError: a source is missing, bad, or empty after its filters.
+        DataError: a source is missing, bad, or empty after its filters, or has changed since an earlier stretch.
         RecipeError: a filter or its options do not exist, names are not unique, a source has too few tokens for the
             run, or `data.disk_bytes` is too small.
         ResourceError: the cache is not writable, or the Hub is not reachable.
     """
+    asked = [as_asked(one.data, one.evaluation, form) for one in earlier]
+    ended = [replace(one, data=then[0], evaluation=then[1]) for one, then in zip(earlier, asked, strict=True)]
     data, evaluation, form = as_asked(data, evaluation, form)
     cache = cache_dir or default_cache_dir()
 
     def build() -> PreparedData:
-        clean = with_decontamination(data, evaluation, cache)
-        return Builder(clean, evaluation, DocumentEncoder(tokenizer), cache, seed, budget, form).build(whole=whole)
+        encoder = DocumentEncoder(tokenizer)
+        return Builder(data, evaluation, encoder, cache, seed, budget, form, ended).build(whole=whole)
 
     return main_process_first(build)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A section of the run's history, and the sources that it was the first to name: their rows never change."""
+
+    evaluation: Evaluation
+    evaluated: list[TokenizedSource]
+    before: list[TokenizedSource]
+    """The sources of earlier sections, if it compares its sources with them."""
+    sources: list[TokenizedSource]
 
 
 @dataclass(frozen=True)
@@ -264,31 +326,57 @@ class Builder:
     seed: int
     budget: Budget | None
     form: str = "document"
+    earlier: Sequence[EndedStretch] = ()
 
     @property
     def layout(self) -> Layout:
         return Layout(self.data.sequence_length, self.data.packing, self.data.stride, self.encoder.pad, self.form)
 
+    @property
+    def first_row(self) -> int:
+        return self.earlier[-1].row if self.earlier else 0
+
+    @property
+    def positions(self) -> Mapping[str, Position]:
+        return self.earlier[-1].positions if self.earlier else {}
+
+    @cached_property
+    def sections(self) -> list[tuple[Data, Evaluation]]:
+        return [*((one.data, one.evaluation) for one in self.earlier), (self.data, self.evaluation)]
+
+    @cached_property
+    def origins(self) -> dict[str, int]:
+        """The section that was the first to name each source of the run, in order of first use."""
+        first: dict[str, int] = {}
+        for number, (data, _) in enumerate(self.sections):
+            for source in data.sources:
+                first.setdefault(reported_name(source), number)
+        return first
+
     def build(self, *, whole: bool) -> PreparedData:
-        opened = open_sources(self.data, self.evaluation, self.encoder, self.cache_dir, self.seed)
-        evaluated = [source for key, source in opened.items() if key.startswith("evaluation.perplexity[")]
-        sources = [source for key, source in opened.items() if key.startswith("data.sources[")]
+        origins = self.open_origins()
+        evaluated, opened = origins[-1].evaluated, [source for origin in origins for source in origin.sources]
         needs_all = whole or why_all(self.data, self.budget) is not None
-        refuse_small_disk(self.data, self.budget, sources, needs_all=needs_all)
-        wanted = everything(evaluated)
-        for source in sources:
+        refuse_small_disk(self.data, self.budget, opened, needs_all=needs_all)
+        is_held_out = any(origin.evaluation.held_out_share is not None for origin in origins)
+        of_sets = [source for origin in origins for source in origin.evaluated]
+        wanted = everything(of_sets)
+        for source in opened:
             if needs_all or not source.plan.is_streamed:
                 wanted += everything([source])
             else:  # the first chunks, and the shards of the held-out set
-                held_out = source.plan.held_out if self.evaluation.held_out_share is not None else []
-                wanted += [(source, number) for number in [*held_out, *source.plan.chunks[0]]]
+                wanted += [(source, number) for number in source.plan.held_out if is_held_out]
+                wanted += [(source, number) for number in source.plan.chunks[0]]
         make_shards(wanted)
-        for source in [*evaluated, *sources]:
+        for source in [*of_sets, *opened]:
             if not source.missing(range(len(source.plan.shards))):
                 source.finish()
-        chunked = self.chunked_rows(sources, evaluated)
+        made = {rows.name: rows for origin in origins if origin.sources for rows in self.chunked_rows(origin)}
+        chunked = [made[reported_name(source)] for source in self.data.sources]
         for rows in chunked:
             rows.begin(all_chunks=needs_all)
+            if rows.name in self.positions and rows.fingerprint != self.positions[rows.name].fingerprint:
+                raise DataError(other_documents(rows.tokenized))
         mixture, reports, num_rows = self.mix(chunked)
         scarce = [  # estimated size: the run may reach `max_epochs` of these
             rows
@@ -308,63 +396,81 @@ class Builder:
         held_out_sets = self.held_out_sets(chunked, evaluated)
         files = {reported_name(one.work.source): one.finish().files for one in evaluated}
         fingerprint, limit = self.fingerprint(mixture, chunked), self.data.disk_bytes
-        return PreparedData(mixture, chunked, held_out_sets, reports, fingerprint, limit, self.form, files, evaluated)
+        found = mixture, chunked, held_out_sets, reports, fingerprint, limit, self.form, files, evaluated
+        return PreparedData(*found, self.earlier)
 
-    def chunked_rows(self, sources: Sources, evaluated: Sources) -> list[ChunkedRows]:
-        known = np.concatenate([one.documents(one.plan.held_out).hashes for one in evaluated] or [NO_HASHES])
+    def open_origins(self) -> list[Origin]:
+        """Open the sources in use, each by the section that was the first to name it, and the held-out sets. A section
+        that compares sources (duplicates, held-out texts) also needs those before that are no longer in use."""
+        keys = {reported_name(source): f"data.sources[{number}]" for number, source in enumerate(self.data.sources)}
+        in_use = {reported_name(source): source for source in self.data.sources}
+        comparing = [number for name in in_use if compares_sources(*self.sections[number := self.origins[name]])]
+        origins, so_far, known = list[Origin](), list[TokenizedSource](), list[Source]()
+        for number, (data, evaluation) in enumerate(self.sections):
+            named = {
+                name: in_use.get(name, source)
+                for source in data.sources
+                if self.origins[name := reported_name(source)] == number
+            }
+            own = [source for name, source in named.items() if name in in_use or number <= max(comparing, default=-1)]
+            if not own and number + 1 < len(self.sections):
+                continue
+            known += own
+            section = data.model_copy(update={"sources": known})
+            clean = with_decontamination(section, evaluation, self.cache_dir) if own else section
+            keyed = {keys.get(name := reported_name(one), f"data.sources[{name}]"): one for one in own}
+            of_sets = {f"evaluation.perplexity[{place}]": one for place, one in enumerate(evaluation.perplexity)}
+            opened = open_sources(clean, {**keyed, **of_sets}, self.encoder, self.cache_dir, self.seed)
+            sources, evaluated = [opened[key] for key in keyed], [opened[key] for key in of_sets]
+            before = so_far if compares_sources(data, evaluation) else []
+            origins.append(Origin(evaluation, evaluated, list(before), sources))
+            so_far += sources
+        return origins
+
+    def chunked_rows(self, origin: Origin) -> Iterator[ChunkedRows]:
+        """The rows of the origin's sources that are in use."""
+        known = [one.documents(one.plan.held_out).hashes for one in origin.evaluated]
+        share, sources = origin.evaluation.held_out_share, [*origin.before, *origin.sources]
         repeated: Sequence[Repeated | None] = [None] * len(sources)
         if self.data.deduplicate is not None:
             kind, _, across = self.data.deduplicate.partition("_")
-            groups = [sources] if across else [[source] for source in sources]
+            groups = [sources] if across else [[source] for source in origin.sources]
             repeated = [one for group in groups for one in repeated_documents(group, kind, self.cache_dir)]
-        longest, also_held_out = self.held_out_across(sources)
-        share, chunked = self.evaluation.held_out_share, []
-        for number, (source, recipe) in enumerate(zip(sources, self.data.sources, strict=True)):
-            hashes = np.union1d(known, also_held_out[number])
-            selection = Selection(share, hashes, repeated[number], recipe.max_tokens, longest[number])
-            is_bounded = self.data.disk_bytes is not None and source.plan.is_streamed
-            where = self.layout, self.seed, self.cache_dir
-            chunked.append(ChunkedRows(source, selection, *where, recipe.max_epochs, is_bounded))
-        return chunked
-
-    def held_out_across(self, sources: Sources) -> tuple[list[int | None], list[Hashes]]:
-        """The maximum size in bytes of a held-out document of each source (None for examples, which are short), and
-        the texts held out of other sources that are above this maximum here: neither source trains on them."""
-        share = self.evaluation.held_out_share
-        if share is None:
-            return [None] * len(sources), [NO_HASHES] * len(sources)
-        longest, held_out = list[int | None](), []
-        for source in sources:
-            documents = source.documents(source.plan.held_out)
-            limit: int | None = None
-            if form_of_source(source.work.source) == "document":
-                limit = longest_held_out(int(documents.num_bytes.sum()), len(documents), share)
-            which = is_held_out(documents.hashes, documents.num_bytes, share, limit)
-            longest.append(limit)
-            held_out.append((documents.hashes[which], documents.num_bytes[which]))
-        hashes, num_bytes = (np.concatenate(arrays) for arrays in zip(*held_out, strict=True))
-        return longest, [hashes[:0] if limit is None else hashes[num_bytes > limit] for limit in longest]
+        longest, also_held_out = held_out_across(sources, share)
+        in_use = {reported_name(source): source for source in self.data.sources}
+        for place, source in enumerate(origin.sources, -len(origin.sources)):  # they are the last of all these lists
+            if (recipe := in_use.get(reported_name(source.work.source))) is not None:
+                hashes = np.unique(np.concatenate([*known, also_held_out[place]]))
+                selection = Selection(share, hashes, repeated[place], recipe.max_tokens, longest[place])
+                is_bounded = self.data.disk_bytes is not None and source.plan.is_streamed
+                where = self.layout, self.seed, self.cache_dir
+                yield ChunkedRows(source, selection, *where, recipe.max_epochs, is_bounded)
 
     def mix(self, chunked: Chunked) -> tuple[MixtureRows, list[SourceReport], int]:
         """The rows, a report on each source, and the number of rows that the run reads; 1 if unknown."""
         reports = [report_on(rows) for rows in chunked]
-        asked = asked_shares(self.data, [report.tokens for report in reports])
+        asked = from_row(asked_shares(self.data, [report.tokens for report in reports]), self.first_row)
         filled = np.array([rows.filled for rows in chunked])
+        read = [self.positions[rows.name].rows if rows.name in self.positions else 0 for rows in chunked]
         # A source whose rows are half full needs twice as many rows for the same tokens.
-        turns = Turns([(first, (shares / filled).tolist()) for first, shares in asked])
-        mixture = MixtureRows([Stretch(chunked, turns, lengths_of_phases(self.data))], self.seed)
+        turns = Turns([(first, (shares / filled).tolist()) for first, shares in asked], read)
+        lengths, numbers = from_row(lengths_of_phases(self.data), self.first_row), list(self.origins)
+        places = [numbers.index(rows.name) for rows in chunked]
+        mixture = MixtureRows([Stretch(chunked, turns, lengths, self.first_row, places)], self.seed)
         rows_of_epoch = sum(report.rows for report in reports)
         num_rows = 1 if self.budget is None else rows_of_run(self.data, self.budget, rows_of_epoch)
-        shares = shares_over(asked, num_rows).tolist()
+        num_rows = max(num_rows, self.first_row + 1)
+        shares = shares_over(asked, num_rows - self.first_row).tolist()
         return mixture, [replace(report, share=share) for report, share in zip(reports, shares, strict=True)], num_rows
 
     def held_out_sets(self, chunked: Chunked, evaluated: Sources) -> dict[str, HeldOutSet]:
         sets, num_documents, share = {}, 0, self.evaluation.held_out_share
         for rows in chunked if share is not None else []:
-            shards, name = rows.tokenized.plan.held_out, reported_name(rows.tokenized.work.source)
+            shards, name = rows.tokenized.plan.held_out, rows.name
             documents = rows.tokenized.documents(shards)
             num_documents += len(documents)
-            chosen = rows.selection.held_out(documents, shards)
+            never_trained_on = min(share or 0.0, rows.selection.held_out_share or 0.0)
+            chosen = replace(rows.selection, held_out_share=never_trained_on).held_out(documents, shards)
             if not len(chosen):
                 log.warning(
                     f"{name}: none of its {len(documents):,} documents was chosen by `evaluation.held_out_share`; it"
@@ -386,7 +492,8 @@ class Builder:
 
     def fingerprint(self, mixture: MixtureRows, chunked: Chunked) -> str:
         """A hash of everything that decides the rows: documents, packing, weights, seed, and the first chunks."""
-        (stretch,) = mixture.stretches
+        (stretch,), first = mixture.stretches, self.first_row
+        before = [[name, one.rows, one.fingerprint] for name, one in self.positions.items()]
         return key_of(
             {
                 "sources": [rows.fingerprint for rows in chunked],
@@ -394,9 +501,35 @@ class Builder:
                 "seed": mixture.seed,
                 "layout": self.layout.content(),
                 **({"lengths": stretch.lengths} if stretch.lengths else {}),
-                "order": [[*mixture.turn(number), shuffled(number, 1000, mixture.seed)] for number in range(100)],
+                "order": [
+                    [*mixture.turn(first + number), shuffled(number, 1000, mixture.seed)] for number in range(100)
+                ],
+                **({"first_row": first, "positions": before, "numbers": stretch.numbers} if self.earlier else {}),
             }
         )
+
+
+def compares_sources(data: Data, evaluation: Evaluation) -> bool:
+    """Whether the documents that are read of a source depend on those of others."""
+    return evaluation.held_out_share is not None or "across" in (data.deduplicate or "")
+
+
+def held_out_across(sources: Sources, share: float | None) -> tuple[list[int | None], list[Hashes]]:
+    """The maximum size in bytes of a held-out document of each source (None for examples, which are short), and
+    the texts held out of other sources that are above this maximum here: neither source trains on them."""
+    if share is None:
+        return [None] * len(sources), [NO_HASHES] * len(sources)
+    longest, held_out = list[int | None](), []
+    for source in sources:
+        documents = source.documents(source.plan.held_out)
+        limit: int | None = None
+        if form_of_source(source.work.source) == "document":
+            limit = longest_held_out(int(documents.num_bytes.sum()), len(documents), share)
+        which = is_held_out(documents.hashes, documents.num_bytes, share, limit)
+        longest.append(limit)
+        held_out.append((documents.hashes[which], documents.num_bytes[which]))
+    hashes, num_bytes = (np.concatenate(arrays) for arrays in zip(*held_out, strict=True))
+    return longest, [hashes[:0] if limit is None else hashes[num_bytes > limit] for limit in longest]
 
 
 def everything(sources: Sources) -> list[Wanted]:

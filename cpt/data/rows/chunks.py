@@ -27,6 +27,7 @@ from cpt.data.store.token_files import Int64, StoredDocuments
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import DataError
 from cpt.files import read_sealed, sealed
+from cpt.recipe.rules import reported_name
 
 OPENED = 2  # open chunks per source in a process
 MARKS = "readers"
@@ -149,6 +150,10 @@ class ChunkedRows:
     def __reduce__(self) -> tuple[Any, ...]:  # worker processes and the read-ahead thread reopen the files
         what = self.tokenized, self.selection, self.layout, self.seed, self.cache_dir, self.max_epochs, self.is_bounded
         return ChunkedRows, what
+
+    @property
+    def name(self) -> str:
+        return reported_name(self.tokenized.work.source)
 
     @property
     def fingerprint(self) -> str:

@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -57,6 +58,7 @@ def shift_past_skipped(row: int, left_out: Iterable[RowRange]) -> int:
     return row
 
 
+Value = TypeVar("Value")
 Lengths = list[tuple[int, int]]  # (row, context length from this row on), in row order
 
 
@@ -76,6 +78,14 @@ def cut_documents(position_ids: Int64, labels: Int64, length: int) -> None:
     if len(position_ids) > length:
         position_ids %= length
         labels[position_ids == 0] = IGNORED
+
+
+def from_row(changes: list[tuple[int, Value]], row: int) -> list[tuple[int, Value]]:
+    """The changes of a run, counted from a later row: the last one before it holds from 0 on."""
+    if row == 0:
+        return changes
+    begun = sum(first <= row for first, _ in changes)
+    return [(max(0, first - row), value) for first, value in changes[max(0, begun - 1) :]]
 
 
 Shares = NDArray[np.float64]
@@ -127,12 +137,13 @@ class Turns:
 
     Args:
         changes: (row, weights of the sources from this row on), in row order, starting at row 0.
+        read: turns that each source had in earlier stretches of the run.
     """
 
-    def __init__(self, changes: Sequence[tuple[int, Sequence[float]]]) -> None:
+    def __init__(self, changes: Sequence[tuple[int, Sequence[float]]], read: Sequence[int] = ()) -> None:
         self.first_rows = [first for first, _ in changes]
         self.proportions: list[list[int]] = []
-        self.before = [[0] * len(changes[0][1])]
+        self.before = [list(read) or [0] * len(changes[0][1])]
         owed: dict[int, float] = {}
         for (first, weights), (end, _) in pairwise(changes):
             quotas, owed = whole_quotas(end - first, weights, owed)
@@ -142,7 +153,7 @@ class Turns:
         self.proportions.append([max(1, round(one / total * SHARE_UNIT)) if one > 0 else 0 for one in weights])
 
     def turn(self, number: int) -> tuple[int, int]:
-        """The source of row `number`, and the number of its turns before this row."""
+        """The source of row `number`, and the number of its turns before this row, since the run began."""
         had, has = self.counts(number), self.counts(number + 1)
         source = next(source for source, count in enumerate(has) if count != had[source])
         return source, had[source]
@@ -153,7 +164,7 @@ class Turns:
         return [proportion / sum(proportions) for proportion in proportions]
 
     def counts(self, number: int) -> list[int]:
-        """The number of rows of each source before row `number`. Of the first n rows, the first source takes
+        """The number of rows of each source before row `number`. Of n rows, the first source takes
         ceil(n * p / total); the others share the rest in the same way, as in grain's MapDataset.mix, which rounds
         weights to 1/100 of the smallest: 1.009 : 1 becomes 1 : 1."""
         part = bisect_right(self.first_rows, number) - 1
@@ -168,12 +179,15 @@ class Turns:
 
 @dataclass(frozen=True)
 class Stretch:
-    """The rows of a run from `first_row` on, described by one `data` section. Rows are counted from `first_row`."""
+    """The rows of a run from `first_row` on, described by one `data` section. Rows are counted from `first_row`, and
+    the turns of a source from the beginning of the run. `numbers`: each source's number in the order of first use,
+    which decides the order of its rows; by default its place in `sources`."""
 
     sources: Sequence[ChunkedRows]
     turns: Turns
     lengths: Lengths
     first_row: int = 0
+    numbers: Sequence[int] = ()
 
 
 class MixtureRows(Dataset[Row]):
@@ -183,7 +197,7 @@ class MixtureRows(Dataset[Row]):
     weights change in between. Among the first n rows each source has its share of n, to within one row per source.
 
     Args:
-        stretches: the history of the run's data, in row order, starting at row 0.
+        stretches: of the run's data, in row order. Rows before the first one cannot be read.
     """
 
     def __init__(self, stretches: Sequence[Stretch], seed: int) -> None:
@@ -223,8 +237,8 @@ class MixtureRows(Dataset[Row]):
 
     def stretch_at(self, number: int) -> tuple[int, Stretch, int]:
         """The stretch of a global row (its number and object), and the row's number in it."""
-        if not 0 <= number < ENDLESS:
-            raise IndexError(f"row {number}: expected 0 to {ENDLESS - 1}")
+        if not (first := self.stretches[0].first_row) <= number < ENDLESS:
+            raise IndexError(f"row {number}: expected {first} to {ENDLESS - 1}")
         found = bisect_right(self.stretches, number, key=lambda stretch: stretch.first_row) - 1
         return found, self.stretches[found], int(number) - self.stretches[found].first_row
 
@@ -233,6 +247,9 @@ class MixtureRows(Dataset[Row]):
         return stretch.turns.turn(place)
 
     def counts(self, number: int) -> list[int]:
+        """The number of rows of each source before a global row, since the run began."""
+        if number == 0:
+            return [0] * len(self.stretches[0].sources)
         _, stretch, place = self.stretch_at(number)
         return stretch.turns.counts(place)
 
@@ -240,7 +257,8 @@ class MixtureRows(Dataset[Row]):
         """The rows of the source of a global row, the row's number there, and the epoch."""
         _, stretch, place = self.stretch_at(number)
         source, turn = stretch.turns.turn(place)
-        return stretch.sources[source].row_at(turn, f"{self.seed} {source}")
+        number = stretch.numbers[source] if stretch.numbers else source
+        return stretch.sources[source].row_at(turn, f"{self.seed} {number}")
 
 
 def whole_quotas(rows: int, weights: Sequence[float], owed: Mapping[int, float]) -> tuple[list[int], dict[int, float]]:

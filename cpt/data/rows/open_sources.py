@@ -1,6 +1,7 @@
 """Open the recipe's sources, and check their files before a run."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from cpt.cache import key_of
@@ -72,13 +73,12 @@ def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) ->
 
 
 def open_sources(
-    data: Data, evaluation: Evaluation, encoder: DocumentEncoder, cache_dir: Path, seed: int
+    data: Data, keyed: Mapping[str, DocumentSource], encoder: DocumentEncoder, cache_dir: Path, seed: int
 ) -> dict[str, TokenizedSource]:
-    """All sources and held-out sets by their key in the recipe; nothing is read yet."""
-    keyed = list(keyed_sources(data, evaluation))
-    for key, source in keyed:  # report all errors before reading
+    """Sources and held-out sets by their key in the recipe; nothing is read yet."""
+    for key, source in keyed.items():  # report all errors before reading
         sieve_of(data, source, key).functions()
-    return {key: open_source(data, source, key, encoder, cache_dir, seed) for key, source in keyed}
+    return {key: open_source(data, source, key, encoder, cache_dir, seed) for key, source in keyed.items()}
 
 
 def open_source(
