@@ -72,7 +72,7 @@ def train(
             to skip rows.
     """
     launch = join_processes(recipe.training)
-    changes = RecipeChanges(recipe, accepted=change, note=note, branch_of=from_checkpoint)
+    changes = RecipeChanges(recipe, accepted=change, note=note, branch_of=from_checkpoint, resume=resume)
     run = start_run(recipe, check=changes.check, new=new)
     if from_checkpoint is not None and not (run.folder / BEGAN).exists():
         resume = from_checkpoint
@@ -92,7 +92,8 @@ def train(
         data = data_of(recipe, tokenizer, part.stretches)
         arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)
         model = model_for(recipe, tokenizer, arguments)
-        run.record_inputs(data.fingerprint, lambda: describe_inputs(recipe, data, tokenizer, arguments))
+        describe = partial(describe_inputs, recipe, data, tokenizer, arguments)
+        run.record_inputs(data.fingerprint, describe, stretch=len(part.stretches))
         end = EndOfPart(part.end)
         trainer = build_trainer(
             recipe, model, tokenizer, data, arguments, watchers=(heartbeat, preemption, GroupTimeouts(), end)

@@ -38,7 +38,9 @@ def command(
     processes: Processes = 1,
     launcher: Launcher = None,
     restarts: Annotated[int, typer.Option(min=0, help="With --supervise: most restarts per hour.")] = MOST_RESTARTS,
-    change: Annotated[bool, typer.Option("--change", help="Apply an edited recipe from the last checkpoint on.")] = False,
+    change: Annotated[
+        bool, typer.Option("--change", help="Apply an edited recipe from the last checkpoint on.")
+    ] = False,
     note: Annotated[str | None, typer.Option(help="The reason for a change, for the run's history.")] = None,
     from_checkpoint: Annotated[
         Path | None, typer.Option(help="Begin a new run from a checkpoint of another, with its optimizer.")
@@ -65,7 +67,8 @@ def command(
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
     if from_checkpoint is not None and (new or resume != "latest"):
         raise RecipeError("--from-checkpoint names the checkpoint and starts a new run: remove --new and --resume.")
-    changes = RecipeChanges(loaded, accepted=change, note=note, branch_of=from_checkpoint)
+    wanted = wanted_checkpoint(resume)
+    changes = RecipeChanges(loaded, accepted=change, note=note, branch_of=from_checkpoint, resume=wanted)
     if not new and not change and world_size() == 1 and sys.stdin.isatty() and sys.stdout.isatty():
         change = is_wanted(changes)
     options = {"--lora": lora, "--allow-restart": allow_restart, "--trust-checkpoint": trust_checkpoint}
@@ -87,7 +90,7 @@ def command(
             change=change,
             note=note,
             from_checkpoint=from_checkpoint,
-            resume=wanted_checkpoint(resume),
+            resume=wanted,
             allow_restart=allow_restart,
             trust_checkpoint=trust_checkpoint,
             ready=lambda trainer: names.append(trainer.run_folder.name),

@@ -18,7 +18,7 @@ from cpt.files import SHIPPED_FILES
 from cpt.recipe.keys import child_annotation, is_free_mapping, item_in, keys_of, section_in
 from cpt.recipe.paths import result_of_run
 from cpt.recipe.rules import check_rules, name_of_path
-from cpt.recipe.schema import CLASSES_OF_CHANGE, LORA_PRESETS, Component, Model, Recipe
+from cpt.recipe.schema import CLASSES_OF_CHANGE, LORA_PRESETS, Component, Model, Recipe, Source
 from cpt.recipe.shape import check_passed_on_keys, check_shape, read_option_numbers
 from cpt.recipe.tree import (
     Location,
@@ -297,8 +297,18 @@ class Change:
         return class_of_change(self.key)
 
     def __str__(self) -> str:
-        old, new = ("not set" if value is UNSET else in_yaml(value) for value in (self.before, self.after))
+        old, new = (
+            "not set" if value is UNSET else in_yaml(without_defaults(value)) for value in (self.before, self.after)
+        )
         return f"{self.key}: {old} -> {new}"
+
+
+def without_defaults(value: Any) -> Any:
+    """A source without the keys that have their defaults; any other value unchanged."""
+    if not isinstance(value, dict) or "path" not in value:
+        return value
+    fields = keys_of(Source)
+    return {key: one for key, one in value.items() if key not in fields or one != fields[key].get_default()}
 
 
 def changes_between(before: Recipe, after: Recipe) -> list[Change]:

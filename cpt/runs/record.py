@@ -100,18 +100,22 @@ class Run:
         except OSError as problem:
             log.warning("%s cannot be written: %s.", self.folder / name, problem.strerror)
 
-    def record_inputs(self, fingerprint: str, describe: Callable[[], dict[str, Any]]) -> None:
-        """Record the run's data; CheckpointError if they changed, as a checkpoint's position is then meaningless."""
+    def record_inputs(self, fingerprint: str, describe: Callable[[], dict[str, Any]], stretch: int = 0) -> None:
+        """Record the data of this stretch of the run; CheckpointError if they changed within it, as a checkpoint's
+        position is then meaningless."""
         path = self.folder / INPUTS
         recorded = read_sealed(path)
-        known = None if recorded is None else recorded["data"]["fingerprint"]
+        is_of_this = recorded is not None and recorded["data"].get("stretch") == stretch
+        known = recorded["data"]["fingerprint"] if recorded is not None and is_of_this else None
         if known not in (None, fingerprint):
             raise CheckpointError(
                 f"{self.folder} began with other data (fingerprint {known}, now {fingerprint}): files, tokenizer or"
                 f" filters have changed. Restore them, or start a new run with --new. {path} lists the original ones."
             )
         if known is None and is_main_process():
-            write_atomic(path, sealed(describe(), indent=2) + "\n", reuse_space=True)
+            inputs = describe()
+            inputs["data"]["stretch"] = stretch
+            write_atomic(path, sealed(inputs, indent=2) + "\n", reuse_space=True)
 
     def record_plan(self, plan: dict[str, Any] | None, resolved: Recipe) -> None:
         """Record this start's plan (None without one), and the recipe with a value for each `auto`."""

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.checkpoints.manifest import MANIFEST, STATE, Manifest, read_manifest
-from cpt.checkpoints.resume import BEGAN, ResumePoint, latest_checkpoint
+from cpt.checkpoints.resume import BEGAN, ResumePoint, Wanted, latest_checkpoint
 from cpt.data.rows.stretches import problems_of_change
 from cpt.distributed import groups_of_rows, print_once, world_size
 from cpt.errors import CheckpointError, RecipeError, RestartNeeded
@@ -211,6 +211,7 @@ class RecipeChanges:
     note: str | None = None
     branch_of: Path | None = None
     """The checkpoint of another run (`--from-checkpoint`)."""
+    resume: Wanted = "latest"
     lines: list[Content] | None = None
     """The new history, to be written."""
 
@@ -244,10 +245,13 @@ class RecipeChanges:
         return bool(changes)
 
     def of_run(self, folder: Path) -> Proposal | None:
-        """The changes of a started run at its newest checkpoint, which is not verified yet."""
-        began = read_object(folder / BEGAN).get("checkpoint")
-        newest = latest_checkpoint(folder) or (None if began is None else Path(began))
-        return propose(self.recipe, folder, newest, is_branch=False)
+        """The changes of a started run at the checkpoint to resume from, which is not verified yet."""
+        began, checkpoint = read_object(folder / BEGAN).get("checkpoint"), latest_checkpoint(folder)
+        if isinstance(self.resume, Path):
+            checkpoint = self.resume
+        elif checkpoint is None and began is not None:
+            checkpoint = Path(began)
+        return propose(self.recipe, folder, None if self.resume == "none" else checkpoint, is_branch=False)
 
     def part(self, run: Run, point: ResumePoint) -> Part:
         """What the run does from this point on, with its changes. For the main process.
