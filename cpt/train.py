@@ -13,6 +13,7 @@ from cpt.command_line import run_command  # first: it silences libraries that th
 
 # isort: split
 from cpt.checkpoints.resume import Wanted, choose_checkpoint
+from cpt.checkpoints.retention import archive_record
 from cpt.distributed import LaunchedAs, is_main_process, join_processes, print_once, start_deepspeed
 from cpt.evaluation.verdict import verdict_of_run, write_verdict
 from cpt.export.export import export_average, export_model
@@ -87,6 +88,7 @@ def train(
             write_verdict(run.folder, verdict_of_run(run.folder, serve=f"cpt serve {run.export_folder}"))
         export_model(trainer, recipe, tokenizer, run.export_folder, seal=partial(seal_export, trainer))
         export_average(recipe, tokenizer, run.folder)
+    archive_record(run.folder, recipe.checkpoints.archive)
     skipped, steps = run.skipped_share()
     print_once(
         f"The model is in {run.export_folder}.{f' {skipped:,} of {steps:,} steps were skipped.' if skipped else ''}"

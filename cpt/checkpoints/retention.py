@@ -8,13 +8,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from cpt.checkpoints.manifest import MANIFEST, STATE, read_manifest, wrong_names_and_sizes
 from cpt.checkpoints.transaction import remove
+from cpt.distributed import is_main_process
 from cpt.errors import CheckpointError, RecipeError
+from cpt.files import write_atomic
 from cpt.plugins import check_options, find
 from cpt.recipe.schema import Component
 from cpt.runs.events import record_event
+from cpt.runs.folder import HELD_OUT, VERDICT_PAGE
 
 
 @dataclass(frozen=True)
@@ -107,17 +111,20 @@ def metrics_of(folder: Path, step: int) -> dict[str, float]:
     return {name: value for line in lines for name, value in line.items() if name.startswith("eval_")}
 
 
+RECORD = ("*.yaml", "*.json", "*.jsonl", VERDICT_PAGE, f"{HELD_OUT}/step-*.npz")  # small files that explain a run
 WAITING = 2  # queued checkpoints; if the archive is slower than the run, the oldest is skipped
 
 
 class Archive:
-    """Copies checkpoints to `place/run/checkpoint-N`, the manifest last: a copy without one is incomplete. The place
-    is a folder, or a URL such as s3://bucket/runs."""
+    """Copies checkpoints to `place/run/checkpoint-N`, the manifest last: a copy without one is incomplete. Before the
+    manifest, the run's record (metrics, events, recipe, ...) is copied to `place/run`, so that it covers the
+    checkpoint's step. The place is a folder, or a URL such as s3://bucket/runs."""
 
     def __init__(self, run: Path, place: str) -> None:
         self.run, self.place = run, place
         self.pending: list[Path] = []  # the first one is being copied
         self.changed = threading.Condition()
+        self.copied: dict[Path, int] = {}  # file of the record -> its time when it was copied
 
     def add(self, checkpoint: Path) -> None:
         with self.changed:
@@ -163,15 +170,51 @@ class Archive:
                     files.rm(target, recursive=True)  # left by a killed run
                 for name, entry in manifest.files.items():
                     put(files, checkpoint / name, f"{target}/{name}", entry.size)
+                self._put_record(files, f"{root}/{self.run.name}")
                 put(files, checkpoint / MANIFEST, f"{target}/{MANIFEST}", (checkpoint / MANIFEST).stat().st_size)
             except Exception as problem:  # from any storage; the run does not depend on it
-                text = f"{checkpoint.name} could not be copied to the archive {self.place}: {problem}"
-                record_event(self.run, "archive_failed", text, place=self.place)
+                self._report(checkpoint.name, problem)
             with self.changed:
                 self.pending.pop(0)
                 self.changed.notify_all()
                 if not self.pending:
                     return
+
+
+    def copy_record(self) -> None:
+        """Copy the record alone, at the end of a run."""
+        try:
+            files, root = fsspec.core.url_to_fs(self.place)
+            self._put_record(files, f"{root}/{self.run.name}")
+        except Exception as problem:  # as above
+            self._report("The run's record", problem)
+
+    def _put_record(self, files: Any, target: str) -> None:
+        """Copy the files that changed; other programs see either the old or the new content of each."""
+        for path in [path for pattern in RECORD for path in self.run.glob(pattern)]:
+            try:
+                written, content = path.stat().st_mtime_ns, path.read_bytes()
+            except FileNotFoundError:  # losses of an older evaluation, removed meanwhile
+                continue
+            if self.copied.get(path) == written:
+                continue
+            there = f"{target}/{path.relative_to(self.run).as_posix()}"
+            files.makedirs(str(PurePosixPath(there).parent), exist_ok=True)
+            if isinstance(files, LocalFileSystem):
+                write_atomic(Path(there), content)
+            else:  # an upload appears when it is complete
+                files.pipe_file(there, content)
+            self.copied[path] = written
+
+    def _report(self, what: str, problem: Exception) -> None:
+        text = f"{what} could not be copied to the archive {self.place}: {problem}"
+        record_event(self.run, "archive_failed", text, place=self.place)
+
+
+def archive_record(run: Path, place: str | None) -> None:
+    """Copy the run's record to its archive, if it has one; only in the main process."""
+    if place is not None and is_main_process():
+        Archive(run, place).copy_record()
 
 
 def put(files: Any, source: Path, target: str, size: int) -> None:
