@@ -180,7 +180,6 @@ class Archive:
                 if not self.pending:
                     return
 
-
     def copy_record(self) -> None:
         """Copy the record alone, at the end of a run."""
         try:
