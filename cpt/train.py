@@ -23,7 +23,7 @@ from cpt.runs.record import Run, start_run
 from cpt.stages.build import build_trainer
 from cpt.stages.models import model_for
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.arguments import data_of, describe_inputs, training_arguments
+from cpt.training.arguments import data_of, describe_inputs, limit_gpu_memory, training_arguments
 from cpt.training.liveness import GroupTimeouts, Heartbeat, lost_ranks_named, saved_on_errors
 from cpt.training.preemption import Preemption
 from cpt.training.resuming import keep_dtype, keep_global_batch, train_from
@@ -73,6 +73,7 @@ def train(
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
         data = data_of(recipe, tokenizer)
         arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)
+        limit_gpu_memory(recipe.safety.max_gpu_memory, arguments)
         model = model_for(recipe, tokenizer, arguments)
         run.record_inputs(data.fingerprint, lambda: describe_inputs(recipe, data, tokenizer, arguments))
         trainer = build_trainer(
