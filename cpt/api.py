@@ -17,7 +17,7 @@ from cpt.errors import RecipeError
 from cpt.evaluation.evaluate import EvaluationRequest, build_report, known_positions, measure, model_at
 from cpt.evaluation.sets import data_of_texts
 from cpt.export import export
-from cpt.planning.fitting import cheapest_that_fits, fits, usable_share, with_chosen_values
+from cpt.planning.fitting import cheapest_that_fits, fits, with_chosen_values
 from cpt.planning.speed import assumed_mfu, find_target, named_gpus, planned_speed
 from cpt.recipe.load import load_section
 from cpt.recipe.schema import Recipe
@@ -148,7 +148,7 @@ def plan_run(
     """
     name, number = named_gpus(gpu, gpus, nodes, [])
     target = find_target(name, number, host_memory)
-    max_memory = usable_share(recipe.safety, target, max_memory)
+    max_memory = target.usable_share(recipe.safety.max_gpu_memory, max_memory)
     planned = plan_recipe(recipe, target, number, nodes, max_memory)
     mfu, is_enough = assumed_mfu(planned.setup), fits(planned.memory, target, max_memory)
     proposal = None

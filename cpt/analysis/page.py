@@ -45,9 +45,17 @@ class Curve:
 
 
 def curves(
-    title: str, unit: str, lines: Sequence[Curve], *, over: str = "tokens", marks: Sequence[float] = (), note: str = ""
+    title: str,
+    unit: str,
+    lines: Sequence[Curve],
+    *,
+    over: str = "tokens",
+    marks: Sequence[float] = (),
+    changes: Sequence[float] = (),
+    note: str = "",
 ) -> list[Plot]:
-    """A plot with triangles at `marks` on the x axis; none without values. ResourceError if matplotlib is missing."""
+    """A plot with triangles at `marks` and vertical lines at `changes` on the x axis; none without values.
+    ResourceError if matplotlib is missing."""
     drawn = [line for line in lines if len(line.x)]
     if not drawn:
         return []
@@ -71,6 +79,8 @@ def curves(
         if len(marks):
             top = axes.get_xaxis_transform()  # y from 0 to 1
             axes.plot(marks, [0.98] * len(marks), "v", color="C3", markersize=7, transform=top, label="events")
+        for change in changes:
+            axes.axvline(change, color="0.4", linestyle="--", linewidth=0.8)
         if len(drawn) > 1:
             figure.legend(loc="outside lower center", ncols=4, fontsize=9, frameon=False)
         text = StringIO()

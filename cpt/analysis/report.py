@@ -19,6 +19,7 @@ from cpt.errors import CptError
 from cpt.formatting import format_count, format_duration, format_number, format_share
 from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import reported_name
+from cpt.recipe.values import in_yaml
 from cpt.runs.folder import (
     DIED,
     ENVIRONMENT,
@@ -82,6 +83,7 @@ def report_page(record: RunRecord) -> str:
     of_stage = [name for name in record.metrics.names if name not in drawn and not name.startswith(NOT_OF_A_STAGE)]
     sections: dict[str, Sequence[Part]] = {
         "": [{name: value for name, value in facts(record) if value}],
+        "Changes of the recipe": changes(record),
         "Verdict": verdict(record),
         "Held-out text and examples": held_out(record),
         "Training": training(record),
@@ -156,6 +158,15 @@ def seconds_in_steps(record: RunRecord) -> float:
     return float((np.diff(tokens, prepend=0.0)[speeds > 0] / speeds[speeds > 0]).sum())
 
 
+def changes(record: RunRecord) -> list[Part]:
+    """A row for each key that was changed while the run was stopped."""
+    rows = []
+    for one in record.changes:
+        before, after = in_yaml(one["before"]), in_yaml(one["after"])
+        rows.append([format_count(one["step"]), one["key"], before, after, one["kind"], one["note"] or ""])
+    return [Table(("after step", "key", "before", "after", "change", "note"), rows)] if rows else []
+
+
 def verdict(record: RunRecord) -> list[Part]:
     path = record.folder / VERDICT_PAGE
     if not path.is_file():
@@ -204,7 +215,14 @@ def plots(
 ) -> list[Plot]:
     """Return a plot over tokens, with one curve per metric (name -> metric); empty if no metric was logged."""
     logged = {name: record.metrics.curve(column) for name, column in columns.items()}
-    return curves(title, unit, [Curve(name, x, y * factor, points=points) for name, (x, y) in logged.items()])
+    lines = [Curve(name, x, y * factor, points=points) for name, (x, y) in logged.items()]
+    return curves(title, unit, lines, changes=in_tokens(record, record.history))
+
+
+def in_tokens(record: RunRecord, lines: Sequence[Content]) -> list[float]:
+    """Tokens trained at the steps of these lines."""
+    tokens, step = record.metrics.last("tokens"), record.metrics.last("step")
+    return [one["step"] * tokens / step for one in lines if tokens and step and one.get("step") is not None]
 
 
 def training(record: RunRecord) -> list[Part]:
@@ -213,12 +231,10 @@ def training(record: RunRecord) -> list[Part]:
     smooth = metrics.curve("loss_smoothed")
     lines = [Curve("loss", *metrics.curve("loss"), faint=len(smooth[0]) > 0), Curve("smoothed", *smooth)]
     sources = [name for name in metrics.names if name.startswith("loss_") and name != "loss_smoothed"]
-    last_tokens, last_step = metrics.last("tokens"), metrics.last("step")
-    steps = [event["step"] for event in record.events if event.get("step") is not None]
-    marks = [step * last_tokens / last_step for step in steps] if last_tokens and last_step else []
+    marks, changes = in_tokens(record, record.events), in_tokens(record, record.history)
     note = "Triangles: the run's events, listed below." if marks else ""
     return [
-        *curves("Training loss", unit, lines, marks=marks, note=note),
+        *curves("Training loss", unit, lines, marks=marks, changes=changes, note=note),
         *plots(record, *PLOTS[0]),
         *plots(record, *PLOTS[1]),
         *plots(record, "Loss of each source", unit, {name[5:]: name for name in sources}),

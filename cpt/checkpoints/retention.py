@@ -111,7 +111,7 @@ def metrics_of(folder: Path, step: int) -> dict[str, float]:
     return {name: value for line in lines for name, value in line.items() if name.startswith("eval_")}
 
 
-RECORD = ("*.yaml", "*.json", "*.jsonl", VERDICT_PAGE, f"{HELD_OUT}/step-*.npz")  # small files that explain a run
+RECORD = ("*.yaml", "*.json", "*.jsonl", VERDICT_PAGE, f"{HELD_OUT}/step-*.npz")
 WAITING = 2  # queued checkpoints; if the archive is slower than the run, the oldest is skipped
 
 
@@ -122,9 +122,8 @@ class Archive:
 
     def __init__(self, run: Path, place: str) -> None:
         self.run, self.place = run, place
-        self.pending: list[Path] = []  # the first one is being copied
+        self.pending: list[Path] = []  # checkpoints, or the run's folder for its record; the first is being copied
         self.changed = threading.Condition()
-        self.copied: dict[Path, int] = {}  # file of the record -> its time when it was copied
 
     def add(self, checkpoint: Path) -> None:
         with self.changed:
@@ -161,41 +160,38 @@ class Archive:
 
     def _copy_all(self) -> None:
         while True:
-            checkpoint = self.pending[0]
+            source = self.pending[0]
             try:
                 files, root = fsspec.core.url_to_fs(self.place)
-                target = f"{root}/{self.run.name}/{checkpoint.name}"
-                manifest = read_manifest(checkpoint)
-                if files.exists(target):
-                    files.rm(target, recursive=True)  # left by a killed run
-                for name, entry in manifest.files.items():
-                    put(files, checkpoint / name, f"{target}/{name}", entry.size)
-                self._put_record(files, f"{root}/{self.run.name}")
-                put(files, checkpoint / MANIFEST, f"{target}/{MANIFEST}", (checkpoint / MANIFEST).stat().st_size)
+                target = f"{root}/{self.run.name}"
+                if source == self.run:
+                    self._put_record(files, target)
+                else:
+                    self._put_checkpoint(source, files, target)
             except Exception as problem:  # from any storage; the run does not depend on it
-                self._report(checkpoint.name, problem)
+                text = f"{source.name} could not be copied to the archive {self.place}: {problem}"
+                record_event(self.run, "archive_failed", text, place=self.place)
             with self.changed:
                 self.pending.pop(0)
                 self.changed.notify_all()
                 if not self.pending:
                     return
 
-    def copy_record(self) -> None:
-        """Copy the record alone, at the end of a run."""
-        try:
-            files, root = fsspec.core.url_to_fs(self.place)
-            self._put_record(files, f"{root}/{self.run.name}")
-        except Exception as problem:  # as above
-            self._report("The run's record", problem)
+    def _put_checkpoint(self, checkpoint: Path, files: Any, place: str) -> None:
+        target, manifest = f"{place}/{checkpoint.name}", read_manifest(checkpoint)
+        if files.exists(target):
+            files.rm(target, recursive=True)  # left by a killed run
+        for name, entry in manifest.files.items():
+            put(files, checkpoint / name, f"{target}/{name}", entry.size)
+        self._put_record(files, place)
+        put(files, checkpoint / MANIFEST, f"{target}/{MANIFEST}", (checkpoint / MANIFEST).stat().st_size)
 
     def _put_record(self, files: Any, target: str) -> None:
-        """Copy the files that changed; other programs see either the old or the new content of each."""
+        """Copy the small files that explain the run; other programs never see a part of one."""
         for path in [path for pattern in RECORD for path in self.run.glob(pattern)]:
             try:
-                written, content = path.stat().st_mtime_ns, path.read_bytes()
+                content = path.read_bytes()
             except FileNotFoundError:  # losses of an older evaluation, removed meanwhile
-                continue
-            if self.copied.get(path) == written:
                 continue
             there = f"{target}/{path.relative_to(self.run).as_posix()}"
             files.makedirs(str(PurePosixPath(there).parent), exist_ok=True)
@@ -203,17 +199,14 @@ class Archive:
                 write_atomic(Path(there), content)
             else:  # an upload appears when it is complete
                 files.pipe_file(there, content)
-            self.copied[path] = written
-
-    def _report(self, what: str, problem: Exception) -> None:
-        text = f"{what} could not be copied to the archive {self.place}: {problem}"
-        record_event(self.run, "archive_failed", text, place=self.place)
 
 
 def archive_record(run: Path, place: str | None) -> None:
     """Copy the run's record to its archive, if it has one; only in the main process."""
     if place is not None and is_main_process():
-        Archive(run, place).copy_record()
+        archive = Archive(run, place)
+        archive.add(run)
+        archive.finish()
 
 
 def put(files: Any, source: Path, target: str, size: int) -> None:

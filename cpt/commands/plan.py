@@ -19,15 +19,7 @@ from cpt.optim.gradients import check_release
 from cpt.planning.activations import ActivationCounts, count_activations
 from cpt.planning.check_resources import disk_needs
 from cpt.planning.dry_run import dry_run
-from cpt.planning.fitting import (
-    USABLE,
-    USABLE_OF_HOST,
-    Proposal,
-    cheapest_that_fits,
-    fits,
-    usable_share,
-    with_chosen_values,
-)
+from cpt.planning.fitting import USABLE, USABLE_OF_HOST, Proposal, cheapest_that_fits, fits, with_chosen_values
 from cpt.planning.memory import SAMPLING, MemoryPlan, count_model, plan_memory
 from cpt.planning.memory_parts import MemorySnapshot
 from cpt.planning.model_sizes import KINDS, ModelSizes
@@ -80,7 +72,8 @@ def command(
     target = find_target(name, number, host_memory, **known)
     of_gpus = {"--memory-gib": memory_gib is not None, "--peak-tflops": peak_tflops is not None}
     refuse_ignored(of_gpus if target.on_cpu else {}, f"with {target.name}")
-    max_memory, limit = usable_share(loaded.safety, target, max_memory), loaded.safety.max_gpu_memory
+    limit = loaded.safety.max_gpu_memory
+    max_memory = target.usable_share(limit, max_memory)
     planned = plan_recipe(loaded, target, number, nodes, max_memory)
     setup, facts = planned.setup, planned.facts
     print_once(f"{format_setup(facts, setup, target)}\n")

@@ -13,7 +13,7 @@ from cpt.distributed import world_size
 from cpt.errors import CptError, RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus, free_disk_gib
 from cpt.planning.activations import count_activations
-from cpt.planning.fitting import fits, nodes_here, this_machine, usable_share
+from cpt.planning.fitting import fits, nodes_here, this_machine
 from cpt.planning.memory import plan_memory, sizes_for_stage
 from cpt.planning.memory_parts import IN_8_BIT, MOMENTS, checkpoint_bytes
 from cpt.planning.model_sizes import ModelSizes
@@ -145,7 +145,7 @@ def check_resources(
         return
     target = this_machine(world_size(), on_cpu=False, gpus=gpus)
     plan = plan_memory(facts, setup, activations, snapshot=recipe.checkpoints.in_background)
-    mfu, share = assumed_mfu(setup), usable_share(recipe.safety, target)
+    mfu, share = assumed_mfu(setup), target.usable_share(recipe.safety.max_gpu_memory)
     found.plan = {
         "gpu": target.name,
         "gpus": target.gpus,

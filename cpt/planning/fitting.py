@@ -25,7 +25,7 @@ from cpt.planning.speed import Target, assumed_mfu, planned_speed
 from cpt.planning.workload import Setup, Sharding, attention_on_gpu, compiles, read_deepspeed_sharding, read_setup
 from cpt.recipe.keys import ACCUMULATION, AUTO, CHECKPOINTING, COMPILING, LOADING, MICRO_BATCH, automatic_keys
 from cpt.recipe.load import REPOSITORY
-from cpt.recipe.schema import Recipe, Safety
+from cpt.recipe.schema import Recipe
 from cpt.training.engine_profiles import Profile, read_profile, zero_section
 
 BUSY_TOKENS = 32_768  # per micro-batch: more do not increase utilization
@@ -150,7 +150,7 @@ def choose_batch(
 ) -> tuple[Setup, Counts]:
     """Choose the fastest micro-batch and checkpointing that fit, else the smallest; also return model sizes."""
     filled, asked, on_cpu = with_placeholders(recipe), automatic_keys(recipe.training), target.on_cpu
-    share = usable_share(recipe.safety, target, share)
+    share = target.usable_share(recipe.safety.max_gpu_memory, share)
     if MICRO_BATCH in asked and recipe.training.get("steps_per_generation") is not None:
         raise RecipeError(
             f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it sets how many completions are sampled"
@@ -226,11 +226,6 @@ def fits(plan: MemoryPlan, target: Target, share: float = 1.0) -> bool:
     """Whether the plan fits the GPU, and the host if its memory is known."""
     usable = share * (USABLE_OF_HOST if target.on_cpu else USABLE) * target.memory_gib * GIB
     return plan.peak.size <= usable and (not target.host_is_known or host_room(plan, target) >= 0)
-
-
-def usable_share(safety: Safety, target: Target, share: float = 1.0) -> float:
-    """The share of a GPU's memory that the run may use: the recipe's, or `share` if that is less."""
-    return share if target.on_cpu else min(share, safety.max_gpu_memory or 1.0)
 
 
 def host_room(plan: MemoryPlan, target: Target) -> float:

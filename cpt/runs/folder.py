@@ -252,8 +252,15 @@ class RunRecord:
     events: list[Content] = field(default_factory=list)
     history: list[Content] = field(default_factory=list)
     """Changes of the recipe while the run was stopped, by step."""
+    trunks: dict[Path, int] = field(default_factory=dict)
+    """Runs that this one began from, directly or through another one, with the last step in common."""
     unreadable: list[str] = field(default_factory=list)
     """A message for each file, or part of one, that cannot be read."""
+
+    @property
+    def changes(self) -> list[Content]:
+        """The changed keys of the recipe, each with the step and the note of its line in the history."""
+        return [{**line, **change} for line in self.history for change in line["changes"]]
 
     @property
     def state(self) -> str:
@@ -281,6 +288,7 @@ def read_run(folder: Path, names: Collection[str] | None = None) -> RunRecord:
         verdict=read_object(folder / VERDICT, report),
         events=read_objects(folder / EVENTS, report),
         history=read_objects(folder / HISTORY, report),
+        trunks=trunks_of(folder),
         unreadable=unreadable,
     )
 
@@ -289,6 +297,16 @@ def began_from(folder: Path) -> Path | None:
     """The checkpoint of another run that this run started from."""
     checkpoint = read_object(folder / BEGAN).get("checkpoint")
     return Path(checkpoint) if isinstance(checkpoint, str) else None
+
+
+def trunks_of(folder: Path) -> dict[Path, int]:
+    found: dict[Path, int] = {}
+    while (checkpoint := began_from(folder)) is not None and (folder := checkpoint.parent) not in found:
+        step = checkpoint.name.rpartition("-")[2]
+        if not step.isdecimal():  # of another program
+            break
+        found[folder] = min([int(step), *found.values()])
+    return found
 
 
 def get(content: object, *keys: str) -> Any:

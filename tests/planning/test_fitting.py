@@ -15,14 +15,13 @@ from cpt.planning.activations import count_activations
 from cpt.planning.fitting import (
     cheapest_that_fits,
     fits,
-    usable_share,
     with_all_parameters,
     with_chosen_values,
     with_placeholders,
 )
 from cpt.planning.model_sizes import sizes_of_model
 from cpt.planning.speed import find_target
-from cpt.recipe.schema import Recipe, Safety
+from cpt.recipe.schema import Recipe
 
 LLAMA_1B = AutoConfig.for_model(
     "llama",
@@ -148,9 +147,8 @@ def test_auto_fills_only_the_share_of_the_card_that_the_recipe_allows():
 
 
 def test_the_smaller_of_two_limits_holds_and_a_cpu_has_none():
-    safety, cpu = Safety(max_gpu_memory=0.8), find_target("cpu", 1, 64.0)
-    assert (usable_share(safety, card(8)), usable_share(safety, card(8), 0.5)) == (0.8, 0.5)
-    assert (usable_share(Safety(), card(8)), usable_share(safety, cpu)) == (1.0, 1.0)
+    assert (card(8).usable_share(0.8), card(8).usable_share(0.8, 0.5), card(8).usable_share(None)) == (0.8, 0.5, 1.0)
+    assert find_target("cpu", 1, 64.0).usable_share(0.8) == 1.0
 
 
 def test_a_model_that_cannot_be_planned_needs_a_number(monkeypatch):
