@@ -83,8 +83,8 @@ def report_page(record: RunRecord) -> str:
     of_stage = [name for name in record.metrics.names if name not in drawn and not name.startswith(NOT_OF_A_STAGE)]
     sections: dict[str, Sequence[Part]] = {
         "": [{name: value for name, value in facts(record) if value}],
-        "Changes of the recipe": changes(record),
         "Verdict": verdict(record),
+        "Changes of the recipe": changes(record),
         "Held-out text and examples": held_out(record),
         "Training": training(record),
         "Metrics of this stage": [plot for name in of_stage for plot in plots(record, name, "", {name: name})],
@@ -221,8 +221,9 @@ def plots(
 
 def in_tokens(record: RunRecord, lines: Sequence[Content]) -> list[float]:
     """Tokens trained at the steps of these lines."""
-    tokens, step = record.metrics.last("tokens"), record.metrics.last("step")
-    return [one["step"] * tokens / step for one in lines if tokens and step and one.get("step") is not None]
+    steps, tokens = record.metrics.curve("tokens", over="step")
+    here = [one["step"] for one in lines if one.get("step") is not None]
+    return list(np.interp(here, [0, *steps], [0, *tokens])) if len(steps) else []
 
 
 def training(record: RunRecord) -> list[Part]:
