@@ -216,7 +216,11 @@ def plots(
     """Return a plot over tokens, with one curve per metric (name -> metric); empty if no metric was logged."""
     logged = {name: record.metrics.curve(column) for name, column in columns.items()}
     lines = [Curve(name, x, y * factor, points=points) for name, (x, y) in logged.items()]
-    return curves(title, unit, lines, changes=in_tokens(record, record.history))
+    return curves(title, unit, [*lines, at_changes(record)])
+
+
+def at_changes(record: RunRecord) -> Curve:
+    return Curve("changes of the recipe", in_tokens(record, record.history), ())
 
 
 def in_tokens(record: RunRecord, lines: Sequence[Content]) -> list[float]:
@@ -232,10 +236,10 @@ def training(record: RunRecord) -> list[Part]:
     smooth = metrics.curve("loss_smoothed")
     lines = [Curve("loss", *metrics.curve("loss"), faint=len(smooth[0]) > 0), Curve("smoothed", *smooth)]
     sources = [name for name in metrics.names if name.startswith("loss_") and name != "loss_smoothed"]
-    marks, changes = in_tokens(record, record.events), in_tokens(record, record.history)
+    marks = in_tokens(record, record.events)
     note = "Triangles: the run's events, listed below." if marks else ""
     return [
-        *curves("Training loss", unit, lines, marks=marks, changes=changes, note=note),
+        *curves("Training loss", unit, [*lines, at_changes(record)], marks=marks, note=note),
         *plots(record, *PLOTS[0]),
         *plots(record, *PLOTS[1]),
         *plots(record, "Loss of each source", unit, {name[5:]: name for name in sources}),

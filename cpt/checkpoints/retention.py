@@ -111,18 +111,17 @@ def metrics_of(folder: Path, step: int) -> dict[str, float]:
     return {name: value for line in lines for name, value in line.items() if name.startswith("eval_")}
 
 
-RECORD = ("*.yaml", "*.json", "*.jsonl", VERDICT_PAGE, f"{HELD_OUT}/step-*.npz")
 WAITING = 2  # queued checkpoints; if the archive is slower than the run, the oldest is skipped
 
 
 class Archive:
     """Copies checkpoints to `place/run/checkpoint-N`, the manifest last: a copy without one is incomplete. Before the
-    manifest, the run's record (metrics, events, recipe, ...) is copied to `place/run`, so that it covers the
-    checkpoint's step. The place is a folder, or a URL such as s3://bucket/runs."""
+    manifest, the run's record is copied to `place/run`, so that it covers the checkpoint's steps. The place is a
+    folder, or a URL such as s3://bucket/runs."""
 
     def __init__(self, run: Path, place: str) -> None:
         self.run, self.place = run, place
-        self.pending: list[Path] = []  # checkpoints, or the run's folder for its record; the first is being copied
+        self.pending: list[Path] = []  # the first one is being copied
         self.changed = threading.Condition()
 
     def add(self, checkpoint: Path) -> None:
@@ -160,53 +159,25 @@ class Archive:
 
     def _copy_all(self) -> None:
         while True:
-            source = self.pending[0]
+            checkpoint = self.pending[0]
             try:
                 files, root = fsspec.core.url_to_fs(self.place)
-                target = f"{root}/{self.run.name}"
-                if source == self.run:
-                    self._put_record(files, target)
-                else:
-                    self._put_checkpoint(source, files, target)
+                target = f"{root}/{self.run.name}/{checkpoint.name}"
+                manifest = read_manifest(checkpoint)
+                if files.exists(target):
+                    files.rm(target, recursive=True)  # left by a killed run
+                for name, entry in manifest.files.items():
+                    put(files, checkpoint / name, f"{target}/{name}", entry.size)
+                put_record(files, self.run, f"{root}/{self.run.name}")
+                put(files, checkpoint / MANIFEST, f"{target}/{MANIFEST}", (checkpoint / MANIFEST).stat().st_size)
             except Exception as problem:  # from any storage; the run does not depend on it
-                text = f"{source.name} could not be copied to the archive {self.place}: {problem}"
+                text = f"{checkpoint.name} could not be copied to the archive {self.place}: {problem}"
                 record_event(self.run, "archive_failed", text, place=self.place)
             with self.changed:
                 self.pending.pop(0)
                 self.changed.notify_all()
                 if not self.pending:
                     return
-
-    def _put_checkpoint(self, checkpoint: Path, files: Any, place: str) -> None:
-        target, manifest = f"{place}/{checkpoint.name}", read_manifest(checkpoint)
-        if files.exists(target):
-            files.rm(target, recursive=True)  # left by a killed run
-        for name, entry in manifest.files.items():
-            put(files, checkpoint / name, f"{target}/{name}", entry.size)
-        self._put_record(files, place)
-        put(files, checkpoint / MANIFEST, f"{target}/{MANIFEST}", (checkpoint / MANIFEST).stat().st_size)
-
-    def _put_record(self, files: Any, target: str) -> None:
-        """Copy the small files that explain the run; other programs never see a part of one."""
-        for path in [path for pattern in RECORD for path in self.run.glob(pattern)]:
-            try:
-                content = path.read_bytes()
-            except FileNotFoundError:  # losses of an older evaluation, removed meanwhile
-                continue
-            there = f"{target}/{path.relative_to(self.run).as_posix()}"
-            files.makedirs(str(PurePosixPath(there).parent), exist_ok=True)
-            if isinstance(files, LocalFileSystem):
-                write_atomic(Path(there), content)
-            else:  # an upload appears when it is complete
-                files.pipe_file(there, content)
-
-
-def archive_record(run: Path, place: str | None) -> None:
-    """Copy the run's record to its archive, if it has one; only in the main process."""
-    if place is not None and is_main_process():
-        archive = Archive(run, place)
-        archive.add(run)
-        archive.finish()
 
 
 def put(files: Any, source: Path, target: str, size: int) -> None:
@@ -215,3 +186,33 @@ def put(files: Any, source: Path, target: str, size: int) -> None:
     arrived = files.info(target)["size"]
     if arrived != size:
         raise CheckpointError(f"{target} has {arrived:,} bytes, expected {size:,}")
+
+
+RECORD = ("*.yaml", "*.json", "*.jsonl", VERDICT_PAGE, f"{HELD_OUT}/step-*.npz")
+
+
+def put_record(files: Any, run: Path, target: str) -> None:
+    """Copy the small files that explain a run; other programs never see a part of one."""
+    for path in [path for pattern in RECORD for path in run.glob(pattern)]:
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:  # losses of an older evaluation, removed meanwhile
+            continue
+        there = f"{target}/{path.relative_to(run).as_posix()}"
+        files.makedirs(str(PurePosixPath(there).parent), exist_ok=True)
+        if isinstance(files, LocalFileSystem):
+            write_atomic(Path(there), content)
+        else:  # an upload appears when it is complete
+            files.pipe_file(there, content)
+
+
+def archive_record(run: Path, place: str | None) -> None:
+    """Copy a run's record to its archive, if it has one; only in the main process."""
+    if place is None or not is_main_process():
+        return
+    try:
+        files, root = fsspec.core.url_to_fs(place)
+        put_record(files, run, f"{root}/{run.name}")
+    except Exception as problem:  # as above
+        text = f"The record of {run.name} could not be copied to the archive {place}: {problem}"
+        record_event(run, "archive_failed", text, place=place)
