@@ -140,7 +140,7 @@ def plan_run(
         gpu: its name ("RTX 4090", "H100"), or "cpu".
         gpus: on all machines together.
         host_memory: GiB of each machine.
-        max_memory: share of a GPU's memory that the run may use.
+        max_memory: share of a GPU's memory that the run may use, if `safety.max_gpu_memory` does not allow less.
 
     Raises:
         ResourceError: the GPU is unknown, or the model's config cannot be read.
@@ -148,6 +148,7 @@ def plan_run(
     """
     name, number = named_gpus(gpu, gpus, nodes, [])
     target = find_target(name, number, host_memory)
+    max_memory = target.usable_share(recipe.safety.max_gpu_memory, max_memory)
     planned = plan_recipe(recipe, target, number, nodes, max_memory)
     mfu, is_enough = assumed_mfu(planned.setup), fits(planned.memory, target, max_memory)
     proposal = None

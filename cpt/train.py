@@ -12,7 +12,8 @@ if not __package__:  # started as a file: import from the repository root, not f
 from cpt.command_line import run_command  # first: it silences libraries that the others import
 
 # isort: split
-from cpt.checkpoints.resume import BEGAN, Wanted, choose_checkpoint
+from cpt.checkpoints.resume import Wanted, choose_checkpoint
+from cpt.checkpoints.retention import archive_record
 from cpt.distributed import (
     LaunchedAs,
     is_main_process,
@@ -25,11 +26,12 @@ from cpt.evaluation.verdict import verdict_of_run, write_verdict
 from cpt.export.export import export_average, export_model
 from cpt.recipe.keys import refuse_automatic
 from cpt.recipe.schema import Recipe
+from cpt.runs.folder import BEGAN
 from cpt.runs.record import Run, start_run
 from cpt.stages.build import build_trainer
 from cpt.stages.models import model_for
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.arguments import data_of, describe_inputs, training_arguments
+from cpt.training.arguments import data_of, describe_inputs, limit_gpu_memory, training_arguments
 from cpt.training.changes import EndOfPart, RecipeChanges
 from cpt.training.liveness import GroupTimeouts, Heartbeat, lost_ranks_named, saved_on_errors
 from cpt.training.preemption import Preemption
@@ -91,6 +93,7 @@ def train(
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
         data = data_of(recipe, tokenizer, part.stretches)
         arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)
+        limit_gpu_memory(recipe.safety.max_gpu_memory, arguments)
         model = model_for(recipe, tokenizer, arguments)
         describe = partial(describe_inputs, recipe, data, tokenizer, arguments)
         run.record_inputs(data.fingerprint, describe, stretch=len(part.stretches))
@@ -109,6 +112,7 @@ def train(
             write_verdict(run.folder, verdict_of_run(run.folder, serve=f"cpt serve {run.export_folder}"))
         export_model(trainer, recipe, tokenizer, run.export_folder, seal=partial(seal_export, trainer))
         export_average(recipe, tokenizer, run.folder)
+    archive_record(run.folder, recipe.checkpoints.archive)
     skipped, steps = run.skipped_share()
     print_once(
         f"The model is in {run.export_folder}.{f' {skipped:,} of {steps:,} steps were skipped.' if skipped else ''}"

@@ -5,7 +5,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path, PurePath
 from typing import Any
@@ -97,6 +97,8 @@ class Comparison:
     results: list[Topic]
     not_compared: list[str]
     """Missing comparisons and their reasons: one sentence each."""
+    fork: int = 0
+    """Last common step of branches of one run: metrics are those of later steps."""
 
     @property
     def names(self) -> list[str]:
@@ -106,7 +108,9 @@ class Comparison:
         counts = [f"{topic.title.lower()} {len(topic.rows)}" for topic in self.differences if topic.rows]
         total = sum(len(topic.rows) for topic in self.differences)
         where = f" ({', '.join(counts)})" if counts else ""
-        return f"{len(self.runs)} runs, compared with {self.names[0]}: {total} difference{'s'[: total != 1]}{where}."
+        fork = f" They are one run until step {self.fork:,}: metrics are those of later steps." if self.fork else ""
+        found = f"{total} difference{'s'[: total != 1]}{where}"
+        return f"{len(self.runs)} runs, compared with {self.names[0]}: {found}.{fork}"
 
     def to_json(self) -> dict[str, Any]:
         def rows(topics: Sequence[Topic]) -> list[dict[str, Any]]:
@@ -121,6 +125,7 @@ class Comparison:
                 {"name": name, "folder": str(one.folder), "stage": one.stage, "state": one.state}
                 for name, one in [(run.name, run.record) for run in self.runs]
             ],
+            "fork": self.fork or None,
             "differences": rows(self.differences),
             "results": rows(self.results),
             "remarks": [remark for topic in (*self.differences, *self.results) for remark in topic.remarks],
@@ -144,17 +149,21 @@ def compare(folders: Sequence[Path]) -> Comparison:
         if record.state != "finished":
             step = format_count(record.metrics.last("step")) or "?"
             not_compared.append(f"the end of {run.name}: its state is {record.state} at step {step}.")
-    recipe, model = recipe_topic(runs, not_compared), model_topic(runs)
-    decides = any(row.name.startswith(DECIDE_ABOUT_DATA) for row in recipe.rows) or bool(model.rows)
-    differences = [recipe, *environment_topics(runs), data_topic(runs, decides), model]
-    results = [progress_topic(runs), loss_topic(runs, comparable_losses(runs, not_compared))]
+    if fork := last_common_step(runs):
+        runs = [replace(run, record=replace(run.record, metrics=run.record.metrics.after(fork))) for run in runs]
+        ended = [run.name for run in runs if not run.record.metrics.names]
+        not_compared += [f"metrics of {name}: none after step {fork:,}." for name in ended]
+    recipe, changes, model = recipe_topic(runs, not_compared), changes_topic(runs, fork), model_topic(runs)
+    decides = any(row.name.startswith(DECIDE_ABOUT_DATA) for row in recipe.rows) or bool(changes.rows or model.rows)
+    differences = [recipe, changes, *environment_topics(runs), data_topic(runs, decides), model]
+    results = [progress_topic(runs), loss_topic(runs, comparable_losses(runs, not_compared), fork)]
     results += [held_out_topic(runs, not_compared), task_topic(runs), speed_topic(runs)]
     counts = [Counter(str(event.get("kind")) for event in run.record.events) for run in runs]
     kinds = sorted({kind for count in counts for kind in count})
     events = [number_row(kind, [count[kind] for count in counts], format_count) for kind in kinds]
     results.append(Topic("Events", events))
     differences = [topic for topic in differences if topic.rows or topic.remarks]
-    return Comparison(runs, differences, [topic for topic in results if topic.rows], not_compared)
+    return Comparison(runs, differences, [topic for topic in results if topic.rows], not_compared, fork)
 
 
 def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
@@ -178,6 +187,29 @@ def read_compared_run(folder: Path, name: str) -> ComparedRun:
         except CheckpointError as problem:
             record.unreadable.append(str(problem))
     return ComparedRun(name, record, losses)
+
+
+def last_common_step(runs: Sequence[ComparedRun]) -> int:
+    """The step at which the first of these runs left their common trunk; 0 if they have none."""
+    lines = [{run.record.folder.resolve(): math.inf, **run.record.trunks} for run in runs]
+    steps = [min(line[trunk] for line in lines) for trunk in set.intersection(*map(set, lines))]
+    return int(max((step for step in steps if step < math.inf), default=0))
+
+
+def changes_topic(runs: Sequence[ComparedRun], fork: int) -> Topic:
+    """Changes of the recipe, by step and key, that decide what the runs learned."""
+    found = [
+        {
+            f"step {one['step']}: {one['key']}": f"{shown(one['before'])} -> {shown(one['after'])}"
+            + (f" ({one['note']})" if one["note"] else "")
+            for one in run.record.changes
+            if one["kind"] != "free" and one["step"] >= fork
+        }
+        for run in runs
+    ]
+    names = dict.fromkeys(name for texts in found for name in texts)
+    rows = [Row(name, tuple(texts.get(name, "unchanged") for texts in found)) for name in names]
+    return Topic("Changes during the run", [row for row in rows if row.differs])
 
 
 def recipe_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
@@ -359,21 +391,22 @@ def comparable_losses(runs: Sequence[ComparedRun], not_compared: list[str]) -> l
     return fits
 
 
-def loss_topic(runs: Sequence[ComparedRun], fits: Sequence[bool]) -> Topic:
+def loss_topic(runs: Sequence[ComparedRun], fits: Sequence[bool], fork: int) -> Topic:
     logged = [run.record.metrics.curve("loss") if fit else None for run, fit in zip(runs, fits, strict=True)]
     losses = [one if one is not None and len(one[0]) else None for one in logged]
     ends = [float(one[0][-1]) for one in losses if one]
     if not ends:
         return Topic("Training loss", [])
-    span = SMOOTHED_OVER * min(ends)
+    start = min(one[0][0] for one in losses if one) if fork else 0.0
+    length = min(ends) - start
     rows = [
         number_row(
             f"after {tokens:,.0f} tokens",
-            [None if one is None else loss_at(*one, tokens, span) for one in losses],
+            [None if one is None else loss_at(*one, tokens, SMOOTHED_OVER * length) for one in losses],
             "{:.4f}".format,
             lambda loss, first: f"{loss - first:+.4f}",
         )
-        for tokens in [min(ends) * place for place in PLACES] + ([max(ends)] if max(ends) > min(ends) else [])
+        for tokens in [start + length * place for place in PLACES] + ([max(ends)] if max(ends) > min(ends) else [])
     ]
     remarks = [f"Each value is the mean over the previous {SMOOTHED_OVER:.0%} of tokens."]
     remarks += [bit_equality(runs[0], run) for run, fit in list(zip(runs, fits, strict=True))[1:] if fit]

@@ -39,6 +39,7 @@ class Curve:
     name: str
     x: Sequence[float] | NDArray[np.float64]
     y: Sequence[float] | NDArray[np.float64]
+    """Empty: vertical lines at `x`."""
     faint: bool = False
     """Draw pale, in the color of the next curve: raw values behind smoothed ones."""
     points: bool = False
@@ -48,7 +49,7 @@ def curves(
     title: str, unit: str, lines: Sequence[Curve], *, over: str = "tokens", marks: Sequence[float] = (), note: str = ""
 ) -> list[Plot]:
     """A plot with triangles at `marks` on the x axis; none without values. ResourceError if matplotlib is missing."""
-    drawn = [line for line in lines if len(line.x)]
+    drawn = [line for line in lines if len(line.y)]
     if not drawn:
         return []
     try:
@@ -71,6 +72,8 @@ def curves(
         if len(marks):
             top = axes.get_xaxis_transform()  # y from 0 to 1
             axes.plot(marks, [0.98] * len(marks), "v", color="C3", markersize=7, transform=top, label="events")
+        for place in (x for line in lines if not len(line.y) for x in line.x):
+            axes.axvline(place, color="0.4", linestyle="--", linewidth=0.8)
         if len(drawn) > 1:
             figure.legend(loc="outside lower center", ncols=4, fontsize=9, frameon=False)
         text = StringIO()

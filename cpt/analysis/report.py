@@ -19,6 +19,7 @@ from cpt.errors import CptError
 from cpt.formatting import format_count, format_duration, format_number, format_share
 from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import reported_name
+from cpt.recipe.values import in_yaml
 from cpt.runs.folder import (
     DIED,
     ENVIRONMENT,
@@ -83,6 +84,7 @@ def report_page(record: RunRecord) -> str:
     sections: dict[str, Sequence[Part]] = {
         "": [{name: value for name, value in facts(record) if value}],
         "Verdict": verdict(record),
+        "Changes of the recipe": changes(record),
         "Held-out text and examples": held_out(record),
         "Training": training(record),
         "Metrics of this stage": [plot for name in of_stage for plot in plots(record, name, "", {name: name})],
@@ -156,6 +158,15 @@ def seconds_in_steps(record: RunRecord) -> float:
     return float((np.diff(tokens, prepend=0.0)[speeds > 0] / speeds[speeds > 0]).sum())
 
 
+def changes(record: RunRecord) -> list[Part]:
+    """A row for each key that was changed while the run was stopped."""
+    rows = []
+    for one in record.changes:
+        before, after = in_yaml(one["before"]), in_yaml(one["after"])
+        rows.append([format_count(one["step"]), one["key"], before, after, one["kind"], one["note"] or ""])
+    return [Table(("after step", "key", "before", "after", "change", "note"), rows)] if rows else []
+
+
 def verdict(record: RunRecord) -> list[Part]:
     path = record.folder / VERDICT_PAGE
     if not path.is_file():
@@ -204,7 +215,19 @@ def plots(
 ) -> list[Plot]:
     """Return a plot over tokens, with one curve per metric (name -> metric); empty if no metric was logged."""
     logged = {name: record.metrics.curve(column) for name, column in columns.items()}
-    return curves(title, unit, [Curve(name, x, y * factor, points=points) for name, (x, y) in logged.items()])
+    lines = [Curve(name, x, y * factor, points=points) for name, (x, y) in logged.items()]
+    return curves(title, unit, [*lines, at_changes(record)])
+
+
+def at_changes(record: RunRecord) -> Curve:
+    return Curve("changes of the recipe", in_tokens(record, record.history), ())
+
+
+def in_tokens(record: RunRecord, lines: Sequence[Content]) -> list[float]:
+    """Tokens trained at the steps of these lines."""
+    steps, tokens = record.metrics.curve("tokens", over="step")
+    here = [one["step"] for one in lines if one.get("step") is not None]
+    return list(np.interp(here, [0, *steps], [0, *tokens])) if len(steps) else []
 
 
 def training(record: RunRecord) -> list[Part]:
@@ -213,12 +236,10 @@ def training(record: RunRecord) -> list[Part]:
     smooth = metrics.curve("loss_smoothed")
     lines = [Curve("loss", *metrics.curve("loss"), faint=len(smooth[0]) > 0), Curve("smoothed", *smooth)]
     sources = [name for name in metrics.names if name.startswith("loss_") and name != "loss_smoothed"]
-    last_tokens, last_step = metrics.last("tokens"), metrics.last("step")
-    steps = [event["step"] for event in record.events if event.get("step") is not None]
-    marks = [step * last_tokens / last_step for step in steps] if last_tokens and last_step else []
+    marks = in_tokens(record, record.events)
     note = "Triangles: the run's events, listed below." if marks else ""
     return [
-        *curves("Training loss", unit, lines, marks=marks, note=note),
+        *curves("Training loss", unit, [*lines, at_changes(record)], marks=marks, note=note),
         *plots(record, *PLOTS[0]),
         *plots(record, *PLOTS[1]),
         *plots(record, "Loss of each source", unit, {name[5:]: name for name in sources}),

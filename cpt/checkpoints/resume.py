@@ -12,12 +12,11 @@ from cpt.distributed import main_process_decides
 from cpt.errors import CheckpointError
 from cpt.files import free_name
 from cpt.runs.events import record_event
-from cpt.runs.folder import HISTORY, read_object
+from cpt.runs.folder import BEGAN, HISTORY, began_from
 
 PATTERN = re.compile(r"checkpoint-(\d+)")
 BAD = "bad-"
 REASON = "reason.txt"
-BEGAN = "began_from.json"  # the checkpoint of another run that this run started from
 # Set by `cpt train --supervise`, torchrun and SLURM in processes restarted with the first command.
 RESTART_COUNTS = ("CPT_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
@@ -88,12 +87,12 @@ def latest_point(folder: Path, *, allow_restart: bool, trust: bool) -> ResumePoi
     began = folder / BEGAN
     if not began.exists():
         return ResumePoint()
-    other = read_object(began).get("checkpoint")
-    if not isinstance(other, str):
+    other = began_from(folder)
+    if other is None:
         raise CheckpointError(
             f"{began} is damaged: the run started from a checkpoint of another run. Name it: --resume CHECKPOINT."
         )
-    return named_point(folder, Path(other), trust=trust)
+    return named_point(folder, other, trust=trust)
 
 
 def newest_intact(folder: Path, *, up_to: int | None = None) -> Path | None:
@@ -152,7 +151,7 @@ def named_point(folder: Path, checkpoint: Path, *, trust: bool) -> ResumePoint:
 
 
 def set_aside(folder: Path, checkpoints: list[Path], why: str) -> None:
-    """Move checkpoints, and the history of their recipe, into set-aside/, so that the run does not resume from them."""
+    """Move checkpoints, and the history, into set-aside/, so that the run does not resume from them."""
     if not checkpoints:
         return
     target = free_name(folder / "set-aside")

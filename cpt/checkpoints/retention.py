@@ -8,13 +8,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from cpt.checkpoints.manifest import MANIFEST, STATE, read_manifest, wrong_names_and_sizes
 from cpt.checkpoints.transaction import remove
+from cpt.distributed import is_main_process
 from cpt.errors import CheckpointError, RecipeError
+from cpt.files import write_atomic
 from cpt.plugins import check_options, find
 from cpt.recipe.schema import Component
 from cpt.runs.events import record_event
+from cpt.runs.folder import HELD_OUT, VERDICT_PAGE
 
 
 @dataclass(frozen=True)
@@ -111,8 +115,9 @@ WAITING = 2  # queued checkpoints; if the archive is slower than the run, the ol
 
 
 class Archive:
-    """Copies checkpoints to `place/run/checkpoint-N`, the manifest last: a copy without one is incomplete. The place
-    is a folder, or a URL such as s3://bucket/runs."""
+    """Copies checkpoints to `place/run/checkpoint-N`, the manifest last: a copy without one is incomplete. Before the
+    manifest, the run's record is copied to `place/run`, so that it covers the checkpoint's steps. The place is a
+    folder, or a URL such as s3://bucket/runs."""
 
     def __init__(self, run: Path, place: str) -> None:
         self.run, self.place = run, place
@@ -163,6 +168,7 @@ class Archive:
                     files.rm(target, recursive=True)  # left by a killed run
                 for name, entry in manifest.files.items():
                     put(files, checkpoint / name, f"{target}/{name}", entry.size)
+                put_record(files, self.run, f"{root}/{self.run.name}")
                 put(files, checkpoint / MANIFEST, f"{target}/{MANIFEST}", (checkpoint / MANIFEST).stat().st_size)
             except Exception as problem:  # from any storage; the run does not depend on it
                 text = f"{checkpoint.name} could not be copied to the archive {self.place}: {problem}"
@@ -180,3 +186,33 @@ def put(files: Any, source: Path, target: str, size: int) -> None:
     arrived = files.info(target)["size"]
     if arrived != size:
         raise CheckpointError(f"{target} has {arrived:,} bytes, expected {size:,}")
+
+
+RECORD = ("*.yaml", "*.json", "*.jsonl", VERDICT_PAGE, f"{HELD_OUT}/step-*.npz")
+
+
+def put_record(files: Any, run: Path, target: str) -> None:
+    """Copy the small files that explain a run; other programs never see a part of one."""
+    for path in [path for pattern in RECORD for path in run.glob(pattern)]:
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:  # losses of an older evaluation, removed meanwhile
+            continue
+        there = f"{target}/{path.relative_to(run).as_posix()}"
+        files.makedirs(str(PurePosixPath(there).parent), exist_ok=True)
+        if isinstance(files, LocalFileSystem):
+            write_atomic(Path(there), content)
+        else:  # an upload appears when it is complete
+            files.pipe_file(there, content)
+
+
+def archive_record(run: Path, place: str | None) -> None:
+    """Copy a run's record to its archive, if it has one; only in the main process."""
+    if place is None or not is_main_process():
+        return
+    try:
+        files, root = fsspec.core.url_to_fs(place)
+        put_record(files, run, f"{root}/{run.name}")
+    except Exception as problem:  # as above
+        text = f"The record of {run.name} could not be copied to the archive {place}: {problem}"
+        record_event(run, "archive_failed", text, place=place)

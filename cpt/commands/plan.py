@@ -72,10 +72,15 @@ def command(
     target = find_target(name, number, host_memory, **known)
     of_gpus = {"--memory-gib": memory_gib is not None, "--peak-tflops": peak_tflops is not None}
     refuse_ignored(of_gpus if target.on_cpu else {}, f"with {target.name}")
+    limit = loaded.safety.max_gpu_memory
+    max_memory = target.usable_share(limit, max_memory)
     planned = plan_recipe(loaded, target, number, nodes, max_memory)
     setup, facts = planned.setup, planned.facts
     print_once(f"{format_setup(facts, setup, target)}\n")
     print_once("\n".join(format_plan(planned.memory, setup, target, max_memory)))
+    if limit is not None:
+        effect = "has no effect on a CPU" if target.on_cpu else f"leaves the run {limit:.0%} of each GPU"
+        print_once(f"  `safety.max_gpu_memory` {effect}.")
     if exact:
         print_once(compared(planned))
     mfu = mfu or assumed_mfu(setup)

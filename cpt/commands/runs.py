@@ -15,7 +15,7 @@ from cpt.formatting import GIB, format_count, format_duration, open_console
 from cpt.runs.folder import Values, is_bits_per_byte, list_runs, set_name
 
 STYLES = {"running": "cyan", "finished": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
-TEXTS = ("run", "stage", "state", "tags")
+TEXTS = ("run", "stage", "state", "from", "tags")
 
 
 def command(
@@ -24,7 +24,7 @@ def command(
     sort: Annotated[str | None, typer.Option(help="Column, -loss for descending; default: newest first.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs below a folder: state, steps, tokens, loss, held-out bits per byte, speed, age, tags.
+    """List the runs below a folder: state, steps, tokens, loss, held-out bits per byte, speed, age, origin, tags.
 
     Bits per byte come from the newest evaluation on held-out text.
 
@@ -61,6 +61,7 @@ def run_cells(values: Values) -> dict[str, str]:
         "bits per byte": held_out(values),
         "tokens/s": format_count(values["tokens_per_second"]),
         "age": format_duration(max(0.0, values["age"])),
+        "from": escape(values["from"] or ""),
         "tags": escape(", ".join(values["tags"])),
     }
 

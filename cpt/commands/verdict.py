@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
+from cpt.checkpoints.retention import archive_record
 from cpt.command_line import run_command, show_log
 from cpt.distributed import is_main_process, print_once
 from cpt.errors import CheckpointError
@@ -18,7 +19,8 @@ from cpt.evaluation.paired import dominated
 from cpt.evaluation.verdict import Verdict
 from cpt.export.export import write_model_card
 from cpt.formatting import format_count, open_console
-from cpt.runs.folder import VERDICT_PAGE
+from cpt.recipe.load import load_recipe
+from cpt.runs.folder import RECIPE, VERDICT_PAGE
 from cpt.runs.record import Run
 
 
@@ -47,6 +49,7 @@ def print_verdict(run: Run, *, batch_size: int = 8) -> None:
         write_model_card(run.export_folder, run.folder, run.folder.name)
     except OSError as problem:  # the model has a card without the verdict
         print_once(f"warning: the model's card cannot be written: {problem.strerror}. Again: cpt verdict {run.folder}")
+    archive_record(run.folder, load_recipe(run.folder / RECIPE).checkpoints.archive)
     if is_main_process():
         show(verdict, run, open_console())
 

@@ -145,12 +145,13 @@ def check_resources(
         return
     target = this_machine(world_size(), on_cpu=False, gpus=gpus)
     plan = plan_memory(facts, setup, activations, snapshot=recipe.checkpoints.in_background)
-    mfu = assumed_mfu(setup)
+    mfu, share = assumed_mfu(setup), target.usable_share(recipe.safety.max_gpu_memory)
     found.plan = {
         "gpu": target.name,
         "gpus": target.gpus,
         "nodes": nodes,
         "gpu_has_gib": round(target.memory_gib, 2),
+        "gpu_usable_share": share,
         "moment": plan.peak.name,
         "gpu_memory_gib": {term.name: round(term.size / GIB, 4) for term in plan.peak.terms},
         "gpu_total_gib": round(plan.peak.size / GIB, 3),
@@ -158,8 +159,9 @@ def check_resources(
         "tokens_per_second": round(planned_speed(facts, setup, target, mfu).tokens_per_second, 1),
         "assumed_mfu": mfu,
     }
-    if not fits(plan, target):
-        gpu = f"{plan.peak.size / GIB:.1f} GiB of a {target.name} with {target.memory_gib:.0f}"
+    if not fits(plan, target, share):
+        limit = f", of which `safety.max_gpu_memory` allows {share * target.memory_gib:.0f}" if share < 1 else ""
+        gpu = f"{plan.peak.size / GIB:.1f} GiB of a {target.name} with {target.memory_gib:.0f}{limit}"
         host = f"{plan.host.size / GIB:.0f} GiB of a host with {target.host_memory_gib:.0f}"
         found.warnings.append(
             f"`training`: the plan needs {gpu}, and {host}. `cpt plan` shows the parts, and changes that fit"

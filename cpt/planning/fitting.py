@@ -150,6 +150,7 @@ def choose_batch(
 ) -> tuple[Setup, Counts]:
     """Choose the fastest micro-batch and checkpointing that fit, else the smallest; also return model sizes."""
     filled, asked, on_cpu = with_placeholders(recipe), automatic_keys(recipe.training), target.on_cpu
+    share = target.usable_share(recipe.safety.max_gpu_memory, share)
     if MICRO_BATCH in asked and recipe.training.get("steps_per_generation") is not None:
         raise RecipeError(
             f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it sets how many completions are sampled"

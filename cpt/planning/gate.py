@@ -145,6 +145,8 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
     found.run(check_parallelism, recipe, profile, model, processes=world_size(), elsewhere=elsewhere)
     parameters = None if model is None else count_model_parameters(model).total
     found.warnings += craft_warnings(recipe, parameters, None if model is None else longest_row(model.config))
+    if recipe.safety.max_gpu_memory is not None and (training.get("use_cpu") or not has_gpu):
+        found.warnings.append("`safety.max_gpu_memory` has no effect on a CPU")
     if elsewhere and not training.get("use_cpu"):
         found.unchecked.append(
             "`training.bf16`: memory, without a GPU on this machine. `cpt plan RECIPE --gpu NAME` computes it"

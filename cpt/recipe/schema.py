@@ -390,6 +390,9 @@ class Safety(Section):
     on_oom: FromStep[Literal["split_batch", "abort"]] = "split_batch"
     """split_batch: after an out-of-memory error the run restarts with half the micro-batch and twice the accumulation.
     abort: the run ends."""
+    max_gpu_memory: Free[Annotated[float, Field(gt=0, le=1)] | None] = None
+    """Share of each GPU's memory that torch may allocate in a process, and for which the run is planned, on a GPU that
+    other programs use too: `0.8`. A run that needs more is out of memory."""
 
 
 class Reward(Component):

@@ -31,8 +31,9 @@ from cpt.recipe.tree import Mistakes, UnreadableError, plain, read_yaml
 log = logging.getLogger("cpt")
 
 ENVIRONMENT, STARTS, INPUTS, PLAN = "environment.json", "starts.jsonl", "inputs.json", "plan.json"
-RESOLVED, HISTORY = "resolved.yaml", "history.jsonl"
-METRICS, EVENTS, SAMPLES = "metrics.jsonl", "events.jsonl", "samples.jsonl"
+RESOLVED = "resolved.yaml"
+METRICS, EVENTS, SAMPLES, HISTORY = "metrics.jsonl", "events.jsonl", "samples.jsonl", "history.jsonl"
+BEGAN = "began_from.json"  # the checkpoint of another run that this run started from
 VERDICT, VERDICT_PAGE = "verdict.json", "verdict.md"
 HEARTBEATS, HELD_OUT, PROFILE, LOCK = "heartbeats", "held_out", "profile", ".lock"
 EVALUATED, BITS_PER_BYTE = "eval_", "_bits_per_byte"  # prefix and suffix of a held-out set's metric
@@ -131,6 +132,11 @@ class Metrics:
     def last(self, name: str) -> float | None:
         values = self.curve(name)[1]
         return float(values[-1]) if len(values) else None
+
+    def after(self, step: int) -> "Metrics":
+        """The lines of later steps."""
+        is_later = self.columns["step"] > step
+        return Metrics({name: values[is_later] for name, values in self.columns.items()})
 
     @property
     def held_out_sets(self) -> dict[str, str]:
@@ -246,8 +252,15 @@ class RunRecord:
     status: Content = field(default_factory=dict)
     verdict: Content = field(default_factory=dict)
     events: list[Content] = field(default_factory=list)
+    trunks: dict[Path, int] = field(default_factory=dict)
+    """Runs that this one began from, directly or through another one, with the last step in common."""
     unreadable: list[str] = field(default_factory=list)
     """A message for each file, or part of one, that cannot be read."""
+
+    @property
+    def changes(self) -> list[Content]:
+        """The changed keys of the recipe, each with the step and the note of its line in the history."""
+        return [{**line, **change} for line in self.history for change in line["changes"]]
 
     @property
     def state(self) -> str:
@@ -275,8 +288,25 @@ def read_run(folder: Path, names: Collection[str] | None = None) -> RunRecord:
         status=read_status(folder, report),
         verdict=read_object(folder / VERDICT, report),
         events=read_objects(folder / EVENTS, report),
+        trunks=trunks_of(folder),
         unreadable=unreadable,
     )
+
+
+def began_from(folder: Path) -> Path | None:
+    """The checkpoint of another run that this run started from."""
+    checkpoint = read_object(folder / BEGAN).get("checkpoint")
+    return Path(checkpoint) if isinstance(checkpoint, str) else None
+
+
+def trunks_of(folder: Path) -> dict[Path, int]:
+    found: dict[Path, int] = {}
+    while (checkpoint := began_from(folder)) is not None and (folder := checkpoint.parent) not in found:
+        step = checkpoint.name.rpartition("-")[2]
+        if not step.isdecimal():  # of another program
+            break
+        found[folder] = min([int(step), *found.values()])
+    return found
 
 
 def get(content: object, *keys: str) -> Any:
@@ -349,6 +379,7 @@ def values_of(run: Path, folder: Path) -> Values:
         "bits_per_byte": sum(evaluated.values()) / len(evaluated) if evaluated else None,
         "tokens_per_second": metrics.get("tokens_per_second"),
         "age": time.time() - started,
+        "from": "/".join(began.parts[-2:]) if (began := began_from(run)) else None,
         "tags": [str(tag) for tag in tags] if isinstance(tags, list) else [],
         **evaluated,
     }

@@ -165,6 +165,16 @@ def training_arguments(
         raise RecipeError(f"`training`: {config_class.__name__} says: {problem}") from problem
 
 
+def limit_gpu_memory(share: float | None, arguments: TrainingArguments) -> None:
+    """Let torch allocate at most this share of the GPU's memory in this process (`safety.max_gpu_memory`)."""
+    if share is None:
+        return
+    if arguments.device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(share, arguments.device)
+    elif is_main_process():
+        log.warning("`safety.max_gpu_memory` has no effect: the run uses no CUDA GPU.")
+
+
 def weights_dtype(recipe: Recipe, arguments: TrainingArguments) -> torch.dtype:
     return automatic_dtype(recipe, deepspeed=arguments.deepspeed is not None, on_gpu=arguments.device.type == "cuda")
 

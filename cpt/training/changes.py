@@ -9,7 +9,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.checkpoints.manifest import MANIFEST, STATE, Manifest, read_manifest
-from cpt.checkpoints.resume import BEGAN, ResumePoint, Wanted, latest_checkpoint
+from cpt.checkpoints.resume import ResumePoint, Wanted, latest_checkpoint
 from cpt.data.rows.stretches import problems_of_change
 from cpt.distributed import groups_of_rows, print_once, world_size
 from cpt.errors import CheckpointError, RecipeError, RestartNeeded
@@ -20,7 +20,7 @@ from cpt.plugins import find
 from cpt.recipe.keys import DEFAULT_MICRO_BATCH
 from cpt.recipe.load import UNSET, Change, changes_between, dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.runs.folder import INPUTS, RECIPE, STATUS, Content, read_object
+from cpt.runs.folder import INPUTS, RECIPE, STATUS, Content, began_from, read_object
 from cpt.runs.history import Part, part_after, read_history, write_history
 from cpt.runs.record import Run, has_results
 from cpt.training.resuming import POSITION
@@ -114,13 +114,13 @@ class Proposal:
         section = self.after.schedule
         check_schedule(section.name, section.options, new)
         before, after = factor_at(self.before, trained, old), factor_at(self.after, trained, new)
-        if section.name in WITH_A_STABLE_PART and section.name == self.before.schedule.name:
-            if abs(after - before) > JUMP:
-                yield (
-                    f"`schedule` {section.name}: its decay would begin or end in the past: the learning rate would"
-                    f" jump from {before:.3f} to {after:.3f} of its peak. Resume from a checkpoint of its constant"
-                    " part (--resume CHECKPOINT), or change the lengths of its parts."
-                )
+        is_of_one_shape = section.name in WITH_A_STABLE_PART and section.name == self.before.schedule.name
+        if is_of_one_shape and abs(after - before) > JUMP:
+            yield (
+                f"`schedule` {section.name}: its decay would begin or end in the past: the learning rate would jump"
+                f" from {before:.3f} to {after:.3f} of its peak. Resume from a checkpoint of its constant part"
+                " (--resume CHECKPOINT), or change the lengths of its parts."
+            )
 
     @property
     def trained_tokens(self) -> int:
@@ -217,11 +217,11 @@ class RecipeChanges:
 
     def check(self, folder: Path) -> bool:
         """Whether the run changes from this step on. RecipeError if it may not, or not without `--change`."""
-        checkpoint, began = self.branch_of, read_object(folder / BEGAN).get("checkpoint")
+        checkpoint, began = self.branch_of, began_from(folder)
         if checkpoint is not None:
             if not checkpoint.is_dir():
                 raise CheckpointError(f"--from-checkpoint {checkpoint}: no such folder in {Path.cwd()}.")
-            if began != str(checkpoint.resolve()) and (began is not None or has_results(folder)):
+            if began != checkpoint.resolve() and (began is not None or has_results(folder)):
                 raise RecipeError(
                     f"{folder} is another run, which did not begin from {checkpoint}. Name the new run: name=..."
                 )
@@ -246,12 +246,10 @@ class RecipeChanges:
 
     def of_run(self, folder: Path) -> Proposal | None:
         """The changes of a started run at the checkpoint to resume from, which is not verified yet."""
-        began, checkpoint = read_object(folder / BEGAN).get("checkpoint"), latest_checkpoint(folder)
-        if isinstance(self.resume, Path):
-            checkpoint = self.resume
-        elif checkpoint is None and began is not None:
-            checkpoint = Path(began)
-        return propose(self.recipe, folder, None if self.resume == "none" else checkpoint, is_branch=False)
+        checkpoint = self.resume if isinstance(self.resume, Path) else None
+        if self.resume == "latest":
+            checkpoint = latest_checkpoint(folder) or began_from(folder)
+        return propose(self.recipe, folder, checkpoint, is_branch=False)
 
     def part(self, run: Run, point: ResumePoint) -> Part:
         """What the run does from this point on, with its changes. For the main process.

@@ -77,6 +77,62 @@ def test_a_fingerprint_differs_only_if_nothing_explains_it(tmp_path):
     assert list(differences(compared(tmp_path / "seed", other_seed))) == [("Recipe", "seed")]
 
 
+def changed(step, key, after, *, kind="from_step", note=None):
+    return {"step": step, "note": note, "changes": [{"key": key, "kind": kind, "before": 1.0, "after": after}]}
+
+
+def test_changes_during_a_run_are_differences_unless_they_are_free_or_the_same(tmp_path):
+    first, second = write_run(tmp_path / "first"), write_run(tmp_path / "second")
+    free = changed(5, "checkpoints.keep", 2, kind="free")
+    same = changed(8, "data.sources[code].weight", 2.0)
+    write_lines(first / "history.jsonl", [same])
+    write_lines(second / "history.jsonl", [free, same, changed(9, "optimizer.learning_rate", 0.5, note="too fast")])
+    assert differences(compare([first, second])) == {
+        ("Changes during the run", "step 9: optimizer.learning_rate"): ("unchanged", "1.0 -> 0.5 (too fast)")
+    }
+
+
+# --- branches --------------------------------------------------------------------------------------------------------
+
+
+def branch_of(folder, step, losses):
+    """A run that began from a checkpoint of a run of 20 steps."""
+    run = write_run(folder.with_name(f"branch-{step}"))
+    (run / "began_from.json").write_text(json.dumps({"checkpoint": str(folder / f"checkpoint-{step}")}))
+    lines = [{"step": at, "tokens": 1024 * at, "loss": loss} for at, loss in enumerate(losses, step + 1)]
+    write_lines(run / "metrics.jsonl", lines)
+    return run
+
+
+@pytest.mark.parametrize("html", [False, True])
+def test_a_trunk_and_its_branch_are_compared_from_the_fork_on(tmp_path, cpt, html):
+    trunk = write_run(tmp_path / "trunk")
+    branch = branch_of(trunk, 10, [1.0] * 10)
+    write_lines(trunk / "history.jsonl", [changed(4, "seed", 2)])  # both have it
+    comparison = compare([trunk, branch])
+    assert comparison.fork == 10 and comparison.differences == []
+    assert [len(run.record.metrics.columns["step"]) for run in comparison.runs] == [11, 10]
+    assert list(figures(comparison, "Training loss"))[0] == "after 12,186 tokens"
+    page = tmp_path / "page.html"
+    _, said = cpt("compare", trunk, branch, *(["--html", page] if html else []))
+    assert "step 10" in (page.read_text() if html else said).partition("Progress")[0]
+
+
+def test_branches_of_one_trunk_fork_where_the_first_of_them_left_it(tmp_path):
+    trunk = write_run(tmp_path / "trunk")
+    early, late = branch_of(trunk, 5, [2.0] * 15), branch_of(trunk, 15, [3.0] * 5)
+    last = branch_of(early, 12, [4.0] * 8)
+    forks = {(early, late): 5, (late, early, trunk): 5, (late, last): 5, (last, early): 12, (late, trunk): 15}
+    assert {runs: compare(runs).fork for runs in forks} == forks
+    assert compare([trunk, trunk]).fork == compare([early, write_run(tmp_path / "other")]).fork == 0
+
+
+def test_a_trunk_that_ended_at_the_fork_has_nothing_to_compare(tmp_path):
+    trunk = write_run(tmp_path / "trunk")
+    comparison = compare([trunk, branch_of(trunk, 20, [2.0] * 5)])
+    assert any(sentence.startswith("metrics of trunk") for sentence in comparison.not_compared)
+
+
 # --- what they achieved ----------------------------------------------------------------------------------------------
 
 

@@ -108,6 +108,25 @@ def test_a_run_in_any_state_has_a_page(run_folder, without_plots, state):
     assert f"{state.capitalize()} after 5 of 9 steps: why" in report_page(record) and against_plan(record) == []
 
 
+def test_changes_of_the_recipe_are_listed_and_drawn_at_their_tokens(run_folder, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr("cpt.analysis.report.curves", lambda title, _, lines, **__: drawn.update({title: lines}) or [])
+    change = {"key": "data.sources[code].weight", "kind": "from_step", "before": 1.0, "after": 2.0}
+    free = {"key": "checkpoints.archive", "kind": "free", "before": None, "after": "backup"}
+    write_lines(run_folder / "history.jsonl", [{"step": 40, "note": "more code", "changes": [change, free]}])
+    rows = text_of(report_page(read_run(run_folder))).splitlines()
+    assert "40 | data.sources[code].weight | 1.0 | 2.0 | from_step | more code" in rows
+    assert any(row.startswith("40 | checkpoints.archive | null | backup | free") for row in rows)
+    for title in ("Training loss", "Gradient norm"):
+        assert list(drawn[title][-1].x) == [40 * 16] and not drawn[title][-1].y
+
+
+def test_a_change_is_a_dashed_line_in_a_plot():
+    line = [Curve("loss", [1, 2], [3, 4])]
+    without, with_one = curves("x", "y", line), curves("x", "y", [*line, Curve("changes", [1.5], [])])
+    assert "dasharray" in with_one[0].svg and "dasharray" not in without[0].svg
+
+
 @pytest.mark.parametrize("content", ['{"state": "fin', None])
 @pytest.mark.parametrize("name", ["recipe.yaml", "status.json", "metrics.jsonl", "verdict.json", "inputs.json"])
 def test_a_damaged_or_missing_file_is_named_and_the_rest_is_shown(run_folder, without_plots, name, content):

@@ -2,13 +2,15 @@
 
 import threading
 
+import fsspec
 import pytest
 from publishing import save
 
 from cpt.checkpoints import retention
 from cpt.checkpoints.manifest import MANIFEST, damages
-from cpt.checkpoints.retention import RULES, Archive, put, rotate
+from cpt.checkpoints.retention import RULES, Archive, archive_record, put, rotate
 from cpt.errors import RecipeError
+from cpt.files import append
 from cpt.recipe.schema import Keep
 from cpt.runs.events import read_events
 
@@ -95,6 +97,31 @@ def test_a_copy_is_whole_and_its_manifest_comes_last(run, archive, tmp_path, mon
     archived(archive, 1)
     assert damages(tmp_path / "archive" / "run" / "checkpoint-1") == []
     assert order[-1] == MANIFEST and len(order) == 8 and read_events(run) == []
+
+
+def test_the_record_covers_each_copied_checkpoint(run, archive, tmp_path):
+    place, sizes = tmp_path / "archive" / "run", []
+    (run / "held_out").mkdir()
+    for name in ("recipe.yaml", "status.json", "verdict.md", "held_out/step-0.npz", "final.bin", ".lock"):
+        (run / name).write_text(name)
+    for step in (1, 2):
+        append(run / "metrics.jsonl", f'{{"step": {step}}}\n')
+        archived(archive, step)
+        sizes.append(len((place / "metrics.jsonl").read_text().splitlines()))
+    copied = {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()}
+    assert sizes == [1, 2] and read_events(run) == []
+    assert {name for name in copied if not name.startswith("checkpoint")} == {
+        *("metrics.jsonl", "recipe.yaml", "status.json", "verdict.md", "held_out/step-0.npz")
+    }, "no models"
+
+
+def test_an_archive_without_files_of_this_machine_gets_the_record_too(run):
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    archive_record(run, "memory://archive")
+    assert fsspec.filesystem("memory").cat_file("/archive/run/metrics.jsonl") == b'{"step": 1}\n'
+    archive_record(run, "nowhere://archive")
+    assert [event["kind"] for event in read_events(run)] == ["archive_failed"]
+    archive_record(run, None)
 
 
 def test_a_slow_archive_gets_the_newest_checkpoints_and_training_does_not_wait(run, archive, monkeypatch):

@@ -72,11 +72,11 @@ DATA = {"sequence_length": 512, "sources": [{"path": "documents"}]}
 def found_on(load, monkeypatch):
     """What is found of a run in bfloat16 on a machine with these GPUs."""
 
-    def check(*gpus, rows=2):
+    def check(*gpus, rows=2, **sections):
         monkeypatch.setattr("cpt.planning.check_resources.find_gpus", lambda: list(gpus))
         found = PreflightReport()
         training = {"bf16": True, "torch_compile": False, "per_device_train_batch_size": rows}
-        recipe = load(training=training, data=DATA, budget={"tokens": 10**6})
+        recipe = load(training=training, data=DATA, budget={"tokens": 10**6}, **sections)
         check_resources(recipe, CONFIG, None, found)
         return found
 
@@ -105,6 +105,14 @@ def test_memory_is_planned_for_one_of_several_nodes(found_on, monkeypatch):
 def test_the_smallest_gpu_decides(found_on):
     (warning,) = found_on(gpu(80), gpu(1), rows=16).warnings
     assert "with 1," in warning and "cpt plan" in warning
+
+
+def test_a_plan_is_compared_with_the_share_of_the_card_that_the_recipe_allows(found_on):
+    needed = found_on(gpu(24)).plan["gpu_total_gib"]
+    card = gpu(1.5 * needed)
+    assert not found_on(card).warnings
+    limited = found_on(card, safety={"max_gpu_memory": 0.5})
+    assert "safety.max_gpu_memory" in limited.warnings[0] and limited.plan["gpu_usable_share"] == 0.5
 
 
 def test_a_model_that_cannot_be_planned_does_not_stop_a_run(found_on, monkeypatch):

@@ -12,7 +12,13 @@ from cpt.errors import RecipeError
 from cpt.hardware import GIB
 from cpt.planning import fitting
 from cpt.planning.activations import count_activations
-from cpt.planning.fitting import cheapest_that_fits, fits, with_all_parameters, with_chosen_values, with_placeholders
+from cpt.planning.fitting import (
+    cheapest_that_fits,
+    fits,
+    with_all_parameters,
+    with_chosen_values,
+    with_placeholders,
+)
 from cpt.planning.model_sizes import sizes_of_model
 from cpt.planning.speed import find_target
 from cpt.recipe.schema import Recipe
@@ -97,13 +103,14 @@ def test_layers_are_not_compiled_under_a_proposed_zero3_profile_or_recomputed_un
 # --- auto ---------------------------------------------------------------------------------------------------------
 
 
-def recipe(tokens=1_000_000, **training: object) -> Recipe:
+def recipe(tokens=1_000_000, safety=None, **training: object) -> Recipe:
     return Recipe.model_validate(
         {
             "name": "run",
             "model": {"from_scratch": True, "config": SHAPES["llama"]},
             "data": {"sequence_length": 512, "sources": [{"path": "documents"}]},
             "budget": {"tokens": tokens, "global_batch_tokens": 512 * 48},
+            "safety": safety or {},
             "training": training,
         }
     )
@@ -128,6 +135,20 @@ def test_auto_recomputes_layers_only_if_that_helps(gib):
     written = recipe(**both, bf16=True, torch_compile=False)
     chosen = with_chosen_values(written, target=card(gib), processes=1).training
     assert chosen["gradient_checkpointing"] is (gib < 2) and 48 % chosen["per_device_train_batch_size"] == 0
+
+
+def test_auto_fills_only_the_share_of_the_card_that_the_recipe_allows():
+    def micro_batch(gib, share=None):
+        written = recipe(safety={"max_gpu_memory": share}, per_device_train_batch_size="auto", torch_compile=False)
+        chosen = with_chosen_values(written, target=card(gib), processes=1).training
+        return chosen["per_device_train_batch_size"]
+
+    assert micro_batch(8, share=0.25) == micro_batch(2) < micro_batch(8)
+
+
+def test_the_smaller_of_two_limits_holds_and_a_cpu_has_none():
+    assert (card(8).usable_share(0.8), card(8).usable_share(0.8, 0.5), card(8).usable_share(None)) == (0.8, 0.5, 1.0)
+    assert find_target("cpu", 1, 64.0).usable_share(0.8) == 1.0
 
 
 def test_a_model_that_cannot_be_planned_needs_a_number(monkeypatch):

@@ -144,6 +144,11 @@ def test_without_a_gpu_the_memory_of_a_run_in_bf16_is_unchecked(load):
     assert found.exit_code == 3 and any("memory" in line for line in found.unchecked)
 
 
+def test_a_limit_of_gpu_memory_on_a_cpu_is_a_warning(load):
+    found = gate.check_reality(load(safety={"max_gpu_memory": 0.8}, training={**MICRO_BATCH, "use_cpu": True}))
+    assert any("safety.max_gpu_memory" in warning for warning in found.warnings)
+
+
 def test_a_missing_compiler_is_a_blocker_on_this_machine(load, monkeypatch):
     monkeypatch.setattr("cpt.hardware.find_program", lambda name: None)
     found = gate.check_reality(load(training={**MICRO_BATCH, "torch_compile": True}))

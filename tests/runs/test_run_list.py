@@ -64,6 +64,16 @@ def test_a_wrong_column_or_condition_is_refused_with_the_right_ones(runs):
         list_runs(runs / "nowhere")
 
 
+def test_a_branch_names_the_checkpoint_that_it_began_from(runs, cpt):
+    branch = write_run(runs / "branch")
+    checkpoint = {"checkpoint": str(runs / "good" / "checkpoint-10")}
+    (branch / "began_from.json").write_text(json.dumps(checkpoint))
+    assert names(runs, "from=good/checkpoint-10") == ["branch"]
+    assert names(runs, order="from")[0] == "branch"
+    assert "good/checkpoint-10" in cpt("runs", runs)[1]
+    assert json.loads(cpt("runs", runs, "--where", "name=good", "--json")[1])[0]["from"] is None
+
+
 @pytest.mark.parametrize("name", ["recipe.yaml", "status.json", "environment.json", "metrics.jsonl"])
 def test_a_damaged_file_costs_only_its_own_columns(runs, name):
     of_other_types = {"stage": 5, "state": [], "steps": "x", "started": 3, "tags": 1}

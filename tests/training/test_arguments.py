@@ -23,6 +23,7 @@ from cpt.training.arguments import (
     check_parallelism,
     describe_inputs,
     describe_teacher,
+    limit_gpu_memory,
     parallelism_config,
     prompts_of_step,
     run_length,
@@ -72,6 +73,16 @@ def test_on_a_gpu_weights_are_bfloat16_where_the_optimizer_keeps_a_master_copy(c
     half = recipe(**{"training": {"bf16": True}, **changes})
     expected = torch.bfloat16 if keeps_a_copy else torch.float32
     assert automatic_dtype(half, deepspeed=False, on_gpu=True) == expected
+
+
+def test_each_process_limits_its_own_gpu_and_a_run_on_a_cpu_warns(monkeypatch, caplog):
+    limits, here = [], torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: limits.append(given))
+    limit_gpu_memory(0.8, SimpleNamespace(device=here))
+    limit_gpu_memory(None, SimpleNamespace(device=here))
+    assert limits == [(0.8, here)] and not caplog.records
+    limit_gpu_memory(0.8, SimpleNamespace(device=torch.device("cpu")))
+    assert len(limits) == 1 and "safety.max_gpu_memory" in caplog.text
 
 
 # --- the length of a run ---

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from save_both_ways import differing, in_background, save
-from tiny import TINY_LLAMA
+from tiny import TINY_LLAMA, write_recipe
 from tiny_trainers import events, published, saved_run
 from transformers import Trainer, TrainerCallback
 
@@ -17,7 +17,11 @@ from cpt.checkpoints import transaction
 from cpt.checkpoints.manifest import damages, read_manifest
 from cpt.checkpoints.transaction import SaveFailed
 from cpt.errors import CheckpointError
+from cpt.evaluation.verdict import verdict_of_run
+from cpt.recipe.load import load_recipe
 from cpt.runs.events import read_events
+from cpt.runs.folder import read_objects
+from cpt.train import train
 from cpt.training import saving
 
 pytestmark = pytest.mark.heavy
@@ -47,6 +51,31 @@ def test_a_run_publishes_checkpoints_weights_between_them_and_copies(tiny_recipe
     assert manifest.zero_stage is None and manifest.versions["torch"] == torch.__version__
     assert json.loads((checkpoint / "data_position.json").read_text())["row"] == 16
     assert read_manifest(weights).kind == "weights" and not (weights / "optimizer.pt").exists()
+
+
+def test_a_run_restored_from_its_archive_ends_with_the_whole_verdict(tiny_recipe, tmp_path, corpus):
+    archive, started = tmp_path / "archive", []
+    tiny_recipe |= {"checkpoints": {"every_steps": 4, "archive": str(archive)}}
+    tiny_recipe |= {"evaluation": {"perplexity": [{"path": str(corpus / "held_out.jsonl"), "name": "held"}]}}
+    recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "recipe.yaml"))
+    run = recipe.output_dir / recipe.name
+
+    def stopped_at_6(trainer):
+        started.append(trainer)
+        trainer.add_callback(At(6, lambda: 1 / 0))
+
+    with pytest.raises(ZeroDivisionError):
+        train(recipe, ready=stopped_at_6)
+    started[0].checkpointer.archive.finish()
+    shutil.rmtree(run)
+    shutil.copytree(archive / "tiny", run, ignore=shutil.ignore_patterns("checkpoint-6"))
+    train(recipe)
+    steps = [line["step"] for line in read_objects(run / "metrics.jsonl") if "loss" in line]
+    assert steps == [1, 2, 3, 4, 5, 6, 7, 8] and len(read_objects(run / "starts.jsonl")) == 1
+    (held,) = verdict_of_run(run).sets
+    assert held.difference is not None and held.documents == 12
+    assert json.loads((archive / "tiny" / "status.json").read_text())["state"] == "finished"
+    assert (archive / "tiny" / "verdict.json").read_bytes() == (run / "verdict.json").read_bytes()
 
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
