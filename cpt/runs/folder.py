@@ -31,7 +31,7 @@ from cpt.recipe.tree import Mistakes, UnreadableError, plain, read_yaml
 log = logging.getLogger("cpt")
 
 ENVIRONMENT, STARTS, INPUTS, PLAN = "environment.json", "starts.jsonl", "inputs.json", "plan.json"
-RESOLVED = "resolved.yaml"
+RESOLVED, HISTORY = "resolved.yaml", "history.jsonl"
 METRICS, EVENTS, SAMPLES = "metrics.jsonl", "events.jsonl", "samples.jsonl"
 VERDICT, VERDICT_PAGE = "verdict.json", "verdict.md"
 HEARTBEATS, HELD_OUT, PROFILE, LOCK = "heartbeats", "held_out", "profile", ".lock"
