@@ -81,7 +81,9 @@ def test_of_a_run_whose_mixture_changed_the_rows_between_the_changes_are_counted
     recipes = []
     for sources in ([domain], [domain, general], [general]):
         tiny_recipe["data"]["sources"] = sources
-        recipes.append(load_recipe(write_recipe(tiny_recipe, run / "recipe.yaml")).model_dump(mode="json"))
+        recipes.append(
+            load_recipe(write_recipe(tiny_recipe, run / "recipe.yaml")).model_dump(mode="json", by_alias=True)
+        )
     position = {"row": 100, "positions": {"domain": {"rows": 70}, "general": {"rows": 30}}}
     lines = [
         {"step": 5, "row": 20, "positions": {}, "recipe": {}, "new_stretch": False},
