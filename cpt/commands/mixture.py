@@ -1,25 +1,30 @@
-"""`cpt mixture RECIPE`: forecast what a run will read of each source."""
+"""`cpt mixture RECIPE`: forecast what a run will read of each source, or show what a changed run has read."""
 
 import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from cpt.checkpoints.resume import complete_checkpoints, step_of
 from cpt.command_line import AsJson, Overrides, RecipePath
 from cpt.data.readers.columns import form_of_stage
 from cpt.data.rows.build import PreparedData, SourceReport, build_data, exceeds_max_epochs, rows_of_run
-from cpt.data.rows.mixture import asked_shares, shares_over
+from cpt.data.rows.mixture import asked_shares, from_row, shares_over
 from cpt.formatting import bars, open_console
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Recipe
+from cpt.runs.folder import HISTORY, RECIPE, read_object, read_objects
 from cpt.tokenizer.load import load_tokenizer
+from cpt.training.resuming import POSITION
 
 CLOSE = 0.001  # a smaller deviation of a share is not reported
 WORTHWHILE_EPOCHS = 4  # up to this many repeats are about as good as new text (arxiv.org/abs/2305.16264)
@@ -155,17 +160,76 @@ def histogram(source: SourceForecast) -> str:
     return bars(heights, max(heights))
 
 
+@dataclass(frozen=True)
+class SourceRead:
+    """What a run read of a source between two changes of its mixture."""
+
+    first_step: int
+    last_step: int
+    first_row: int
+    end_row: int
+    name: str
+    asked: float | None  # share of the tokens; None if it depends on the sizes of the sources, or for a retired one
+    rows: int
+    change: str  # added, retired, or empty
+
+
+def read_stretches(run: Path) -> list[SourceRead]:
+    """What a run has read until its newest checkpoint; empty if its mixture has never changed."""
+    lines = [line for line in read_objects(run / HISTORY) if line.get("new_stretch")]
+    if not lines:
+        return []
+    recipes = [*(Recipe.model_validate(line["recipe"]) for line in lines), load_recipe(run / RECIPE)]
+    newest = complete_checkpoints(run)[-1:]
+    position = {"step": step_of(newest[0]), **read_object(newest[0] / POSITION)} if newest else {}
+    lines.append(position if position.get("row", 0) > lines[-1]["row"] else lines[-1])
+    found, step, row, before, names = list[SourceRead](), 0, 0, dict[str, int](), list[str]()
+    for recipe, line in zip(recipes, lines, strict=True):
+        section, end = phases_in_tokens(recipe), int(line["row"])
+        now, asked = [reported_name(source) for source in section.sources], dict[str, float]()
+        if section.temperature is None:
+            shares = shares_over(from_row(asked_shares(section, []), row), end - row).tolist()
+            asked = dict(zip(now, shares, strict=True))
+        rows = {name: one["rows"] for name, one in line["positions"].items()}
+        for name in dict.fromkeys([*now, *names]):
+            change = "retired" if name not in now else "added" if found and name not in names else ""
+            read = rows.get(name, 0) - before.get(name, 0)
+            found.append(SourceRead(step + 1, line["step"], row, end, name, asked.get(name), read, change))
+        step, row, before, names = line["step"], end, rows, now
+    return found
+
+
+def print_stretches(stretches: list[SourceRead], console: Console) -> None:
+    headings = ("steps", "rows", "asked", "rows read")
+    steps, *numbers = (Column(heading, justify="right", no_wrap=True) for heading in headings)
+    table = Table(steps, "source", *numbers, "change", title="Read between changes of the mixture")
+    for one in stretches:
+        asked = "" if one.asked is None else f"{one.asked:.2%}"
+        cells = f"{one.first_row:,}-{one.end_row:,}", asked, f"{one.rows:,}", one.change
+        table.add_row(f"{one.first_step:,}-{one.last_step:,}", escape(one.name), *cells)
+    console.print(table)
+
+
 def command(
     recipe: RecipePath,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count what a run will read of each source.
+    """Count what a run will read of each source. For the folder of a run whose mixture changed, count what it has read
+    of each source between the changes.
 
     Exit code 2 if a source gets no row, or would need more epochs than the recipe allows.
 
     Example: cpt mixture recipe.yaml
     """
+    if recipe.is_dir():
+        if stretches := read_stretches(recipe):
+            if as_json:
+                sys.stdout.write(json.dumps([asdict(one) for one in stretches], indent=2) + "\n")
+            else:
+                print_stretches(stretches, open_console())
+            return
+        recipe /= RECIPE
     loaded = load_recipe(recipe, overrides or ())
     data = build_data(  # without the budget: the forecast reports sources that are too small
         phases_in_tokens(loaded),

@@ -16,8 +16,9 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from cpt.data.readers.columns import form_of_stage
-from cpt.data.rows.build import EndedStretch, Position, PreparedData, build_data, steps_of_epochs
+from cpt.data.rows.build import PreparedData, build_data, steps_of_epochs
 from cpt.data.rows.mixture import RowRange, shift_past_skipped
+from cpt.data.rows.stretches import EndedStretch, Position
 from cpt.distributed import KEY, TENSOR_PARALLEL, groups_of_rows, is_main_process, read_parallelism, world_size
 from cpt.errors import RecipeError
 from cpt.models.attention import check_shared_rows, choose_attention

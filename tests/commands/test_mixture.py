@@ -75,6 +75,39 @@ def test_the_table_and_the_json_have_the_shares(cpt, tiny_recipe, tmp_path):
     assert domain["documents"] == sum(domain["lengths"].values()) == 120
 
 
+def test_of_a_run_whose_mixture_changed_the_rows_between_the_changes_are_counted(cpt, tiny_recipe, tmp_path):
+    run, (domain, general) = tmp_path / "run", tiny_recipe["data"]["sources"]
+    (run / "checkpoint-30").mkdir(parents=True)
+    recipes = []
+    for sources in ([domain], [domain, general], [general]):
+        tiny_recipe["data"]["sources"] = sources
+        recipes.append(
+            load_recipe(write_recipe(tiny_recipe, run / "recipe.yaml")).model_dump(mode="json", by_alias=True)
+        )
+    position = {"row": 100, "positions": {"domain": {"rows": 70}, "general": {"rows": 30}}}
+    lines = [
+        {"step": 5, "row": 20, "positions": {}, "recipe": {}, "new_stretch": False},
+        {"step": 10, "row": 40, "positions": {"domain": {"rows": 40}}, "recipe": recipes[0], "new_stretch": True},
+        {"step": 20, **position, "recipe": recipes[1], "new_stretch": True},
+    ]
+    (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    position["positions"]["general"]["rows"] += 20
+    (run / "checkpoint-30/trainer_state.json").write_text("{}")
+    (run / "checkpoint-30/data_position.json").write_text(json.dumps({**position, "row": 120}))
+    code, said = cpt("mixture", run, "--json")
+    found = [[one[key] for key in ("first_step", "end_row", "name", "rows", "change")] for one in json.loads(said)]
+    assert code == 0 and found == [
+        [1, 40, "domain", 40, ""],
+        [11, 100, "domain", 30, ""],
+        [11, 100, "general", 30, "added"],
+        [21, 120, "general", 20, ""],
+        [21, 120, "domain", 0, "retired"],
+    ]
+    assert [round(one["asked"] or 0, 2) for one in json.loads(said)] == [1, 0.7, 0.3, 1, 0]
+    code, said = cpt("mixture", run)
+    assert code == 0 and "11-20" in said and "retired" in said
+
+
 def test_a_phase_until_a_learning_rate_reads_like_one_until_that_token(cpt, tiny_recipe, unweighted, tmp_path):
     weights = {"domain": 1, "general": 3}
     phases = [{"until_learning_rate": 0.2, "weights": weights}, {"weights": {"domain": 1}}]

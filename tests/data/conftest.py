@@ -147,7 +147,7 @@ def build(tokenizer, tmp_path: Path) -> Callable[..., PreparedData]:
     def run(
         *sources: Source, cache: str = "cache", by: object = tokenizer, evaluation: object = None, **options: object
     ) -> PreparedData:
-        given = {name: options.pop(name) for name in ("budget", "whole", "form") if name in options}
+        given = {name: options.pop(name) for name in ("budget", "whole", "form", "earlier") if name in options}
         seed = options.pop("seed", 1)
         data = Data(sources=list(sources), **{"sequence_length": 64, **options})
         evaluation = evaluation or Evaluation()

@@ -1,9 +1,7 @@
 """Runs whose mixture changed: each stretch continues each source where the one before stopped."""
 
 import json
-import tempfile
 from collections import Counter
-from dataclasses import replace
 from fractions import Fraction
 from hashlib import sha256
 from math import ceil
@@ -13,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpt.data.rows.build import EndedStretch, Position, build_data
+from cpt.data.rows.build import build_data
 from cpt.data.rows.loader import CPTDataLoader
+from cpt.data.rows.stretches import EndedStretch, Position, problems_of_change
 from cpt.errors import DataError
-from cpt.recipe.schema import Data, Evaluation, HeldOut, Phase, Source
+from cpt.recipe.schema import Budget, Component, Data, Evaluation, HeldOut, Phase, Source
 
 TEXTS = [f"document {number} of many" for number in range(400)]
 NAMES = "abcd"
@@ -155,3 +154,160 @@ def check_shares(history, script, alone):
         for name, weight in tokens.items():
             assert abs(taken[name] - length * weight / sum(tokens.values())) < 2
         first += length
+
+
+# One change
+
+
+@pytest.fixture
+def change(build):
+    """`change(before, after, row, ...)`: the data of a run whose sources change at a row, before and after."""
+
+    def run(before, after, row=100, evaluation=None, evaluation_after=None, **options):
+        first = build(*before, evaluation=evaluation, **options)
+        stretch = ended(first, row, Data(sources=before, sequence_length=64), evaluation)
+        then = build(*after, evaluation=evaluation_after or evaluation, earlier=[stretch], **options)
+        then.restore(json.loads(json.dumps(first.state(row))))
+        return first, then
+
+    return run
+
+
+def texts_read(prepared, numbers, tokenizer):
+    text = "".join(tokenizer.decode(prepared.rows[number]["input_ids"]) for number in numbers)
+    return Counter(part for part in text.replace("<pad>", "").split("<|endoftext|>") if part)
+
+
+def numbered(name, count):
+    return [f"{name} {number} " + "y" * 40 for number in range(count)]  # one in a row
+
+
+def test_a_stretch_serves_its_own_rows_only(change, source):
+    a = source("a", TEXTS)
+    first, then = change([a], [a, source("b", TEXTS)])
+    assert then.rows.counts(0) == [0, 0] and then.rows.counts(100) == [100, 0]
+    assert then.rows.stretch_at(100)[2] == 0 and then.fingerprint != first.fingerprint
+    for read in (lambda: then.rows[99], lambda: then.rows.counts(99)):
+        with pytest.raises(IndexError, match="100"):
+            read()
+
+
+def test_tokens_and_epochs_count_what_earlier_stretches_read(change, source, caplog):
+    a, b, c = (source(name, numbered(name, 60)) for name in "abc")
+    first, then = change([a, b], [b, c], row=80, budget=Budget(tokens=64 * 120))
+    tokens = then.tokens(120)
+    assert tokens["a"] == first.tokens(80)["a"] and tokens["b"] == 60 * 64 * then.chunked[0].filled
+    assert sum(tokens.values()) / (120 * 64) == then.filled(120) and then.shares(120)["b"] == pytest.approx(0.5)
+    assert then.shares(120, 80) == {"b": 0.5, "c": 0.5} and then.epochs(140)["b"] == 70 / 60
+    _, then = change([a, b], [b, c], row=80, budget=Budget(tokens=64 * 160))
+    assert "b 1.33 epochs" in caplog.text
+    state = then.state(100)
+    assert {name: one["rows"] for name, one in state["positions"].items()} == {"a": 40, "b": 50, "c": 10}
+    assert (state["stretch"], state["row"], list(state["positions"])) == (1, 100, ["a", "b", "c"])
+
+
+def test_phases_end_at_tokens_of_the_whole_run(change, source):
+    sources = [source(name, numbered(name, 500)) for name in "abc"]
+    phases = [
+        Phase(until=64 * 50, weights={"a": 1}),
+        Phase(until=64 * 150, weights={"b": 1}, context_length=16),
+        Phase(weights={"a": 1, "b": 1}),
+    ]
+    _, then = change(sources[:2], sources, row=100, phases=phases)
+    assert [then.rows.counts(row) for row in (100, 150, 250)] == [[50, 50, 0], [50, 100, 0], [100, 150, 0]]
+    longest = [int(then.rows[row]["position_ids"].max()) for row in (149, 150)]
+    assert longest[0] < 16 <= longest[1]
+
+
+def test_a_source_keeps_its_documents_when_others_are_held_out_and_a_new_one_leaves_these_out(
+    change, source, tokenizer
+):
+    a, b = source("a", numbered("a", 80)), source("b", [*numbered("a", 80)[:20], *numbered("b", 60)])
+    exam = source("exam", numbered("a", 80)[:20])
+    evaluation = Evaluation(perplexity=[HeldOut(path=exam.path)])
+    _, then = change([a], [a, b], row=30, evaluation_after=evaluation)
+    alone, _ = change([a], [a], row=30)
+    read = texts_read(alone, range(30), tokenizer) + texts_read(then, range(30, 130), tokenizer)
+    assert then.held_out["exam"].num_documents == 20
+    assert {text: read[text] for text in numbered("a", 80)} == dict.fromkeys(numbered("a", 80), 1)
+    assert set(read) <= {*numbered("a", 80), *numbered("b", 60)} and then.sources[1].documents == 60
+
+
+def test_held_out_documents_stay_held_out_when_a_source_is_added(change, source, tokenizer):
+    share = Evaluation(held_out_share=0.2)
+    a, b = source("a", numbered("a", 100)), source("b", [*numbered("b", 100), *numbered("a", 100)])
+    first, then = change([a], [b, a], row=20, evaluation=share)
+    of_a = texts_read_of(first.held_out["a"], tokenizer)
+    assert of_a == texts_read_of(then.held_out["a"], tokenizer) and 10 < len(of_a) < 30
+    read = texts_read(then, range(20, 400), tokenizer)
+    assert not of_a & set(read) and then.sources[1].documents == first.sources[0].documents
+
+
+def texts_read_of(held_out, tokenizer):
+    text = "".join(tokenizer.decode(row["input_ids"]) for row in held_out.rows)
+    return {part for part in text.replace("<pad>", "").split("<|endoftext|>") if part}
+
+
+def test_of_equal_documents_across_sources_a_run_reads_those_of_the_first_one_it_used(change, source, tokenizer):
+    a, b, c = source("a", numbered("a", 80)), source("b", numbered("b", 60)), source("c", numbered("a", 100))
+    first, then = change([a, b], [c, b], row=40, deduplicate="exact_across_sources")
+    read = texts_read(first, range(40), tokenizer) + texts_read(then, range(40, 65), tokenizer)
+    assert then.sources[0].documents == 20 and max(read.values()) == 1  # `a` may return with the other 80
+
+
+def test_a_retired_source_may_lose_its_files_and_one_in_use_may_not_change(change, build, source, tmp_path):
+    a, b = source("a", numbered("a", 80)), source("b", numbered("b", 80))
+    first, _ = change([a, b], [b])
+    stretch = ended(first, 100, Data(sources=[a, b], sequence_length=64))
+    Path(a.path).unlink()
+    assert build(b, earlier=[stretch], cache="other").rows.counts(101) == [51]
+    source("b", numbered("c", 80))
+    with pytest.raises(DataError, match=r"data.sources\[0\].path"):
+        build(b, earlier=[stretch])
+
+
+def test_a_checkpoint_of_other_data_is_refused_and_that_of_an_earlier_stretch_is_not(change, build, source):
+    a, b = source("a", numbered("a", 80)), source("b", numbered("b", 80))
+    first, then = change([a], [a, b])
+    for state in (first.state(100), then.state(120)):
+        then.restore(state)
+    with pytest.raises(DataError):
+        then.restore(build(b).state(100))
+
+
+def test_resuming_a_later_stretch_reads_only_the_chunks_in_use(corpora):
+    weights, folder = [{"d": 1}, {"d": 3, "c": 1}], corpora.folder
+    first = corpora.build(weights[0])
+    stretch = ended(first, 60, corpora.data(weights[0]))
+    state = json.loads(json.dumps(corpora.build(weights[1], [stretch]).state(100)))
+    then = corpora.build(weights[1], [stretch])
+    then.restore(state)
+    assert then.rows[100] and max(len(rows.tokenized.plan.shards) for rows in then.chunked) > 8
+    stored = [path for path in (folder / f"store-{corpora.stores}/tokens").glob("*/*") if path.is_dir()]
+    assert len(stored) <= 2 + 2 * 3  # the first chunks, and the current ones of at most three shards
+
+
+# Changes that would read documents twice, or lose some
+
+
+@pytest.mark.parametrize(
+    ("now", "keys"),
+    [
+        ([{"path": "a.jsonl", "weight": 2.0, "licence": "MIT", "max_epochs": 2}, {"path": "c.jsonl"}], []),
+        ([{"path": "b.jsonl"}], []),
+        ([{"path": "a.jsonl", "text_column": "body"}], ["data.sources[0].text_column"]),
+        (
+            [{"path": "b.jsonl"}, {"path": "z.jsonl", "name": "a", "max_tokens": 5}],
+            ["[1].path`, `data.sources[1].max_"],
+        ),
+        ([{"path": "./a.jsonl", "name": "other"}], ["data.sources[0].name"]),
+        ([{"path": "a.jsonl", "filters": [Component(name="length")]}], ["data.sources[0].filters"]),
+        ([{"path": "org/set", "split": "test", "name": "test"}], []),
+        ([{"path": "org/set", "name": "again"}, {"path": "gone.jsonl"}], ["data.sources[0].name"]),
+    ],
+)
+def test_changes_that_would_repeat_or_lose_documents_are_problems(now, keys):
+    paths = [["gone.jsonl", "a.jsonl"], ["a.jsonl", "b.jsonl", "org/set"]]
+    earlier = [Data(sources=[Source(path=path) for path in some]) for some in paths]
+    found = problems_of_change(earlier, Data(sources=[Source(**one) for one in now]))
+    assert len(found) == len(keys) and all(key in sentence for key, sentence in zip(keys, found, strict=True))

@@ -22,6 +22,8 @@ from cpt.data.rows.mixture import MixtureRows, Stretch, Turns, asked_shares, fro
 from cpt.data.rows.open_sources import open_sources
 from cpt.data.rows.packing import Layout
 from cpt.data.rows.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
+from cpt.data.rows.stretches import EndedStretch as EndedStretch
+from cpt.data.rows.stretches import Position as Position
 from cpt.data.store.shards import shuffled
 from cpt.data.store.token_files import Hashes
 from cpt.data.store.tokenization import DocumentEncoder
@@ -140,30 +142,6 @@ def check_repeats(data: Data, mixture: MixtureRows, reports: Sequence[SourceRepo
             f"The run reads some sources more than once: {', '.join(repeated)}, in a new order each epoch. "
             "Set `max_epochs` of a source to forbid this."
         )
-
-
-@dataclass(frozen=True)
-class Position:
-    """How far a run has read a source."""
-
-    rows: int
-    fingerprint: str
-    """Of the rows of the source."""
-    filled: float = 1.0
-    """Share of these rows that is tokens; the rest is padding."""
-
-
-@dataclass(frozen=True)
-class EndedStretch:
-    """A stretch of a run before its mixture changed."""
-
-    data: Data
-    evaluation: Evaluation
-    row: int
-    """The global row at which the next stretch begins."""
-    positions: Mapping[str, Position]
-    """Of all sources of the run so far, in order of first use, before this row."""
-    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -308,12 +286,11 @@ def build_data(
 
 @dataclass(frozen=True)
 class Origin:
-    """A section of the run's history, and the sources that it was the first to name: their rows never change."""
+    """The sources that a section of the run's history was the first to name: their rows stay as they were then."""
 
-    evaluation: Evaluation
     evaluated: list[TokenizedSource]
     before: list[TokenizedSource]
-    """The sources of earlier sections, if it compares its sources with them."""
+    """The sources of earlier sections that these are compared with."""
     sources: list[TokenizedSource]
 
 
@@ -341,32 +318,28 @@ class Builder:
         return self.earlier[-1].positions if self.earlier else {}
 
     @cached_property
-    def sections(self) -> list[tuple[Data, Evaluation]]:
-        return [*((one.data, one.evaluation) for one in self.earlier), (self.data, self.evaluation)]
-
-    @cached_property
-    def origins(self) -> dict[str, int]:
-        """The section that was the first to name each source of the run, in order of first use."""
-        first: dict[str, int] = {}
-        for number, (data, _) in enumerate(self.sections):
-            for source in data.sources:
-                first.setdefault(reported_name(source), number)
-        return first
+    def sections(self) -> list[tuple[dict[str, Source], Evaluation]]:
+        """Of each earlier stretch, and of now: the sources that it was the first to name, and its evaluation."""
+        found, seen = list[tuple[dict[str, Source], Evaluation]](), set[str]()
+        for data, evaluation in (*((one.data, one.evaluation) for one in self.earlier), (self.data, self.evaluation)):
+            named = {reported_name(source): source for source in data.sources}
+            found.append(({name: source for name, source in named.items() if name not in seen}, evaluation))
+            seen |= named.keys()
+        return found
 
     def build(self, *, whole: bool) -> PreparedData:
         origins = self.open_origins()
         evaluated, opened = origins[-1].evaluated, [source for origin in origins for source in origin.sources]
         needs_all = whole or why_all(self.data, self.budget) is not None
         refuse_small_disk(self.data, self.budget, opened, needs_all=needs_all)
-        is_held_out = any(origin.evaluation.held_out_share is not None for origin in origins)
         of_sets = [source for origin in origins for source in origin.evaluated]
         wanted = everything(of_sets)
         for source in opened:
             if needs_all or not source.plan.is_streamed:
                 wanted += everything([source])
             else:  # the first chunks, and the shards of the held-out set
-                wanted += [(source, number) for number in source.plan.held_out if is_held_out]
-                wanted += [(source, number) for number in source.plan.chunks[0]]
+                held_out = source.plan.held_out if self.evaluation.held_out_share is not None else []
+                wanted += [(source, number) for number in [*held_out, *source.plan.chunks[0]]]
         make_shards(wanted)
         for source in [*of_sets, *opened]:
             if not source.missing(range(len(source.plan.shards))):
@@ -400,37 +373,33 @@ class Builder:
         return PreparedData(*found, self.earlier)
 
     def open_origins(self) -> list[Origin]:
-        """Open the sources in use, each by the section that was the first to name it, and the held-out sets. A section
-        that compares sources (duplicates, held-out texts) also needs those before that are no longer in use."""
+        """Open the sources in use, each with the held-out sets of the section that was the first to name it, and the
+        held-out sets of now. If a source also depends on those before it (duplicates, held-out texts; these keys never
+        change), all are opened."""
         keys = {reported_name(source): f"data.sources[{number}]" for number, source in enumerate(self.data.sources)}
-        in_use = {reported_name(source): source for source in self.data.sources}
-        comparing = [number for name in in_use if compares_sources(*self.sections[number := self.origins[name]])]
+        in_use = dict(zip(keys, self.data.sources, strict=True))
+        compares = self.evaluation.held_out_share is not None or "across" in (self.data.deduplicate or "")
         origins, so_far, known = list[Origin](), list[TokenizedSource](), list[Source]()
-        for number, (data, evaluation) in enumerate(self.sections):
-            named = {
-                name: in_use.get(name, source)
-                for source in data.sources
-                if self.origins[name := reported_name(source)] == number
-            }
-            own = [source for name, source in named.items() if name in in_use or number <= max(comparing, default=-1)]
-            if not own and number + 1 < len(self.sections):
+        for number, (named, evaluation) in enumerate(self.sections):
+            names = [name for name in named if compares or name in in_use]
+            if not names and number + 1 < len(self.sections):
                 continue
-            known += own
-            section = data.model_copy(update={"sources": known})
-            clean = with_decontamination(section, evaluation, self.cache_dir) if own else section
-            keyed = {keys.get(name := reported_name(one), f"data.sources[{name}]"): one for one in own}
-            of_sets = {f"evaluation.perplexity[{place}]": one for place, one in enumerate(evaluation.perplexity)}
-            opened = open_sources(clean, {**keyed, **of_sets}, self.encoder, self.cache_dir, self.seed)
-            sources, evaluated = [opened[key] for key in keyed], [opened[key] for key in of_sets]
-            before = so_far if compares_sources(data, evaluation) else []
-            origins.append(Origin(evaluation, evaluated, list(before), sources))
-            so_far += sources
+            own = {keys.get(name, f"data.sources[{name}]"): in_use.get(name, named[name]) for name in names}
+            sets = {f"evaluation.perplexity[{place}]": one for place, one in enumerate(evaluation.perplexity)}
+            known += own.values()
+            clean = self.data.model_copy(update={"sources": known})
+            if own:
+                clean = with_decontamination(clean, evaluation, self.cache_dir)
+            opened = open_sources(clean, {**own, **sets}, self.encoder, self.cache_dir, self.seed)
+            sources = [opened[key] for key in own]
+            origins.append(Origin([opened[key] for key in sets], so_far if compares else [], sources))
+            so_far = [*so_far, *sources]
         return origins
 
     def chunked_rows(self, origin: Origin) -> Iterator[ChunkedRows]:
         """The rows of the origin's sources that are in use."""
         known = [one.documents(one.plan.held_out).hashes for one in origin.evaluated]
-        share, sources = origin.evaluation.held_out_share, [*origin.before, *origin.sources]
+        share, sources = self.evaluation.held_out_share, [*origin.before, *origin.sources]
         repeated: Sequence[Repeated | None] = [None] * len(sources)
         if self.data.deduplicate is not None:
             kind, _, across = self.data.deduplicate.partition("_")
@@ -454,9 +423,10 @@ class Builder:
         read = [self.positions[rows.name].rows if rows.name in self.positions else 0 for rows in chunked]
         # A source whose rows are half full needs twice as many rows for the same tokens.
         turns = Turns([(first, (shares / filled).tolist()) for first, shares in asked], read)
-        lengths, numbers = from_row(lengths_of_phases(self.data), self.first_row), list(self.origins)
-        places = [numbers.index(rows.name) for rows in chunked]
-        mixture = MixtureRows([Stretch(chunked, turns, lengths, self.first_row, places)], self.seed)
+        lengths = from_row(lengths_of_phases(self.data), self.first_row)
+        in_order = [name for named, _ in self.sections for name in named]
+        numbers = [in_order.index(rows.name) for rows in chunked]
+        mixture = MixtureRows([Stretch(chunked, turns, lengths, self.first_row, numbers)], self.seed)
         rows_of_epoch = sum(report.rows for report in reports)
         num_rows = 1 if self.budget is None else rows_of_run(self.data, self.budget, rows_of_epoch)
         num_rows = max(num_rows, self.first_row + 1)
@@ -469,8 +439,7 @@ class Builder:
             shards, name = rows.tokenized.plan.held_out, rows.name
             documents = rows.tokenized.documents(shards)
             num_documents += len(documents)
-            never_trained_on = min(share or 0.0, rows.selection.held_out_share or 0.0)
-            chosen = replace(rows.selection, held_out_share=never_trained_on).held_out(documents, shards)
+            chosen = rows.selection.held_out(documents, shards)
             if not len(chosen):
                 log.warning(
                     f"{name}: none of its {len(documents):,} documents was chosen by `evaluation.held_out_share`; it"
@@ -507,11 +476,6 @@ class Builder:
                 **({"first_row": first, "positions": before, "numbers": stretch.numbers} if self.earlier else {}),
             }
         )
-
-
-def compares_sources(data: Data, evaluation: Evaluation) -> bool:
-    """Whether the documents that are read of a source depend on those of others."""
-    return evaluation.held_out_share is not None or "across" in (data.deduplicate or "")
 
 
 def held_out_across(sources: Sources, share: float | None) -> tuple[list[int | None], list[Hashes]]:

@@ -294,11 +294,13 @@ class ChunkedRows:
         if content is None:
             return None
         entry = entry_of(content)
-        is_last = AFTER_MAX_TOKENS in entry.left_out or chunk + 1 == len(self.tokenized.plan.chunks)
-        if self.total is None and is_last and (not chunk or self.entry_file(chunk - 1).exists()):
+        if self.total is None and self.is_last(chunk, entry) and (not chunk or self.entry_file(chunk - 1).exists()):
             return None  # the total is lost and is rewritten with the last chunk
         self._entries[chunk] = entry
         return entry
+
+    def is_last(self, chunk: int, entry: ChunkEntry) -> bool:
+        return AFTER_MAX_TOKENS in entry.left_out or chunk + 1 == len(self.tokenized.plan.chunks)
 
     def entry(self, chunk: int) -> ChunkEntry:
         """The entry of a chunk. If it is missing, the chunk and those before it are made now."""
@@ -348,6 +350,8 @@ class ChunkedRows:
             write_once(self.entry_file(chunk), sealed(content))
         elif known.digest != content["digest"]:
             raise DataError(other_documents(self.tokenized))
+        if self.total is None and self.is_last(chunk, entry_of(content)):
+            write_total(self.folder, chunk, [entry_of(content)])  # otherwise rows of later epochs would be sought here
         self._near = chunk
 
     def begin(self, *, all_chunks: bool) -> None:
