@@ -66,9 +66,9 @@ This page lists every key of a recipe with its type, its default and its meaning
   cpt](../howto/extending.md)). Options follow the name: `{name: length, min_characters: 200}`.
 - On the command line each key is `section.key=value`: `cpt train RECIPE optimizer.learning_rate=2e-5
   data.sources.0.weight=0.5`; `data.sources[0].weight` is the same key.
-- `change` says whether a run that has started accepts a new value. `free`: yes, edit the recipe and resume.
-  `from_step` and `fixed`: no, start a run with another `name`. A `from_step` key affects what is learned from a step
-  on; a `fixed` key defines the model, its loss or its optimizer ([resuming](../howto/resuming.md#what-may-change)).
+- `change` says whether a run that has started accepts a new value. `free`: yes, what is learned does not change.
+  `from_step`: yes, with `--change`, from the run's last checkpoint on. `fixed`: no, start a run with another `name`
+  ([changing a run](../howto/resuming.md#change-a-run)).
 - `cpt schema > recipe.schema.json` gives the schema to an editor; `cpt check RECIPE` finds every mistake.
 """
 COMMANDS = """# Command reference

@@ -63,7 +63,8 @@ class Proposal:
 
     @property
     def changes_data(self) -> bool:
-        is_of_data = any(one.key.startswith("data.") for one in self.from_this_step)
+        # The text of a new held-out set is dropped from sources that are added with it or later.
+        is_of_data = any(one.key.startswith(("data.", "evaluation.perplexity")) for one in self.from_this_step)
         return is_of_data or phases_in_tokens(self.before).phases != phases_in_tokens(self.after).phases
 
     def check(self) -> None:
@@ -230,6 +231,11 @@ class RecipeChanges:
                     found.check()
                 return True
             self.branch_of = None  # a later start
+        elif isinstance(self.resume, Path) and (self.resume.parent / RECIPE).exists() and not has_results(folder):
+            raise RecipeError(
+                f"--resume {self.resume}: {folder} is a new run. To begin it from a checkpoint of another:"
+                f" --from-checkpoint {self.resume}."
+            )
         found = self.of_run(folder)
         if found is None:
             return False
