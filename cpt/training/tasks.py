@@ -74,6 +74,7 @@ class TaskEvaluations(TrainerCallback):
         if not state.is_world_process_zero:
             return
         folder = self.trainer.run_folder
+        self.lines = LinesFile(folder / METRICS)
         lines = read_objects(folder / METRICS)
         done = {line.get("step") for line in lines if any(name.startswith(TASK) for name in line)}
         left = [one for one in published_in(folder, PREFIX) if one.step <= state.global_step and one.step not in done]
@@ -174,7 +175,7 @@ class TaskEvaluations(TrainerCallback):
         """Write the scores with their step; trackers accept only the current one."""
         trainer, step = self.trainer, step_of(self.weights)
         line = {"step": step, "tokens": step * trainer.length.tokens_per_step, **scores}
-        LinesFile(trainer.run_folder / METRICS).add(json.dumps(line))
+        self.lines.add(json.dumps(line))
         log.info(f"Tasks of step {step}: {', '.join(f'{name} {score:.4g}' for name, score in scores.items())}")
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, Tracker | Alert):
