@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -16,7 +15,6 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.checkpoints.retention import published_in
-from cpt.checkpoints.transaction import remove
 from cpt.distributed import environment_alone, main_process_decides
 from cpt.errors import Interrupted, RecipeError
 from cpt.files import LinesFile, parse_object
@@ -47,13 +45,21 @@ class TaskEvaluations(TrainerCallback):
         self.trainer = trainer
         self.child: Child | None = None
         self.weights = Path()  # that the child evaluates
-        self.ends = 0.0  # time of the child's end on a monotonic clock
+        self.ends = 0.0  # when the child is killed, on a monotonic clock
         self.waiting: list[Path] = []
-        self.must_wait = False  # training waits at the next step
 
     def is_due(self, step: int) -> bool:
         every = self.trainer.length.steps_between(self.trainer.recipe.evaluation.tasks_every_tokens, None)
         return every is not None and step > 0 and step % every == 0
+
+    def link(self, published: Path, step: int) -> None:
+        """Keep a checkpoint of a due step until it is evaluated, without a copy if the file system has hard links."""
+        target = published.with_name(f"{PREFIX}{step}")
+        if self.is_due(step) and not target.exists():
+            try:
+                shutil.copytree(published, target, copy_function=os.link)
+            except OSError:
+                shutil.copytree(published, target, dirs_exist_ok=True)
 
     @property
     def on_own_gpu(self) -> bool:
@@ -61,16 +67,10 @@ class TaskEvaluations(TrainerCallback):
         device = self.trainer.recipe.evaluation.tasks_device
         return device == "auto" and self.trainer.args.device.type == "cuda"
 
-    def link(self, published: Path, step: int) -> None:
-        """Keep a checkpoint's files until they are evaluated, without a copy where the file system has links."""
-        if self.is_due(step) and not (target := published.with_name(f"{PREFIX}{step}")).exists():
-            shutil.copytree(published, target, copy_function=link_or_copy)
-
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         device = self.trainer.recipe.evaluation.tasks_device.removeprefix("cuda:")
         if device.isdigit() and int(device) >= torch.cuda.device_count():
             raise RecipeError(f"`evaluation.tasks_device`: this machine has {torch.cuda.device_count()} GPUs.")
-        self.must_wait = self.on_own_gpu
         if not state.is_world_process_zero:
             return
         folder = self.trainer.run_folder
@@ -84,31 +84,28 @@ class TaskEvaluations(TrainerCallback):
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """The weights of the last step are published, or being written in the background."""
-        if is_new := self.is_due(state.global_step) and state.global_step > self.trainer.first_step:
-            self.add(state.global_step)
-        if self.on_own_gpu and (is_new or self.must_wait):
-            self.must_wait = False
+        self.add(state.global_step)
+        if self.on_own_gpu and (self.is_due(state.global_step) or state.global_step == self.trainer.first_step):
             self.wait(control)
         else:
             self.advance()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.is_due(state.global_step) and state.global_step > self.trainer.first_step:
-            self.add(state.global_step)
+        self.add(state.global_step)
         self.wait(control)
 
     def add(self, step: int) -> None:
-        if not self.trainer.state.is_world_process_zero:
+        """Put a due step into the queue, instead of those in it."""
+        if not self.trainer.is_world_process_zero() or not self.is_due(step) or step == self.trainer.first_step:
             return
         for weights in self.waiting:
-            text = f"The tasks of step {step_of(weights)} are skipped: those of step {step} are due."
+            text = f"The tasks of step {step_of(weights)} are skipped, because those of step {step} are due."
             record_event(self.trainer.run_folder, "tasks_skipped", text, step=step_of(weights))
             shutil.rmtree(weights, ignore_errors=True)
         self.waiting = [self.trainer.run_folder / f"{PREFIX}{step}"]
 
     def wait(self, control: TrainerControl) -> None:
-        """Wait for all evaluations, on all processes, which send heartbeats and react to signals as in an evaluation
-        of held-out sets."""
+        """Wait for all evaluations, on all processes, with heartbeats and signals as in the Trainer's evaluation."""
         self.trainer.checkpointer.wait_for_saves()
         try:
             while True:
@@ -131,17 +128,15 @@ class TaskEvaluations(TrainerCallback):
         try:
             if self.child is not None and (self.child.poll() is not None or time.monotonic() > self.ends):
                 self.read_result()
-            is_writing = self.trainer.checkpointer.is_writing
-            if self.child is None and self.waiting and not is_writing:
+            if self.child is None and self.waiting and not self.trainer.checkpointer.is_writing:
                 self.weights = self.waiting.pop(0)
                 self.start()
-        except Exception as problem:  # of the system, a tracker or user code: training does not depend on it
+        except Exception as problem:  # of the system or a tracker: training does not depend on it
             self.fail(f"{type(problem).__name__}: {problem}")
         return self.child is not None or bool(self.waiting)
 
     def start(self) -> None:
-        device = self.trainer.recipe.evaluation.tasks_device
-        number = device.removeprefix("cuda:")
+        number = self.trainer.recipe.evaluation.tasks_device.removeprefix("cuda:")
         if self.on_own_gpu:
             torch.cuda.empty_cache()
             number = str(torch.cuda.current_device())
@@ -157,35 +152,26 @@ class TaskEvaluations(TrainerCallback):
     def read_result(self) -> None:
         assert self.child is not None, "the caller checked it"
         child, self.child = self.child, None
-        is_late = child.poll() is None
+        late = f"killed after {LONGEST_SECONDS:,} s, " if child.poll() is None else ""
         child.kill_family()
-        lines = (self.trainer.run_folder / OUTPUT).read_bytes().strip().splitlines()
-        scores = parse_object(lines[-1]) if lines and child.returncode == 0 else None
-        if scores is not None:
-            self.log(scores)
-            remove(self.weights)
-        elif is_late:
-            self.fail(f"not finished after {LONGEST_SECONDS / 3600:g} hours")
-        elif child.returncode < 0:
-            self.fail(f"killed by {signal.Signals(-child.returncode).name}, most likely for lack of host memory")
-        else:
-            self.fail(lines[-1].decode(errors="replace") if lines else f"ended with code {child.returncode}")
-
-    def log(self, scores: dict[str, float]) -> None:
-        """Write the scores with their step; trackers accept only the current one."""
-        trainer, step = self.trainer, step_of(self.weights)
-        line = {"step": step, "tokens": step * trainer.length.tokens_per_step, **scores}
+        lines = (self.trainer.run_folder / OUTPUT).read_text(errors="replace").strip().splitlines() or [""]
+        scores = parse_object(lines[-1].encode()) if child.returncode == 0 else None
+        if scores is None:
+            self.fail(f"{late}exit code {child.returncode}: {lines[-1]}")
+            return
+        shutil.rmtree(self.weights, ignore_errors=True)
+        step = step_of(self.weights)
+        line = {"step": step, "tokens": step * self.trainer.length.tokens_per_step, **scores}
         self.lines.add(json.dumps(line))
         log.info(f"Tasks of step {step}: {', '.join(f'{name} {score:.4g}' for name, score in scores.items())}")
-        for callback in trainer.callback_handler.callbacks:
-            if isinstance(callback, Tracker | Alert):
+        for callback in self.trainer.callback_handler.callbacks:
+            if isinstance(callback, Tracker | Alert):  # they accept only the current step
                 logs = {**scores, f"{TASK}step": step}
-                callback.on_log(trainer.args, trainer.state, trainer.control, logs=logs)
+                callback.on_log(self.trainer.args, self.trainer.state, self.trainer.control, logs=logs)
 
     def fail(self, why: str) -> None:
-        step = step_of(self.weights)
-        text = f"The tasks of step {step} were not evaluated: {why}. See {self.trainer.run_folder / OUTPUT}."
-        record_event(self.trainer.run_folder, "tasks_failed", text, step=step)
+        text = f"The tasks of step {step_of(self.weights)} were not evaluated: {why}. See {OUTPUT} of the run."
+        record_event(self.trainer.run_folder, "tasks_failed", text, step=step_of(self.weights))
         shutil.rmtree(self.weights, ignore_errors=True)
 
     def close(self) -> None:
@@ -197,10 +183,3 @@ class TaskEvaluations(TrainerCallback):
 
 def step_of(weights: Path) -> int:
     return int(weights.name.removeprefix(PREFIX))
-
-
-def link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # no links on this file system
-        shutil.copy2(source, target)

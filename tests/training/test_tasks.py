@@ -7,6 +7,7 @@ import shutil
 import time
 
 import pytest
+import torch
 import yaml
 from launching import launch_to_its_end
 from launching import losses as losses_in
@@ -53,8 +54,19 @@ def test_the_newest_waits_and_an_older_one_that_waits_is_skipped(trainer):
     assert events(run) == [("tasks_skipped", 4), ("tasks_skipped", 6)] and published(run) == ["checkpoint-8"]
 
 
+def test_on_the_gpu_of_the_run_training_waits_for_each(trainer, monkeypatch):
+    monkeypatch.setattr(tasks.TaskEvaluations, "on_own_gpu", True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    of_gpu = "float(os.environ['CUDA_VISIBLE_DEVICES'])"
+    run = trainer(f"import json, os, time; time.sleep(1); print(json.dumps({{'task_mine_acc': {of_gpu}}}))", steps=8)
+    run.train()
+    assert [(step, gpu) for step, _, gpu in scores(run)] == [(step, 5.0) for step in (2, 4, 6, 8)]
+
+
 @pytest.mark.parametrize(
-    ("program", "said"), [("raise ValueError('no data')", "ValueError: no data"), ("import os; os.abort()", "SIGABRT")]
+    ("program", "said"),
+    [("raise ValueError('no data')", "ValueError: no data"), ("import os; os.abort()", "exit code -6")],
 )
 def test_a_task_that_crashes_costs_an_event(trainer, program, said):
     run = trainer(program)
