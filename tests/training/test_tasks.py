@@ -15,6 +15,7 @@ from tiny import WORDS, write_recipe
 from tiny_trainers import events, losses, metrics, published, trainer_of
 
 from cpt.checkpoints.resume import latest_checkpoint
+from cpt.errors import Interrupted
 from cpt.runs.events import read_events
 from cpt.training import tasks
 
@@ -80,6 +81,17 @@ def test_a_task_that_takes_too_long_is_killed(trainer, monkeypatch):
     run, began = trainer("import time; time.sleep(500)"), time.monotonic()
     run.train()
     assert events(run)[-1] == ("tasks_failed", 4) and time.monotonic() - began < 120 and run.tasks.child is None
+
+
+def interrupted():
+    raise Interrupted("stopped by SIGTERM")
+
+
+def test_a_run_that_stops_ends_the_evaluation_and_keeps_its_weights(trainer):
+    run = trainer("import time; time.sleep(500)")
+    run.call_prediction_step = interrupted
+    run.train()
+    assert run.tasks.child is None and published(run) == ["checkpoint-4", "tasks-2", "tasks-4"]
 
 
 def test_the_program_gets_no_variable_of_the_launcher(trainer, monkeypatch):
