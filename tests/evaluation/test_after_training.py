@@ -199,4 +199,4 @@ def test_a_run_of_two_processes_ends_with_its_whole_verdict_which_its_card_has_t
     assert content["is_complete"] and content["contamination"]["evaluated"] == 71  # one of 72 is too short
     assert str(folder / "verdict.md") in ended.stdout and "cpt serve" in ended.stdout
     card = (folder / "final" / "README.md").read_text()
-    assert "training documents contain at least half of one of 71" in card and "cpt serve tiny" in card
+    assert "training documents contain at least half of one of the 71" in card and "cpt serve tiny" in card
