@@ -68,7 +68,7 @@ class Child(subprocess.Popen[bytes]):
     when that thread ends, so that no process outlives a killed parent.
 
     Args:
-        environment: variables added to this process's.
+        environment: variables added to those of `inherits`, by default this process's.
         output: for stdout and stderr; inherited by default.
         ignores: a signal that the command ignores unless it handles it.
     """
@@ -78,12 +78,13 @@ class Child(subprocess.Popen[bytes]):
         words: Sequence[str],
         *,
         environment: Mapping[str, str] | None = None,
+        inherits: Mapping[str, str] = os.environ,
         folder: Path | None = None,
         output: IO[bytes] | IO[str] | None = None,
         ignores: signal.Signals | None = None,
     ) -> None:
         self.mark = f"{os.getpid()}-{uuid4().hex}"
-        variables = {**os.environ, **(environment or {}), SUPERVISED: self.mark}
+        variables = {**inherits, **(environment or {}), SUPERVISED: self.mark}
         options: dict[str, Any] = {"start_new_session": True, "preexec_fn": partial(die_with_parent, ignores)}
         received = ReceivedSignals()
         try:

@@ -29,6 +29,7 @@ from cpt.runs.folder import (
     PROFILE,
     RECIPE,
     STATUS,
+    TASK,
     VERDICT_PAGE,
     Content,
     RunRecord,
@@ -58,7 +59,7 @@ PLOTS: tuple[tuple[str, str, dict[str, str], float], ...] = (  # title, unit, na
     ("CPU utilization", "%", {"CPU": "cpu_percent"}, 1),
 )
 NOT_DRAWN = ("step", "tokens", "epoch", "loss", "num_tokens", "total_flos", "seconds_to_go", "cost", "cost_to_go")
-NOT_OF_A_STAGE = (EVALUATED, "share_", "tokens_", "loss_", "train_")
+NOT_OF_A_STAGE = (EVALUATED, TASK, "share_", "tokens_", "loss_", "train_")
 
 
 def command(
@@ -86,6 +87,7 @@ def report_page(record: RunRecord) -> str:
         "Verdict": verdict(record),
         "Changes of the recipe": changes(record),
         "Held-out text and examples": held_out(record),
+        "Tasks during training": tasks(record),
         "Training": training(record),
         "Metrics of this stage": [plot for name in of_stage for plot in plots(record, name, "", {name: name})],
         "Mixture: requested and realized": mixture(record),
@@ -208,6 +210,11 @@ def held_out(record: RunRecord) -> list[Part]:
     if stopped := get(record.status, "stopped"):
         found.append(f"The run {stopped}.")
     return found
+
+
+def tasks(record: RunRecord) -> list[Part]:
+    names = [name for name in record.metrics.names if name.startswith(TASK)]
+    return [plot for name in names for plot in plots(record, name.removeprefix(TASK), "", {name: name}, points=True)]
 
 
 def plots(

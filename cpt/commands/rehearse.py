@@ -82,6 +82,7 @@ class Rehearsal:
         never = ("every_tokens", "every_steps", "weights_every_steps", "archive", "average")
         saves = {**dict.fromkeys(never), "keep": Checkpoints().keep}
         evaluation: dict[str, Any] = {"every_tokens": None, "every_steps": None, "tasks": []}
+        evaluation |= {"tasks_every_tokens": None, "tasks_device": "auto"}
         evaluation |= {"prompts": recipe.evaluation.prompts[:1], "retain": dict.fromkeys(recipe.evaluation.retain)}
         training = {key: value for key, value in recipe.training.items() if key not in NOT_REHEARSED}
         changes = {

@@ -232,6 +232,7 @@ def repetition_of(record: RunRecord, recipe: Recipe, inputs: Content) -> Recipe:
     if get(record.environment, "hardware", "gpus") == []:
         training["use_cpu"] = True
     checkpoints = recipe.checkpoints.model_copy(update=dict.fromkeys(("archive", "weights_every_steps", "average")))
+    evaluation = recipe.evaluation.model_copy(update={"tasks_every_tokens": None, "tasks_device": "auto"})
     folder = record.folder.resolve()
     update = {
         "name": f"{folder.name}{SUFFIX}",
@@ -239,6 +240,7 @@ def repetition_of(record: RunRecord, recipe: Recipe, inputs: Content) -> Recipe:
         "tags": [*recipe.tags, f"{TAG}{folder.name}"],
         "monitoring": type(recipe.monitoring)(),
         "checkpoints": checkpoints,
+        "evaluation": evaluation,
         "training": training,
         "model": model,
     }

@@ -5,13 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.checkpoints.resume import wanted_checkpoint
 from cpt.command_line import Launcher, Overrides, Processes, RecipePath, refuse_ignored, show_log
 from cpt.commands.verdict import print_verdict
-from cpt.distributed import LaunchedAs, join_processes, leave_processes, world_size
+from cpt.distributed import LaunchedAs, join_processes, leave_processes, num_nodes, world_size
 from cpt.errors import RecipeError, RestartNeeded
 from cpt.evaluation.evaluate import needs_verdict
 from cpt.launch.nodes import compare_nodes
@@ -98,7 +99,9 @@ def command(
     except RestartNeeded as problem:
         restart(problem, [*words, *(f"name={name}" for name in names)])
     run = Run(final.parent)
-    leave_processes(then=["cpt.commands.verdict", str(run.folder)] if needs_verdict(run) else ())
+    gpus = max(1, min(torch.cuda.device_count(), world_size() // num_nodes()))  # of this machine that the run used
+    verdict = ["cpt.commands.verdict", str(run.folder), "--processes", str(gpus)]
+    leave_processes(then=verdict if needs_verdict(run) else ())
     if needs_verdict(run):
         print_verdict(run)
 

@@ -1,8 +1,10 @@
 """`cpt verdict RUN`: measure a finished run against its base, and write its verdict."""
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
@@ -11,22 +13,27 @@ from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.checkpoints.retention import archive_record
-from cpt.command_line import run_command, show_log
-from cpt.distributed import is_main_process, print_once
-from cpt.errors import CheckpointError
+from cpt.command_line import Processes, run_command, show_log
+from cpt.distributed import environment_alone, is_main_process, join_processes, leave_processes, print_once
+from cpt.errors import CheckpointError, Interrupted
 from cpt.evaluation.evaluate import complete_verdict
 from cpt.evaluation.paired import dominated
 from cpt.evaluation.verdict import Verdict
 from cpt.export.export import write_model_card
 from cpt.formatting import format_count, open_console
+from cpt.launch.supervise import command_of_attempt, refuse_more_than_the_machine_holds
+from cpt.process import Child
 from cpt.recipe.load import load_recipe
 from cpt.runs.folder import RECIPE, VERDICT_PAGE
 from cpt.runs.record import Run
+
+SECONDS_FOR_OTHERS = 6 * 3600  # a process waits so long for the slowest one
 
 
 def command(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     batch_size: Annotated[int, typer.Option(min=1, help="Rows in one forward pass; no result depends on it.")] = 8,
+    processes: Processes = 1,
 ) -> None:
     """Evaluate a finished run against its base, as `cpt train` does at its end: held-out text, domain test, tasks,
     contamination; one page.
@@ -38,20 +45,34 @@ def command(
     finished = Run(run)
     if not run.is_dir() or not finished.is_finished:
         raise CheckpointError(f"{run} is not a finished run. Give its folder, or let it finish: cpt train RECIPE")
+    if processes > 1:
+        refuse_more_than_the_machine_holds(processes, on_gpus=torch.cuda.is_available())
+        words = ["cpt.commands.verdict", str(run), "--batch-size", str(batch_size)]
+        environment = {"PYTHONPATH": environment_alone()["PYTHONPATH"]}
+        child = Child(command_of_attempt(words, processes, None, "-m"), environment=environment)
+        code, number = child.wait_for_end()
+        if number:
+            raise Interrupted(f"stopped by {signal.Signals(number).name}. Again: cpt verdict {run}")
+        if code == 0:
+            return
+        print_once(f"warning: {processes} processes could not measure {run} (see above). One process tries again.")
+    join_processes({"ddp_timeout": SECONDS_FOR_OTHERS})
     print_verdict(finished, batch_size=batch_size)
+    leave_processes()
 
 
 def print_verdict(run: Run, *, batch_size: int = 8) -> None:
     """Complete the verdict, add it to the model's card, and print it in a few lines."""
     clear_device_cache(garbage_collection=True)  # of a run that ended in this process
     verdict = complete_verdict(run, batch_size=batch_size)
+    if not is_main_process():
+        return
     try:
         write_model_card(run.export_folder, run.folder, run.folder.name)
     except OSError as problem:  # the model has a card without the verdict
         print_once(f"warning: the model's card cannot be written: {problem.strerror}. Again: cpt verdict {run.folder}")
     archive_record(run.folder, load_recipe(run.folder / RECIPE).checkpoints.archive)
-    if is_main_process():
-        show(verdict, run, open_console())
+    show(verdict, run, open_console())
 
 
 def show(verdict: Verdict, run: Run, console: Console) -> None:

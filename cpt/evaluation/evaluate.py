@@ -1,7 +1,11 @@
 """Evaluate models on held-out sets, domain tests and tasks, and complete the verdict of a finished run."""
 
 import gc
+import json
 import logging
+import os
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +20,7 @@ from cpt.data.readers.decontamination import EvaluationDocument
 from cpt.data.readers.sources import files_of
 from cpt.data.rows.contamination import Contamination, find_contamination
 from cpt.data.rows.open_sources import unchecked_sources
-from cpt.distributed import world_size
+from cpt.distributed import is_main_process, world_size
 from cpt.errors import CheckpointError, CptError, DataError, RecipeError
 from cpt.evaluation.domain_test import KINDS, Question, answer_questions, domain_test
 from cpt.evaluation.paired import (
@@ -42,12 +46,13 @@ from cpt.evaluation.tasks import (
     tasks_of_recipe,
 )
 from cpt.evaluation.verdict import NotRun, Verdict, verdict_of_run, write_verdict
+from cpt.models.adapters import load_adapter, merge_lora
 from cpt.models.build import build_model
 from cpt.models.config import load_config, value_of
 from cpt.models.inventory import isolates_documents
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Recipe, Tokenizer
-from cpt.runs.folder import EXPORT, RECIPE, VERDICT, read_object
+from cpt.runs.folder import EXPORT, RECIPE, TASK, VERDICT, read_object
 from cpt.runs.record import Run
 from cpt.tokenizer.load import load_tokenizer
 
@@ -75,13 +80,16 @@ class EvaluationResult:
     tasks: list[TaskScore] = field(default_factory=list)
 
 
-def measure(model: Model, request: EvaluationRequest) -> EvaluationResult:
-    """Load a model from `model_at`, measure it, and free its memory."""
-    if request.tasks and world_size() > 1:
-        raise RecipeError(
-            f"tasks run in one process, but {world_size()} were started. Run `cpt evaluate` without a launcher."
-        )
-    tokenizer = load_tokenizer(Tokenizer(), model)
+def measure(
+    model: Model, request: EvaluationRequest, *, adapter: Path | None = None, seed: int = 42
+) -> EvaluationResult:
+    """Load a model from `model_at`, measure it, and free its memory; several processes split the work.
+
+    Args:
+        adapter: merged into the model first; its folder has the tokenizer.
+        seed: of rows that the adapter's base needs for new tokens.
+    """
+    tokenizer = load_tokenizer(Tokenizer(path=None if adapter is None else str(adapter)), model)
     sets = open_evaluation_sets(fitting(request.held_out, model), tokenizer) if request.held_out is not None else {}
     rows = {name: of_set.rows for name, of_set in of_texts(sets, request).items()}
     if request.is_compared and (alone := [name for name, of_set in rows.items() if of_set.num_documents < FEWEST]):
@@ -95,8 +103,9 @@ def measure(model: Model, request: EvaluationRequest) -> EvaluationResult:
         raise DataError(f"--domain-test {unknown[0]}: unknown held-out set. Known: {known}.")
     questions = {name: domain_test(sets[name].texts()) for name in request.domain_test}
     on_gpu = torch.cuda.is_available()
-    loaded = build_model(model, tokenizer, dtype=torch.bfloat16 if on_gpu else torch.float32)
+    loaded = build_model(model, tokenizer, seed=seed, dtype=torch.bfloat16 if on_gpu else torch.float32)
     assert isinstance(loaded, PreTrainedModel), "no adapter was requested"
+    loaded = loaded if adapter is None else merge_lora(load_adapter(loaded, adapter))
     loaded.config.use_cache = True  # generation is slow without it
     loaded.eval().to("cuda" if on_gpu else "cpu")  # type: ignore[arg-type]
     tasks: list[TaskScore] = []
@@ -202,23 +211,27 @@ def needs_verdict(run: Run) -> bool:
 
 
 def complete_verdict(run: Run, *, batch_size: int = 8) -> Verdict:
-    """Measure what is missing in the verdict of a finished run, and rewrite it. Runs in one process, which loads the
-    model and then the base. A measurement that fails is listed in the verdict with the command to repeat it."""
+    """Measure what is missing in the verdict of a finished run, and rewrite it; each process loads the model and then
+    the base. A measurement that fails is listed in the verdict with the command to repeat it; with several processes
+    the error is raised, because the others wait."""
     recipe = load_recipe(run.folder / RECIPE)
     evaluation, contamination, not_run = None, None, list[NotRun]()
     try:
         evaluation, not_run = evaluate_after_training(run.folder, recipe, batch_size=batch_size)
     except (CptError, torch.OutOfMemoryError) as problem:
+        if world_size() > 1:
+            raise
         not_run = [NotRun("domain test and benchmarks", f"{one_line(problem)}. Again: cpt verdict {run.folder}")]
     try:
-        contamination = search_after_training(recipe)
+        contamination = search_after_training(recipe) if is_main_process() else None
     except CptError as problem:
         not_run.append(NotRun("contamination", f"{one_line(problem)}. Again: cpt contamination {run.folder / RECIPE}"))
     serve = f"cpt serve {run.export_folder}"
     verdict = verdict_of_run(
         run.folder, evaluation=evaluation, contamination=contamination, serve=serve, not_run=not_run, is_complete=True
     )
-    write_verdict(run.folder, verdict)
+    if is_main_process():
+        write_verdict(run.folder, verdict)
     return verdict
 
 
@@ -276,3 +289,23 @@ def search_after_training(recipe: Recipe) -> Contamination | None:
         EvaluationDocument(*question) for choice in choices for question in task_texts(choice.names, choice.folder)
     )
     return find_contamination(data, evaluation, questions)
+
+
+def task_metrics(weights: Path) -> dict[str, float]:
+    """Evaluate weights in a run's folder, a model or an adapter, on the recipe's tasks: metric of the run -> score."""
+    recipe = load_recipe(weights.parent / RECIPE)
+    request = EvaluationRequest(tasks=tasks_of_recipe(recipe.evaluation.tasks))
+    if (weights / "adapter_config.json").exists():
+        base = recipe.model.model_copy(update={"lora": None, "dtype": "auto"})
+        measured = measure(base, request, adapter=weights, seed=recipe.seed)
+    else:
+        measured = measure(model_at(str(weights), recipe.model), request)
+    reports = [one.report for one in measured.tasks]
+    names = [f"{TASK}{report.name}_{report.metric.removesuffix(',none')}" for report in reports]
+    # Trackers refuse other characters, as in `exact_match,strict-match` or `my_lab.exam:board`.
+    return {re.sub(r"[^\w./-]", "_", name): report.value for name, report in zip(names, reports, strict=True)}
+
+
+if __name__ == "__main__":  # a run starts this program beside its training
+    os.nice(10)
+    print(json.dumps(task_metrics(Path(sys.argv[1]))))  # noqa: T201 - for the run, which reads the last line

@@ -3,27 +3,30 @@
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from cpt.distributed import has_process_group
 from cpt.errors import CptError, DataError, RecipeError, ResourceError, UserCodeError, install_line
 from cpt.evaluation.paired import NORMAL_QUANTILE, Difference, ScoreReport, mean_difference
 from cpt.plugins import check_options, did_you_mean, find
 from cpt.recipe.paths import is_function
+from cpt.recipe.rules import DOMAIN_TEST
 from cpt.recipe.schema import Component
 
 if TYPE_CHECKING:  # slow to import, and optional
     from lm_eval.tasks import TaskManager
 
 
-DOMAIN_TEST = "domain_test"  # not an lm-eval task, but listed with them
 FEWEST_QUESTIONS = 30  # per kind: the interval of an accuracy is then about +-17 points
 LOWER_IS_BETTER = ("perplexity", "bits_per_byte", "loss", "error")  # lm-eval does not always mark these metrics
 
@@ -134,7 +137,8 @@ def allowed_tasks(choice: TaskChoice) -> "tuple[TaskManager, dict[str, Any]]":
 def run_tasks(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, choice: TaskChoice, *, batch_size: int = 8
 ) -> list[TaskScore]:
-    """Evaluate the model on tasks, in this process; the scores equal those of the `lm-eval` command."""
+    """Evaluate the model on tasks; the scores equal those of the `lm-eval` command. Several processes split lm-eval's
+    requests, and the main process returns the scores; each of them calls functions of the user."""
     if choice.is_function:
         return run_function(model, tokenizer, choice.names[0], choice.options)
     manager, _ = allowed_tasks(choice)
@@ -144,10 +148,13 @@ def run_tasks(
     if choice.allow_code:
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # the metric needs this permission, too
     wrapped = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
+    for kind in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
+        setattr(wrapped, kind, partial(answer_together, getattr(wrapped, kind)))
     options: dict[str, Any] = {"task_manager": manager, "limit": choice.limit, "num_fewshot": choice.num_fewshot}
     options |= {"log_samples": True, "confirm_run_unsafe_code": choice.allow_code}
     found: Any = simple_evaluate(wrapped, tasks=list(choice.names), **options)
-    assert found is not None, "expected a single process"
+    if found is None:  # lm-eval returns results to a machine's first process
+        return []
     results, subtasks, scores = found["results"], found.get("group_subtasks", {}), []
     asked = [name for name in results if name in choice.names]
     below = {task for group in asked for task in subtasks.get(group, [])}
@@ -171,6 +178,19 @@ def run_tasks(
             by_question = np.array([float(sample[metric]) for sample in own]) if own else None
             scores.append(TaskScore(report, by_question, tuple(sample["doc_hash"] for sample in own)))
     return scores
+
+
+def answer_together(answer: Callable[..., list[Any]], requests: Sequence[Any], **options: Any) -> list[Any]:
+    """The answers to lm-eval's requests, in their order: each process answers those of some questions."""
+    if not has_process_group():
+        return answer(requests, **options)
+    rank, num_processes = dist.get_rank(), dist.get_world_size()
+    owners = [request.doc_id % num_processes for request in requests]  # the choices of a question stay together
+    mine = [request for owner, request in zip(owners, requests, strict=True) if owner == rank]
+    everyone: list[Any] = [None] * num_processes
+    dist.all_gather_object(everyone, answer(mine, disable_tqdm=rank > 0) if mine else [])
+    answers = list(map(iter, everyone))
+    return [next(answers[owner]) for owner in owners]
 
 
 def run_function(

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +13,7 @@ import torch
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment
-from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
-from peft.mapping import PEFT_TYPE_TO_PREFIX_MAPPING
+from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
@@ -28,7 +26,7 @@ from cpt.errors import CheckpointError
 from cpt.evaluation.scoring import read_course
 from cpt.files import write_atomic
 from cpt.hf_internals import without_zero3
-from cpt.models.adapters import merge_lora
+from cpt.models.adapters import load_adapter, merge_lora
 from cpt.models.build import build_model, scoring_model
 from cpt.models.families import export_native
 from cpt.models.new_rows import EXTENSION, carry_extension
@@ -180,24 +178,6 @@ def build_base(
     base = (scoring_model if scores else build_model)(section, tokenizer, seed=seed, dtype=dtype)
     assert isinstance(base, PreTrainedModel)
     return base
-
-
-def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
-    """Load the saved adapter onto the base; CheckpointError if its layers or shapes do not match the base."""
-    name = json.loads((adapter / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
-    refusal = f"{adapter} is an adapter for another base ({name}), not for {base.name_or_path}"
-    try:
-        with warnings.catch_warnings():  # peft uses a name deprecated by transformers
-            warnings.filterwarnings("ignore", r".*gradient_checkpointing` is deprecated.*", FutureWarning)
-            adapted = PeftModel.from_pretrained(base, str(adapter))
-        part = PEFT_TYPE_TO_PREFIX_MAPPING[adapted.active_peft_config.peft_type]  # part of its tensors' names
-        saved = {name for name in load_peft_weights(str(adapter), device="cpu") if part in name}
-    except (RuntimeError, ValueError, OSError) as problem:
-        raise CheckpointError(f"{refusal}: {' '.join(str(problem).split())[:300]}") from problem
-    loaded = {name for name in get_peft_model_state_dict(adapted, save_embedding_layers=False) if part in name}
-    if differing := saved ^ loaded:  # peft only warns, and leaves these layers unchanged
-        raise CheckpointError(f"{refusal}: {len(differing)} of its tensors differ, such as {min(differing)}.")
-    return adapted
 
 
 def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path) -> None:

@@ -284,9 +284,10 @@ class RunWatch:
 
 
 def command_of_attempt(
-    arguments: Sequence[str], processes: int, launcher: str | None, program: Path = TRAIN
+    arguments: Sequence[str], processes: int, launcher: str | None, program: Path | str = TRAIN
 ) -> list[str]:
-    """The command that starts a run, with torchrun or a launcher such as `accelerate launch --config_file FILE`."""
+    """The command that starts a run, with torchrun or a launcher such as `accelerate launch --config_file FILE`;
+    another program if it is a path, or `-m` with the module in the arguments."""
     if launcher is not None:
         return [*shlex.split(launcher), str(program), *arguments]
     if processes == 1:

@@ -2,6 +2,7 @@
 2305.14314) or 8 bit (LLM.int8(), arXiv 2208.07339) if the recipe says so, and merge adapters into the weights."""
 
 import copy
+import json
 import logging
 import re
 import warnings
@@ -9,13 +10,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftConfig, PeftModel, PeftType, get_peft_config, get_peft_model
-from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+from peft import (
+    PeftConfig,
+    PeftModel,
+    PeftType,
+    get_peft_config,
+    get_peft_model,
+    get_peft_model_state_dict,
+    load_peft_weights,
+)
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING
 from peft.tuners.ln_tuning.layer import LNTuningLayer
-from peft.utils import ModulesToSaveWrapper
+from peft.utils import CONFIG_NAME, ModulesToSaveWrapper
 from peft.utils.constants import EMBEDDING_LAYER_NAMES
 from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
@@ -180,6 +190,24 @@ def train_copies_in_fp32(adapted: PeftModel, around: torch.dtype) -> None:
                 copied.register_forward_pre_hook(lambda layer, inputs: tuple(x.to(layer.weight.dtype) for x in inputs))
             else:
                 copied.register_forward_hook(lambda _, __, output: output.to(around))
+
+
+def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
+    """Load the saved adapter onto the base; CheckpointError if its layers or shapes do not match the base."""
+    name = json.loads((adapter / CONFIG_NAME).read_text()).get("base_model_name_or_path")
+    refusal = f"{adapter} is an adapter for another base ({name}), not for {base.name_or_path}"
+    try:
+        with warnings.catch_warnings():  # peft uses a name deprecated by transformers
+            warnings.filterwarnings("ignore", r".*gradient_checkpointing` is deprecated.*", FutureWarning)
+            adapted = PeftModel.from_pretrained(base, str(adapter))
+        part = PEFT_TYPE_TO_PREFIX_MAPPING[adapted.active_peft_config.peft_type]  # part of its tensors' names
+        saved = {name for name in load_peft_weights(str(adapter), device="cpu") if part in name}
+    except (RuntimeError, ValueError, OSError) as problem:
+        raise CheckpointError(f"{refusal}: {' '.join(str(problem).split())[:300]}") from problem
+    loaded = {name for name in get_peft_model_state_dict(adapted, save_embedding_layers=False) if part in name}
+    if differing := saved ^ loaded:  # peft only warns, and leaves these layers unchanged
+        raise CheckpointError(f"{refusal}: {len(differing)} of its tensors differ, such as {min(differing)}.")
+    return adapted
 
 
 def merge_lora(model: PeftModel) -> PreTrainedModel:

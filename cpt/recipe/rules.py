@@ -246,6 +246,7 @@ def options_without_effect(entry: DocumentSource, suffixes: Collection[str]) -> 
     return ["text_documents"] if entry.text_documents != "file" and TEXT_FILES.isdisjoint(suffixes) else []
 
 
+DOMAIN_TEST = "domain_test"  # not an lm-eval task, but listed with them in `evaluation.tasks`
 REWARDED = ("grpo", "rloo", "ppo", "spo")  # stages that learn from rewards
 PAIRED = ("dpo", "kto", "cpo")  # stages whose loss compares answers at the temperature `training.beta`
 TAUGHT = ("distill", "distill_text", "distill_on_policy", "gkd")  # stages with a teacher
@@ -358,6 +359,10 @@ def check_evaluation(evaluation: Evaluation) -> Violations:
     for key, interval in {"every_tokens": every_tokens, "every_steps": every_steps}.items():
         if interval is not None and evaluation.held_out_share is None and not evaluation.perplexity:
             yield no_effect(f"evaluation.{key}", " without `evaluation.held_out_share` or `evaluation.perplexity`")
+    if evaluation.tasks_every_tokens is not None and all(task.name == DOMAIN_TEST for task in evaluation.tasks):
+        yield no_effect("evaluation.tasks_every_tokens", " without a task in `evaluation.tasks`", "evaluation.tasks")
+    if evaluation.tasks_device != Evaluation().tasks_device and evaluation.tasks_every_tokens is None:
+        yield no_effect("evaluation.tasks_device", " without `evaluation.tasks_every_tokens`")
     for name, rise in evaluation.retain.items():
         if rise is not None and every_steps is None and every_tokens is None:
             here = ("evaluation", "retain", name)

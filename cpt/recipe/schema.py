@@ -367,6 +367,13 @@ class Evaluation(Section):
     `num_fewshot`, `folder` (YAML files of tasks), `allow_code_execution` (runs code that the model writes, with your
     rights). Or your `package.module:function` of model and tokenizer, which returns scores by metric. The domain test
     always runs; `{name: domain_test, questions: 0}` turns it off, a number limits it."""
+    tasks_every_tokens: Free[Tokens | None] = None
+    """Also evaluate `tasks` during training, after every this many tokens, in another process, which writes
+    `task_<name>_<metric>` to metrics.jsonl. The weights stay on the disk until then. A failure is only an event."""
+    tasks_device: Free[Annotated[str, Field(pattern=r"^(auto|cpu|cuda:\d+)$")]] = "auto"
+    """Where: `cpu`, or a GPU that the run does not use (`cuda:7`), while training continues. `auto`: the run's first
+    GPU, while training waits for it (weights in bf16 and activations must fit beside the run, which the plan does not
+    count); the CPU if the run uses no GPU."""
 
 
 class LossGuard(Component):

@@ -37,6 +37,7 @@ BEGAN = "began_from.json"  # the checkpoint of another run that this run started
 VERDICT, VERDICT_PAGE = "verdict.json", "verdict.md"
 HEARTBEATS, HELD_OUT, PROFILE, LOCK = "heartbeats", "held_out", "profile", ".lock"
 EVALUATED, BITS_PER_BYTE = "eval_", "_bits_per_byte"  # prefix and suffix of a held-out set's metric
+TASK = "task_"  # prefix of a task's metric; a line of its own, later than lines of later steps
 DIED = "died"
 LAST_BYTES = 16 * 2**20  # the end of the metrics file read by `last_metrics`
 
@@ -189,6 +190,8 @@ def last_metrics(folder: Path) -> dict[str, float]:
     except OSError:
         return {}
     for line in reversed(lines):
+        if f'"{TASK}'.encode() in line:  # of an earlier step
+            continue
         is_evaluation = not evaluation and BITS_PER_BYTE.encode() in line
         if not missing and not is_evaluation:
             continue

@@ -114,6 +114,7 @@ class Search:
         has_questions = self.recipe.stage in TEXT_STAGES and (evaluation.held_out_share or evaluation.perplexity)
         tasks = f"evaluation.tasks=[{'{name: domain_test, questions: 0}' if has_questions else ''}]"
         own = [f"name={run.folder.name}", f"output_dir={self.folder}", tasks]
+        own += ["evaluation.tasks_every_tokens=null", "evaluation.tasks_device=auto"]
         log.parent.mkdir(exist_ok=True)
         with log.open("ab") as output:
             words = [*TRAIN, str(self.folder / SEARCHED), *overrides, *own, *self.options]

@@ -134,6 +134,8 @@ def watching_callbacks(recipe: Recipe, trainer: CPTTrainer, data: PreparedData) 
         callbacks.append(ModelFlopsUtilization(data, rows, gpu, recipe.model))
     callbacks += [MachineUse(folder), *build_callbacks(monitoring.callbacks, folder, tokens)]
     callbacks += [MetricsFile(folder / METRICS, tokens), StatusFile(Run(folder)), ConsoleProgress(folder.name)]
+    if recipe.evaluation.tasks_every_tokens is not None:
+        callbacks.append(trainer.tasks)
     if monitoring.profile is not None:
         callbacks.append(StepProfile(folder, monitoring.profile))
     return callbacks

@@ -243,7 +243,7 @@ class StepGuard(TrainerCallback):
         """
         checkpointer = self.trainer.checkpointer
         is_due = control.should_save or control.should_log or control.should_evaluate or control.should_training_stop
-        unread = 0 if is_due or checkpointer.weights_are_due else STEPS_BEHIND
+        unread = 0 if is_due or checkpointer.weights_due else STEPS_BEHIND
         if self.loss_guard is not None:
             for verdict in self.loss_guard.read(unread=unread):
                 action = self.action_after(verdict) if self.note_verdict(verdict) else "skip"
@@ -253,8 +253,8 @@ class StepGuard(TrainerCallback):
                     raise TrainingError(f"step {verdict.step} was skipped: {why}. {end}. {self.newest_saved()}")
                 if action == "roll_back":
                     self.roll_back(self.loss_guard)
-        if checkpointer.weights_are_due and not control.should_save:
-            checkpointer.save_once("weights")
+        if (kind := checkpointer.weights_due) is not None and not control.should_save:
+            checkpointer.save_once(kind)
 
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
         self.start_next_mean()

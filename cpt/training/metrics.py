@@ -98,7 +98,7 @@ class TrainingClock(TrainerCallback):
         """Exclude the time of evaluations and saves."""
         self.since = time.perf_counter()
 
-    on_save = on_evaluate
+    on_save = on_prediction_step = on_evaluate
 
 
 def waited_by(loader: object) -> float:

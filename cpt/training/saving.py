@@ -59,14 +59,15 @@ from cpt.files import make_durable
 from cpt.runs.events import record_event
 from cpt.runs.record import installed_version
 from cpt.training.resuming import DataPosition
+from cpt.training.tasks import PREFIX as TASKS_PREFIX
 
 if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
 
 log = logging.getLogger("cpt")
 
-Kind = Literal["full", "weights"]
-PREFIXES: dict[Kind, str] = {"full": "checkpoint-", "weights": "weights-"}
+Kind = Literal["full", "weights", "tasks"]  # tasks: weights to be evaluated and removed
+PREFIXES: dict[Kind, str] = {"full": "checkpoint-", "weights": "weights-", "tasks": TASKS_PREFIX}
 SECONDS_BEFORE_RETRIES = (2.0, 8.0)  # for the last save of a run, since no later one follows
 MOST_OF_THE_MEMORY = 0.8  # copies may use this share of the free host memory
 PACKAGES = ("cpt", "torch", "transformers", "accelerate", "deepspeed", "peft", "safetensors")
@@ -148,9 +149,16 @@ class Checkpointer:
         return bool(self.trainer.state.global_step > newest)
 
     @property
-    def weights_are_due(self) -> bool:
-        every = self.trainer.recipe.checkpoints.weights_every_steps
-        return every is not None and self.trainer.state.global_step % every == 0
+    def weights_due(self) -> Kind | None:
+        """The kind to save after this step, unless a full checkpoint is saved."""
+        every, step = self.trainer.recipe.checkpoints.weights_every_steps, self.trainer.state.global_step
+        if every is not None and step % every == 0:
+            return "weights"
+        return "tasks" if self.trainer.tasks.is_due(step) else None
+
+    @property
+    def is_writing(self) -> bool:
+        return self.in_flight is not None and not self.in_flight.done()
 
     def save(self) -> None:
         """Publish `checkpoint-N`. The last save of a run is retried, and must succeed."""
@@ -218,8 +226,12 @@ class Checkpointer:
             self.not_pushed = published
         if before is not None:  # a full disk may have refused the failure's event
             self.record("saved_again", f"{name} was saved; before it: {before}.", step=step, reason=before.reason)
-        if not self.trainer.args.should_save:
+        if not self.trainer.args.should_save or kind == "tasks":
             return
+        try:
+            self.trainer.tasks.link(published, step)
+        except OSError as problem:
+            self.record("tasks_failed", f"The tasks of step {step} are not evaluated: {problem}.", step=step)
         if self.archive is not None and kind == "full":
             self.archive.add(published)
         spared = self.archive.in_use() if self.archive is not None else set()
@@ -236,7 +248,7 @@ class Checkpointer:
         zero = self.trainer.engine.zero_section
         return Manifest(
             format=FORMAT,
-            kind=kind,
+            kind="full" if kind == "full" else "weights",
             step=step,
             tokens=step * self.trainer.length.tokens_per_step,
             world_size=self.trainer.args.world_size,

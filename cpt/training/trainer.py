@@ -1,6 +1,7 @@
 """The trainer that all stages share: Hugging Face's, with our loader, optimizer, schedule and evaluation."""
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from cpt.training.restart import refuse_evaluation, run_until_out_of_memory
 from cpt.training.resuming import CheckpointLoader, written_for
 from cpt.training.saving import Checkpointer, random_states_file, set_random_states
 from cpt.training.sharded import Engine, Gradients, SharedRows
+from cpt.training.tasks import TaskEvaluations
 
 
 class CPTTrainer(TrainerHooks, Trainer):
@@ -51,6 +53,7 @@ class CPTTrainer(TrainerHooks, Trainer):
         engine, shared_rows, gradients: the split of a step over processes.
         checkpointer, checkpoint_loader: save and resume the run.
         guard: handles bad steps.
+        tasks: evaluates tasks during training.
     """
 
     # transformers annotates these less precisely
@@ -91,7 +94,7 @@ class CPTTrainer(TrainerHooks, Trainer):
         self.first_step = self.begun_step = 0
         self.engine, self.shared_rows, self.gradients = Engine(self), SharedRows(self), Gradients(self)
         self.checkpointer, self.checkpoint_loader = Checkpointer(self), CheckpointLoader(self)
-        self.guard = StepGuard(self)
+        self.guard, self.tasks = StepGuard(self), TaskEvaluations(self)
         self.activations, compiling = set_up_recomputing(model, arguments), take_compiling(arguments)
         shown = self.shown_at_first(rows)
         super().__init__(
@@ -163,7 +166,7 @@ class CPTTrainer(TrainerHooks, Trainer):
                 self.args.eval_on_start = is_due and main_process_decides(
                     lambda: all(line["step"] != step for line in read_evaluations(metrics))
                 )
-        with self.guard.guarding(checkpoint), self.checkpointer.saving():
+        with self.guard.guarding(checkpoint), self.checkpointer.saving(), closing(self.tasks):
             return super().train(checkpoint, **options)
 
     def prepare_for_training(self, checkpoint: str | None, prepare: Callable[[str | None], Any]) -> Any:

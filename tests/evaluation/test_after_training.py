@@ -2,15 +2,19 @@
 
 import json
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
 import yaml
-from launching import launch
+from launching import ROOT, environment_of_a_run, launch
+from peft import PeftModel
 from tiny import write_documents, write_recipe
-from tiny_checkpoints import random_llama
+from tiny_checkpoints import random_llama, save_adapter
+from transformers import AutoTokenizer, LlamaForCausalLM
 
-from cpt.evaluation.evaluate import complete_verdict, evaluate_after_training, needs_verdict
+from cpt.evaluation.evaluate import complete_verdict, evaluate_after_training, needs_verdict, task_metrics
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.runs.record import Run
@@ -128,12 +132,44 @@ def test_model_and_base_are_scored_by_a_function_of_the_user(run):
     assert f"| {__name__}:board | size |  | {size.before:.3f} | {size.value:.3f} | none | unknown |" in page
 
 
+@pytest.mark.heavy
+def test_weights_of_a_run_are_scored_whole_or_as_an_adapter_on_their_base(recipe, load, folder, tmp_path):
+    recipe["evaluation"]["tasks"] = [f"{__name__}:board"]
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(load(recipe)))
+    adapter = save_adapter(tmp_path / "tasks-8", folder / "base")
+    merged = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(folder / "base"), adapter).merge_and_unload()
+    merged.save_pretrained(tmp_path / "tasks-9")
+    for weights in (adapter, tmp_path / "tasks-9"):
+        AutoTokenizer.from_pretrained(folder / "base").save_pretrained(weights)
+    scores = task_metrics(adapter)
+    name = "task_" + __name__.replace(":", "_")
+    assert scores == task_metrics(tmp_path / "tasks-9") and list(scores) == [
+        f"{name}_board_even",
+        f"{name}_board_size",
+    ]
+
+
 @pytest.mark.slow
 def test_model_and_base_answer_the_tasks_of_the_recipe(run, folder):
     pytest.importorskip("lm_eval")
     exam = {"name": "exam", "folder": str(folder), "limit": 10}
     verdict = complete_verdict(run(tasks=[{"name": "domain_test", "questions": 0}, exam]))
     assert [(one.name, one.questions, one.against.items) for one in verdict.tasks] == [("exam", 10, 10)]
+
+
+@pytest.mark.slow
+def test_two_processes_measure_the_same_as_one(run, folder):
+    pytest.importorskip("lm_eval")
+    finished = run(tasks=[{"name": "domain_test", "questions": 30}, {"name": "exam", "folder": str(folder)}])
+    of_one = complete_verdict(finished).to_json()
+    (finished.folder / "verdict.json").unlink()
+    words = [sys.executable, "-m", "cpt", "verdict", str(finished.folder), "--processes", "2"]
+    ended = subprocess.run(words, env=environment_of_a_run(), cwd=ROOT, capture_output=True, text=True, timeout=540)
+    assert ended.returncode == 0 and "One process" not in ended.stdout, ended.stdout + ended.stderr
+    of_two = json.loads((finished.folder / "verdict.json").read_text())
+    for part in ("domain_test", "tasks", "contamination", "not_run"):
+        assert of_two[part] == json.loads(json.dumps(of_one[part])), part
+    assert len(of_two["tasks"]) == 1 and len(of_two["domain_test"]) == 2
 
 
 @pytest.mark.heavy
@@ -163,4 +199,4 @@ def test_a_run_of_two_processes_ends_with_its_whole_verdict_which_its_card_has_t
     assert content["is_complete"] and content["contamination"]["evaluated"] == 71  # one of 72 is too short
     assert str(folder / "verdict.md") in ended.stdout and "cpt serve" in ended.stdout
     card = (folder / "final" / "README.md").read_text()
-    assert "training documents contain at least half of one of 71" in card and "cpt serve tiny" in card
+    assert "training documents contain at least half of one of the 71" in card and "cpt serve tiny" in card

@@ -46,6 +46,8 @@ EVERY = "checkpoints.every_steps=1"
             "`evaluation.every_tokens`: line 5",
         ),
         ("evaluation: {every_steps: 1}\n", [], "`evaluation.every_steps` effect `evaluation.held_out_share`"),
+        ("evaluation: {tasks_every_tokens: 99}\n", [], "r.yaml:5: `evaluation.tasks_every_tokens` `evaluation.tasks`"),
+        ("evaluation: {tasks: [hellaswag], tasks_device: cpu}\n", [], "`evaluation.tasks_device` effect"),
         ("checkpoints: {keep: 5}\n", [], "`checkpoints.keep` effect `checkpoints.every_tokens`"),
         ("checkpoints: {average: 2}\n", [], "`checkpoints.average` `checkpoints.every_tokens`"),
         ("checkpoints: {average: 4}\n", [EVERY], "`checkpoints.average` `checkpoints.keep`"),

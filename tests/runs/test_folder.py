@@ -47,6 +47,7 @@ def test_damaged_metrics_are_skipped(tmp_path, rubbish):
 def test_the_last_metrics_come_from_the_end_of_the_file(tmp_path):
     evaluation = {"step": 1, "tokens": 10, "eval_a_bits_per_byte": 1.5}
     many = [{"step": step, "tokens": 10 * step, "loss": 1 / step, "padding": "x" * 1000} for step in range(2, 4000)]
+    many.append({"step": 9, "tokens": 90, "task_exam_acc": 0.5})  # arrives late
     found = last_metrics(written(tmp_path, LINES[0], evaluation, *many, b'{"step": 5000, "lo'))
     assert found == {"step": 3999, "tokens": 39990, "loss": 1 / 3999, "eval_a_bits_per_byte": 1.5}
 

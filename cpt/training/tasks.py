@@ -1,0 +1,185 @@
+"""Evaluate the recipe's tasks during training: another process loads the weights of a step from the run's folder."""
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from cpt.checkpoints.retention import published_in
+from cpt.distributed import environment_alone, main_process_decides
+from cpt.errors import Interrupted, RecipeError
+from cpt.files import LinesFile, parse_object
+from cpt.process import Child
+from cpt.runs.events import record_event
+from cpt.runs.folder import METRICS, TASK, read_objects
+from cpt.training.callbacks import Alert, Tracker
+
+if TYPE_CHECKING:
+    from cpt.training.trainer import CPTTrainer
+
+log = logging.getLogger("cpt")
+PROGRAM = Path(__file__).resolve().parents[1] / "evaluation" / "evaluate.py"
+PREFIX = "tasks-"  # of folders with weights that are removed after their evaluation
+OUTPUT = "tasks.log"  # of the last evaluation
+LONGEST_SECONDS = 2 * 3600  # for one evaluation
+SECONDS_BETWEEN_LOOKS = 0.5  # while training waits
+
+
+class TaskEvaluations(TrainerCallback):
+    """Evaluates one step after the other; if two wait, the older one is skipped. An evaluation that fails is an event.
+
+    The main process starts the evaluations and reads their results, between two steps. Training draws no random
+    number for them. A resumed run evaluates the steps whose weights remain.
+    """
+
+    def __init__(self, trainer: "CPTTrainer") -> None:
+        self.trainer = trainer
+        self.child: Child | None = None
+        self.weights = Path()  # that the child evaluates
+        self.ends = 0.0  # when the child is killed, on a monotonic clock
+        self.waiting: list[Path] = []
+
+    def is_due(self, step: int) -> bool:
+        every = self.trainer.length.steps_between(self.trainer.recipe.evaluation.tasks_every_tokens, None)
+        return every is not None and step > 0 and step % every == 0
+
+    def link(self, published: Path, step: int) -> None:
+        """Keep a checkpoint of a due step until it is evaluated, without a copy if the file system has hard links."""
+        target = published.with_name(f"{PREFIX}{step}")
+        if self.is_due(step) and not target.exists():
+            try:
+                shutil.copytree(published, target, copy_function=os.link)
+            except OSError:
+                shutil.copytree(published, target, dirs_exist_ok=True)
+
+    @property
+    def on_own_gpu(self) -> bool:
+        """Whether evaluations run on the main process's GPU, while training waits."""
+        device = self.trainer.recipe.evaluation.tasks_device
+        return device == "auto" and self.trainer.args.device.type == "cuda"
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        device = self.trainer.recipe.evaluation.tasks_device.removeprefix("cuda:")
+        if device.isdigit() and int(device) >= torch.cuda.device_count():
+            raise RecipeError(f"`evaluation.tasks_device`: this machine has {torch.cuda.device_count()} GPUs.")
+        if not state.is_world_process_zero:
+            return
+        folder = self.trainer.run_folder
+        self.lines = LinesFile(folder / METRICS)
+        lines = read_objects(folder / METRICS)
+        done = {line.get("step") for line in lines if any(name.startswith(TASK) for name in line)}
+        left = [one for one in published_in(folder, PREFIX) if one.step <= state.global_step and one.step not in done]
+        self.waiting = [one.folder for one in left]
+        for path in {*folder.glob(f"{PREFIX}*")} - {*self.waiting}:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """The weights of the last step are published, or being written in the background."""
+        self.add(state.global_step)
+        if self.on_own_gpu and (self.is_due(state.global_step) or state.global_step == self.trainer.first_step):
+            self.wait(control)
+        else:
+            self.advance()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.add(state.global_step)
+        self.wait(control)
+
+    def add(self, step: int) -> None:
+        """Put a due step into the queue, instead of those in it."""
+        if not self.trainer.is_world_process_zero() or not self.is_due(step) or step == self.trainer.first_step:
+            return
+        for weights in self.waiting:
+            text = f"The tasks of step {step_of(weights)} are skipped, because those of step {step} are due."
+            record_event(self.trainer.run_folder, "tasks_skipped", text, step=step_of(weights))
+            shutil.rmtree(weights, ignore_errors=True)
+        self.waiting = [self.trainer.run_folder / f"{PREFIX}{step}"]
+
+    def wait(self, control: TrainerControl) -> None:
+        """Wait for all evaluations, on all processes, with heartbeats and signals as in the Trainer's evaluation."""
+        self.trainer.checkpointer.wait_for_saves()
+        try:
+            while True:
+                self.trainer.call_prediction_step()
+                if not main_process_decides(self.is_busy):
+                    return
+        except Interrupted:
+            control.should_save = control.should_training_stop = True
+            self.close()
+
+    def is_busy(self) -> bool:
+        is_busy = self.advance()
+        if self.child is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self.child.wait(SECONDS_BETWEEN_LOOKS)
+        return is_busy
+
+    def advance(self) -> bool:
+        """Read the result of an evaluation that has ended, start the next one, and return whether there is one."""
+        try:
+            if self.child is not None and (self.child.poll() is not None or time.monotonic() > self.ends):
+                self.read_result()
+            if self.child is None and self.waiting and not self.trainer.checkpointer.is_writing:
+                self.weights = self.waiting.pop(0)
+                self.start()
+        except Exception as problem:  # of the system or a tracker: training does not depend on it
+            self.fail(f"{type(problem).__name__}: {problem}")
+        return self.child is not None or bool(self.waiting)
+
+    def start(self) -> None:
+        number = self.trainer.recipe.evaluation.tasks_device.removeprefix("cuda:")
+        if self.on_own_gpu:
+            torch.cuda.empty_cache()
+            number = str(torch.cuda.current_device())
+        visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        gpu = "" if not number.isdigit() else visible[int(number)] if visible else number
+        # Without PYTHONSAFEPATH, Python would import modules from the program's folder first.
+        environment = {"CUDA_VISIBLE_DEVICES": gpu, "PYTHONSAFEPATH": "1"}
+        words = [sys.executable, str(PROGRAM), str(self.weights)]
+        with (self.trainer.run_folder / OUTPUT).open("wb") as output:
+            self.child = Child(words, environment=environment, inherits=environment_alone(), output=output)
+        self.ends = time.monotonic() + LONGEST_SECONDS
+
+    def read_result(self) -> None:
+        assert self.child is not None, "the caller checked it"
+        child, self.child = self.child, None
+        late = f"killed after {LONGEST_SECONDS:,} s, " if child.poll() is None else ""
+        child.kill_family()
+        lines = (self.trainer.run_folder / OUTPUT).read_text(errors="replace").strip().splitlines() or [""]
+        scores = parse_object(lines[-1].encode()) if child.returncode == 0 else None
+        if scores is None:
+            self.fail(f"{late}exit code {child.returncode}: {lines[-1]}")
+            return
+        shutil.rmtree(self.weights, ignore_errors=True)
+        step = step_of(self.weights)
+        line = {"step": step, "tokens": step * self.trainer.length.tokens_per_step, **scores}
+        self.lines.add(json.dumps(line))
+        log.info(f"Tasks of step {step}: {', '.join(f'{name} {score:.4g}' for name, score in scores.items())}")
+        for callback in self.trainer.callback_handler.callbacks:
+            if isinstance(callback, Tracker | Alert):  # they accept only the current step
+                logs = {**scores, f"{TASK}step": step}
+                callback.on_log(self.trainer.args, self.trainer.state, self.trainer.control, logs=logs)
+
+    def fail(self, why: str) -> None:
+        text = f"The tasks of step {step_of(self.weights)} were not evaluated: {why}. See {OUTPUT} of the run."
+        record_event(self.trainer.run_folder, "tasks_failed", text, step=step_of(self.weights))
+        shutil.rmtree(self.weights, ignore_errors=True)
+
+    def close(self) -> None:
+        """End the evaluation; its weights remain for the next start."""
+        if self.child is not None:
+            self.child.kill_family()
+        self.child, self.waiting = None, []
+
+
+def step_of(weights: Path) -> int:
+    return int(weights.name.removeprefix(PREFIX))

@@ -1,0 +1,173 @@
+"""Tasks during training: what is evaluated, what a failure costs, what a resumed run repeats, and that training does
+not change."""
+
+import json
+import random
+import shutil
+import time
+
+import pytest
+import torch
+import yaml
+from launching import launch_to_its_end
+from launching import losses as losses_in
+from tiny import WORDS, write_recipe
+from tiny_trainers import events, losses, metrics, published, trainer_of
+
+from cpt.checkpoints.resume import latest_checkpoint
+from cpt.errors import Interrupted
+from cpt.runs.events import read_events
+from cpt.training import tasks
+
+pytestmark = pytest.mark.heavy
+GOOD = "print('progress'); print('{\"task_mine_acc\": 0.25}')"
+
+
+@pytest.fixture
+def trainer(tiny_recipe, tmp_path, monkeypatch):
+    """A trainer of four steps, whose tasks are evaluated after every second one by a program of the test."""
+
+    def made(program=GOOD, *, steps=4, **changes):
+        (tmp_path / "program.py").write_text(program)
+        monkeypatch.setattr(tasks, "PROGRAM", tmp_path / "program.py")
+        evaluation = {"tasks": ["mine"], "tasks_every_tokens": 512}
+        return trainer_of(tiny_recipe, tmp_path, steps=steps, evaluation=evaluation, **changes)
+
+    return made
+
+
+def scores(trainer):
+    """(step, tokens, score) of the lines of tasks."""
+    lines = [line for line in metrics(trainer) if any(name.startswith("task_") for name in line)]
+    return [(line["step"], line["tokens"], line["task_mine_acc"]) for line in lines]
+
+
+def test_scores_have_the_step_of_their_weights_which_are_removed(trainer):
+    run = trainer()
+    run.train()
+    assert (4, 1024, 0.25) in scores(run) and published(run) == ["checkpoint-4"]
+
+
+def test_the_newest_waits_and_an_older_one_that_waits_is_skipped(trainer):
+    run = trainer("import time; time.sleep(2)\n" + GOOD, steps=8)
+    run.train()
+    assert [step for step, *_ in scores(run)] == [2, 8]
+    assert events(run) == [("tasks_skipped", 4), ("tasks_skipped", 6)] and published(run) == ["checkpoint-8"]
+
+
+def test_on_the_gpu_of_the_run_training_waits_for_each(trainer, monkeypatch):
+    monkeypatch.setattr(tasks.TaskEvaluations, "on_own_gpu", True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    of_gpu = "float(os.environ['CUDA_VISIBLE_DEVICES'])"
+    run = trainer(f"import json, os, time; time.sleep(1); print(json.dumps({{'task_mine_acc': {of_gpu}}}))", steps=8)
+    run.train()
+    assert [(step, gpu) for step, _, gpu in scores(run)] == [(step, 5.0) for step in (2, 4, 6, 8)]
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("raise ValueError('no data')", "ValueError: no data"), ("import os; os.abort()", "exit code -6")],
+)
+def test_a_task_that_crashes_costs_an_event(trainer, program, said):
+    run = trainer(program)
+    run.train()
+    assert run.state.global_step == 4 and scores(run) == [] and published(run) == ["checkpoint-4"]
+    assert events(run)[-1] == ("tasks_failed", 4) and said in read_events(run.run_folder)[-1]["message"]
+
+
+def test_a_task_that_takes_too_long_is_killed(trainer, monkeypatch):
+    monkeypatch.setattr(tasks, "LONGEST_SECONDS", 0.5)
+    run, began = trainer("import time; time.sleep(500)"), time.monotonic()
+    run.train()
+    assert events(run)[-1] == ("tasks_failed", 4) and time.monotonic() - began < 120 and run.tasks.child is None
+
+
+def interrupted():
+    raise Interrupted("stopped by SIGTERM")
+
+
+def test_a_run_that_stops_ends_the_evaluation_and_keeps_its_weights(trainer):
+    run = trainer("import time; time.sleep(500)")
+    run.call_prediction_step = interrupted
+    run.train()
+    assert run.tasks.child is None and published(run) == ["checkpoint-4", "tasks-2", "tasks-4"]
+
+
+def test_the_program_gets_no_variable_of_the_launcher(trainer, monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "1234")
+    names = "[name for name in os.environ if name.startswith('MASTER_')]"
+    run = trainer(f"import json, os; print(json.dumps({{'task_mine_acc': float(len({names}))}}))")
+    run.train()
+    assert scores(run)[-1][-1] == 0.0
+
+
+def test_the_files_of_a_checkpoint_of_the_same_step_are_not_written_twice(trainer):
+    of_file = "os.stat(sys.argv[1] + '/model.safetensors').st_nlink"
+    program = f"import json, os, sys; print(json.dumps({{'task_mine_acc': {of_file}}}))"
+    run = trainer(program, checkpoints={"every_steps": 2, "keep": None, "in_background": True})
+    run.train()
+    assert scores(run)[-1][-1] == 2 and published(run) == ["checkpoint-2", "checkpoint-4"]
+
+
+def test_a_resumed_run_evaluates_what_is_missing_and_repeats_nothing(trainer):
+    saved = {"every_steps": 2, "keep": None}
+    run = trainer(checkpoints=saved)
+    run.train()
+    folder = run.run_folder
+    lines = [line for line in metrics(run) if "task_mine_acc" not in line]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for step in (2, 4):  # as if it had been killed
+        shutil.copytree(folder / f"checkpoint-{step}", folder / f"tasks-{step}")
+    shutil.rmtree(folder / "checkpoint-4")
+    resumed = trainer("import time; time.sleep(0.5)\n" + GOOD, checkpoints=saved)
+    resumed.train(resume_from_checkpoint=latest_checkpoint(folder))
+    assert [step for step, *_ in scores(resumed)] == [2, 4]
+    again = trainer("raise ValueError", checkpoints=saved)
+    again.train(resume_from_checkpoint=latest_checkpoint(folder))
+    assert [step for step, *_ in scores(again)] == [2, 4] and events(again) == []
+
+
+def test_training_is_the_same_with_tasks(trainer, tiny_recipe, tmp_path):
+    run, without = trainer(), trainer_of(tiny_recipe, tmp_path / "without")
+    run.train()
+    without.train()
+    assert losses(run) == losses(without)
+
+
+def write_exam(folder):
+    """A task of lm-eval whose questions a tiny model answers differently after each step."""
+    draw, folder = random.Random(0), folder / "exam"
+    folder.mkdir()
+    questions = [
+        {"question": " ".join(draw.choices(WORDS, k=6)), "choices": draw.sample(WORDS, 4), "answer": number % 4}
+        for number in range(40)
+    ]
+    (folder / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
+    task = {"task": "exam", "dataset_path": "json", "test_split": "test", "output_type": "multiple_choice"}
+    task |= {"dataset_kwargs": {"data_files": {"test": str(folder / "questions.jsonl")}}}
+    task |= {"doc_to_text": "{{question}}", "doc_to_choice": "{{choices}}", "doc_to_target": "answer"}
+    (folder / "exam.yaml").write_text(yaml.safe_dump({**task, "metric_list": [{"metric": "acc"}]}))
+    return folder
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_same_losses_and_scores_are_those_of_cpt_evaluate(cpt, tiny_recipe, tmp_path):
+    pytest.importorskip("lm_eval")
+    folder = write_exam(tmp_path)
+    tiny_recipe |= {"budget": {"tokens": 40 * 256, "global_batch_tokens": 256}}
+    plain = write_recipe({**tiny_recipe, "name": "plain"}, tmp_path / "plain.yaml")
+    evaluation = {"tasks": [{"name": "exam", "folder": str(folder)}], "tasks_every_tokens": 20 * 256}
+    changes = {"evaluation": evaluation, "checkpoints": {"weights_every_steps": 20, "keep": None}}
+    tested = write_recipe({**tiny_recipe, **changes, "name": "tested"}, tmp_path / "tested.yaml")
+    for recipe in (plain, tested):
+        launch_to_its_end(recipe, processes=2)
+    run = tmp_path / "runs" / "tested"
+    assert losses_in(run) == losses_in(tmp_path / "runs" / "plain")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    found = {line["step"]: line["task_exam_acc"] for line in lines if "task_exam_acc" in line}
+    for step, weights in {20: run / "weights-20", 40: run / "checkpoint-40"}.items():
+        code, printed = cpt("evaluate", weights, "--task", "exam", "--task-folder", folder, "--json")
+        assert code == 0
+        (score,) = json.loads(printed[printed.index("{\n") : printed.rindex("}") + 1])["tasks"]
+        assert score["value"] == found[step]
