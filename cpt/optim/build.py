@@ -231,6 +231,23 @@ def offloaded_adamw(groups: ParameterGroups, **options: Any) -> torch.optim.Opti
         raise ResourceError(f"DeepSpeed's CPU AdamW needs g++: {problem.__cause__ or problem}") from problem
 
 
+def convert_adamw(optimizer: torch.optim.Optimizer) -> bool:
+    """Give what DeepSpeed loaded the form of this optimizer if torch's AdamW wrote it and this is DeepSpeed's for the
+    host, or the reverse; return whether it did. Both have the same moments, but other options and counters."""
+    marker = "bias_correction"  # an option of DeepSpeed's only
+    written = ("lr", "betas", "eps", "weight_decay")  # of both
+    on_host = marker in optimizer.defaults
+    if all((marker in group) == on_host for group in optimizer.param_groups):
+        return False
+    for group in optimizer.param_groups:
+        group.pop(marker, None)
+        group |= {name: value for name, value in optimizer.defaults.items() if name not in written}
+    for parameter, state in optimizer.state.items():
+        step = float(state["step"])
+        state["step"] = int(step) if on_host else torch.tensor(step, device=parameter.device)
+    return True
+
+
 def replay_step_counter(optimizer: torch.optim.Optimizer, steps: int) -> None:
     """Make DeepSpeed's CPU kernel resume bit for bit. It updates beta^t by multiplication at each step, but uses
     pow() in the first step after a load, which differs in the last bit. Replaying the steps on a parameter of one

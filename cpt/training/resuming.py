@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from cpt.data.rows.mixture import RowsOfSteps
 from cpt.deepspeed_internals import stop_loading_universal
 from cpt.distributed import groups_of_rows, is_main_process, main_process_decides, world_size
 from cpt.errors import CheckpointError
-from cpt.optim.build import replay_step_counter
+from cpt.optim.build import convert_adamw, replay_step_counter
 from cpt.recipe.keys import DEFAULT_MICRO_BATCH
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import record_event
@@ -107,14 +108,10 @@ class CheckpointLoader:
 
     def refuse_other_engine(self, checkpoint: Path) -> None:
         """Raise CheckpointError for another engine: optimizer states are not converted."""
-        written, engine = sharding_in(checkpoint), self.trainer.engine
-        was, now = name_sharding(written), name_sharding(engine.sharding)
-        if written == engine.sharding or written == ZERO and is_zero(engine.sharding):
-            on_host = written_on_host(checkpoint, trust=self.point.trusted) if is_zero(engine.sharding) else None
-            if on_host is None or on_host == engine.offloads_optimizer:
-                return
-            was += f" and its optimizer {'in host memory' if on_host else 'on the GPU'}"
-            now += f" and its optimizer {'in host memory' if engine.offloads_optimizer else 'on the GPU'}"
+        written, sharding = sharding_in(checkpoint), self.trainer.engine.sharding
+        if written == sharding or written == ZERO and is_zero(sharding):
+            return
+        was, now = name_sharding(written), name_sharding(sharding)
         raise CheckpointError(
             f"{checkpoint} was written with {was}, and this run uses {now}: optimizer states are not converted. Start"
             f" a new run from the weights: cpt export {checkpoint} --output FOLDER && cpt train RECIPE --new"
@@ -134,19 +131,27 @@ class CheckpointLoader:
             trainer.accelerator.state.deepspeed_plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
         with self.only_data(checkpoint):
             prepared = prepare(str(checkpoint))
-        engine = trainer.engine
-        if engine.offloads_optimizer:  # DeepSpeed's AdamW for the host does not store its count
-            steps = max((int(state.get("step", 0)) for state in engine.optimizer.state.values()), default=0)
-            replay_step_counter(engine.optimizer, steps)
         if universal:
             wrapped = trainer.model_wrapped
             stop_loading_universal(wrapped)
             if wrapped.zero_optimization_stage() == 3:
-                separate_groups(engine.optimizer, checkpoint)
+                separate_groups(trainer.engine.optimizer, checkpoint)
             trainer.accelerator.wait_for_everyone()
             if trainer.args.should_save:
                 remove_parts(checkpoint)
+        if trainer.is_deepspeed_enabled:
+            self.take_over_states(trainer.engine.optimizer)
         return prepared
+
+    def take_over_states(self, optimizer: torch.optim.Optimizer) -> None:
+        """Continue with states that were loaded, also if they were on a GPU and now are in host memory or back."""
+        manifest = self.point.manifest
+        if convert_adamw(optimizer) and manifest is not None and manifest.exactness == BIT_EXACT:
+            kind = "rounding: torch's AdamW and that of DeepSpeed for host memory round differently"
+            self.point = replace(self.point, manifest=replace(manifest, exactness=kind))
+        if self.trainer.engine.offloads_optimizer:  # DeepSpeed's AdamW for the host does not store its count
+            steps = max((int(state.get("step", 0)) for state in optimizer.state.values()), default=0)
+            replay_step_counter(optimizer, steps)
 
     def only_data(self, checkpoint: Path | str) -> AbstractContextManager[None]:
         """Read pickles of the checkpoint as data only, unless the user trusts them."""
@@ -166,16 +171,6 @@ class CheckpointLoader:
         schedule.load_state_dict(load_data(checkpoint / "scheduler.pt", trust=trust))
         for group, rate in zip(trainer.optimizer.param_groups, schedule.get_last_lr(), strict=True):
             group["lr"] = rate
-
-
-def written_on_host(checkpoint: Path, *, trust: bool) -> bool | None:
-    """Whether DeepSpeed's CPU AdamW wrote ZeRO's states, which only it can load; None if unknown."""
-    part = next(iter(sorted(checkpoint.glob("*/*optim_states.pt"))), None)
-    states = {} if part is None else load_data(part, mmap=True, trust=trust).get("optimizer_state_dict", {})
-    base = states.get("base_optimizer_state") or states.get("optimizer_state_dict")
-    if not isinstance(base, dict) or "param_groups" not in base:
-        return None
-    return any("bias_correction" in group for group in base["param_groups"])
 
 
 def separate_groups(optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
