@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
 
 BIT_EXACT = "bit-exact"
+MOVED = "rounding: the optimizer moved to the host or back, where AdamW rounds differently"
 POSITION = "data_position.json"
 
 
@@ -140,18 +141,11 @@ class CheckpointLoader:
             if trainer.args.should_save:
                 remove_parts(checkpoint)
         if trainer.is_deepspeed_enabled:
-            self.take_over_states(trainer.engine.optimizer)
+            optimizer, manifest = trainer.engine.optimizer, self.point.manifest
+            if convert_adamw(optimizer) and manifest is not None and manifest.exactness == BIT_EXACT:
+                self.point = replace(self.point, manifest=replace(manifest, exactness=MOVED))
+            replay_step_counter(optimizer)
         return prepared
-
-    def take_over_states(self, optimizer: torch.optim.Optimizer) -> None:
-        """Continue with states that were loaded, also if they were on a GPU and now are in host memory or back."""
-        manifest = self.point.manifest
-        if convert_adamw(optimizer) and manifest is not None and manifest.exactness == BIT_EXACT:
-            kind = "rounding: torch's AdamW and that of DeepSpeed for host memory round differently"
-            self.point = replace(self.point, manifest=replace(manifest, exactness=kind))
-        if self.trainer.engine.offloads_optimizer:  # DeepSpeed's AdamW for the host does not store its count
-            steps = max((int(state.get("step", 0)) for state in optimizer.state.values()), default=0)
-            replay_step_counter(optimizer, steps)
 
     def only_data(self, checkpoint: Path | str) -> AbstractContextManager[None]:
         """Read pickles of the checkpoint as data only, unless the user trusts them."""
