@@ -61,9 +61,7 @@ def command(
 def import_command(
     config: Annotated[
         Path,
-        typer.Argument(
-            help="A YAML config of axolotl, LLaMA-Factory or ms-swift, or ms-swift's args.json or shell script."
-        ),
+        typer.Argument(help="A YAML config of axolotl, LLaMA-Factory or ms-swift, or a shell script of ms-swift."),
     ],
     output: Annotated[Path, typer.Option(help="The recipe's file.")] = Path("recipe.yaml"),
     gpus: Annotated[int, typer.Option(help="GPUs of that run, to convert steps to tokens.", min=1)] = 1,

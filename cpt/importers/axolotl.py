@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from cpt.importers.translation import MULTIMODAL, Translation, is_on_the_hub, translate_shared_keys
+from cpt.importers.translation import MULTIMODAL, Translation, is_on, is_on_the_hub, translate_shared_keys
 
 KEYS = ("base_model",)  # each identifies a config
 RENAMED = {  # to names in Hugging Face's classes
@@ -23,7 +23,6 @@ RENAMED = {  # to names in Hugging Face's classes
     "optimizer": "optim",
     "lr_scheduler": "lr_scheduler_type",
     "rl_beta": "beta",
-    "dpo_label_smoothing": "label_smoothing",
     "kto_desirable_weight": "desirable_weight",
     "kto_undesirable_weight": "undesirable_weight",
 }
@@ -36,12 +35,6 @@ DEFAULTS = {
     "save_total_limit": 4,
 }
 STAGES = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "cpo", "grpo": "grpo", "gdpo": "grpo"}
-ATTENTION = {  # the switches of older configs
-    "flash_attention": "flash_attention_2",
-    "sdp_attention": "sdpa",
-    "eager_attention": "eager",
-    "flex_attention": "flex_attention",
-}
 REFUSED = {
     "processor_type": MULTIMODAL,
     "process_reward_model": "cpt does not train rewards of single steps; it has stage `reward` for whole answers",
@@ -49,20 +42,19 @@ REFUSED = {
 }
 TEXT = ("", "completion", "pretrain")
 CHATS = {"chat_template": "messages", "messages": "messages", "sharegpt": "conversations"}  # type -> its column
-QUESTIONS = {"intel": "question", "argilla": "instruction", "chat_template": "input"}  # ending of a type -> column
+QUESTIONS = {"ultra": "prompt", "intel": "question", "chat_template": "input"}  # ending of a type -> column
 INSTRUCTION = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
 
 
 def translate(config: Translation) -> None:
     config.refuse(REFUSED)
     config.rename(RENAMED)
-    config.values |= config.take_section("trl")
+    config.values |= config.take("trl", {})
     if config.values.get("warmup_steps") is None:
         config.add_defaults({"warmup_ratio": 0.03})
     config.add_defaults(DEFAULTS)
-    for key, name in ATTENTION.items():
-        if config.take_switch(key):
-            config.values["attn_implementation"], config.names["attn_implementation"] = name, key
+    if config.values.get("flash_attention"):  # of older configs
+        config.rename({"flash_attention": "attn_implementation"})
     if config.take_switch("lora_target_linear"):
         config.values["target_modules"] = "all-linear"
     stage = translate_stage(config)
@@ -71,7 +63,7 @@ def translate(config: Translation) -> None:
 
 
 def translate_stage(config: Translation) -> str:
-    rl, learns_inputs = str(config.take("rl", "")).lower(), config.take_switch("train_on_inputs")
+    rl, learns_inputs = str(config.take("rl", "")).lower(), is_on(config.values.get("train_on_inputs"))
     families = {family(dataset.get("type")) for dataset in datasets(config, "datasets")}
     stage = "cpt" if families <= {*TEXT} or learns_inputs and families <= {*CHATS} else "sft"
     stage = "reward" if config.take_switch("reward_model") else stage
@@ -79,10 +71,10 @@ def translate_stage(config: Translation) -> str:
         if rl not in STAGES:
             raise config.error("rl", f"cpt has no stage for {rl}; it has {', '.join(STAGES)}")
         stage = STAGES[rl]
-    if learns_inputs and stage != "cpt":
-        config.drop("train_on_inputs", True, f"stage {stage} only trains on answers")
+    if stage == "cpt" or not learns_inputs:
+        config.take("train_on_inputs")
     config.put("stage", stage)
-    if config.take_switch("random_init_weights") or config.take_switch("reinit_weights"):
+    if config.take_switch("reinit_weights"):
         config.put("stage", "pretrain" if stage == "cpt" else stage)
         config.put("model.from_scratch", True)
     if rl in ("ipo", "simpo"):
@@ -133,8 +125,6 @@ def sources_of(dataset: dict[str, Any], stage: str) -> list[dict[str, Any]]:
         form = {ours: dataset.pop(key) for key, ours in names.items() if dataset.get(key)}
         form |= {"data_files": files} if files else {}
         files = []
-    elif dataset.get("split") == "train":
-        del dataset["split"]
     if family(kind) in TEXT:
         column = dataset.pop("field", None) or dataset.pop("text_column", None) or "text"
         form |= {"text_column": str(column)} if column != "text" else {}
@@ -160,8 +150,10 @@ def chat_of(dataset: dict[str, Any], kind: Any, stage: str) -> dict[str, str] | 
         return sides if str(kind).endswith("argilla") else {"prompt": messages, **sides}
     if stage in ("sft", "cpt"):
         return {"prompt": INSTRUCTION, "completion": "output"} if kind == "alpaca" else None
-    end = str(kind).partition(".")[2]
-    chat = {"user": QUESTIONS.get(end, "prompt"), "system": "system"}
-    if stage == "kto":
-        return chat | {"assistant": "completion", "label": "label"}
-    return chat | {side: f"{side}_response" if end == "argilla" else side for side in ("chosen", "rejected")}
+    question = QUESTIONS.get(str(kind).partition(".")[2])
+    answers = (
+        {"assistant": "completion", "label": "label"}
+        if stage == "kto"
+        else {"chosen": "chosen", "rejected": "rejected"}
+    )
+    return {"user": question, "system": "system", **answers} if question else None

@@ -1,10 +1,8 @@
 """Translate a LLaMA-Factory config to a recipe: its usual form, and that of its v1."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from cpt.errors import RecipeError
 from cpt.importers.translation import LORA, MULTIMODAL, Translation, is_on, translate_shared_keys, words_in
 from cpt.plugins import did_you_mean
 from cpt.recipe.tree import Mistakes, plain, read_or_raise, shown_path
@@ -54,7 +52,6 @@ V1_DEFAULTS = {
 LORA_DEFAULTS = {"r": 8, "target_modules": "all"}
 STAGES = {"pt": "cpt", "sft": "sft", "rm": "reward", "ppo": "ppo", "dpo": "dpo", "kto": "kto"}
 PREFERENCES = ("dpo", "reward", "orpo", "cpo")
-IN_ROWS = ("images", "videos", "audios")  # columns of multimodal datasets
 VISION = ("image_max_pixels", "video_max_pixels", "freeze_vision_tower", "freeze_multi_modal_projector")
 INFO = "dataset_info.json"
 Info = tuple[dict[str, Any], Path]  # name -> dataset, and the folder of their files
@@ -68,8 +65,6 @@ def translate(config: Translation) -> None:
     stage = translate_stage(config)
     if config.values["adapter"] == "lora":
         config.add_defaults({**LORA_DEFAULTS, "lora_alpha": 2 * config.values.get("r", LORA_DEFAULTS["r"])})
-        if config.values.get("quantization_bit") in (4, 8):
-            config.values[f"load_in_{config.take('quantization_bit')}bit"] = True
     translate_data(config, stage, info)
     translate_shared_keys(config)
 
@@ -77,7 +72,7 @@ def translate(config: Translation) -> None:
 def flatten_v1(config: Translation) -> Info:
     """Rewrite the keys of v1 to those of the usual form; return the datasets."""
     for section in [key for key in config.values if key.endswith("_config")]:
-        config.values |= {f"{section}.{key}": value for key, value in config.take_section(section).items()}
+        config.values |= {f"{section}.{key}": value for key, value in config.take(section, {}).items()}
     config.rename(V1_RENAMED)
     if config.values.get("adapter") == "lora":
         config.add_defaults({"lora_alpha": 16, "lora_dropout": 0.05})
@@ -96,12 +91,8 @@ def flatten_v1(config: Translation) -> Info:
 
 def read_v1_datasets(config: Translation) -> Info:
     named = str(config.take("train_dataset", ""))
-    entries: dict[str, Any] = {"default": {"path": named, "source": "local" if Path(named).exists() else ""}}
-    place = Path()
-    if named.endswith((".yaml", ".yml")) and (base := base_of(config, named)):
-        mistakes = Mistakes()
-        entries, place = plain(read_or_raise(base / named, mistakes)), Path(shown_path(base))
-        mistakes.raise_if_any()
+    entries, place = read_datasets(config, named) if named.endswith((".yaml", ".yml")) else ({}, Path())
+    entries = entries or {"default": {"path": named}}
     config.values["dataset"] = [*entries] if named else []
     if any(entry.get("converter") == "pair" for entry in entries.values()):
         config.values["stage"] = "dpo"  # in v1 the command names it: `llamafactory-cli dpo`
@@ -124,11 +115,6 @@ def translate_stage(config: Translation) -> str:
     loss = str(config.take("pref_loss", "sigmoid")).lower() if asked == "dpo" else ""
     stage = {"orpo": "orpo", "simpo": "cpo"}.get(loss, STAGES[asked])
     config.put("stage", stage, f"stage: {asked}")
-    if config.take_switch("train_from_scratch"):
-        config.put("stage", "pretrain" if stage == "cpt" else stage)
-        config.put("model.from_scratch", True)
-    elif stage == "sft" and config.take_switch("train_on_prompt"):
-        config.put("stage", "cpt", "train_on_prompt: all tokens are trained on")
     if stage in ("cpo", "dpo"):
         config.put("training.loss_type", loss if stage == "cpo" else [loss], "pref_loss")
     if stage == "ppo":
@@ -138,7 +124,8 @@ def translate_stage(config: Translation) -> str:
 
 def translate_data(config: Translation, stage: str, v1: Info | None) -> None:
     folder = str(config.take("dataset_dir", "data"))
-    info, place = v1 or read_info(config, folder)
+    info, place = v1 or read_datasets(config, f"{folder}/{INFO}")
+    place = place if v1 else place / folder
     limit = config.take_number("max_samples")
 
     def sources(key: str) -> list[dict[str, Any]]:
@@ -153,28 +140,21 @@ def translate_data(config: Translation, stage: str, v1: Info | None) -> None:
         return found
 
     trained, held_out, streams = sources("dataset"), sources("eval_dataset"), config.take_switch("streaming")
-    config.take("mix_strategy")
     config.put_data("dataset", trained, held_out, "interleave_probs", "val_size", streams)
-    neat, packs = config.take_switch("neat_packing"), is_on(config.take("packing", stage == "cpt"))
-    concatenates = packs and stage == "cpt" and not neat
-    config.put("data.packing", "concatenate" if concatenates else "best_fit" if packs or neat else "none", "packing")
+    packs = is_on(config.take("packing", stage == "cpt")) | config.take_switch("neat_packing")
+    config.put("data.packing", "none" if not packs else "concatenate" if stage == "cpt" else "best_fit", "packing")
 
 
-def read_info(config: Translation, folder: str) -> Info:
-    base = base_of(config, f"{folder}/{INFO}") if folder != "ONLINE" else None
-    if base is None:
-        return {}, Path(folder)
-    file = base / folder / INFO
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8"))), Path(shown_path(file.parent))
-    except (OSError, ValueError, TypeError) as problem:
-        raise RecipeError(f"{file}: expected JSON with a dataset under each name: {problem}") from problem
-
-
-def base_of(config: Translation, name: str) -> Path | None:
-    """Return the folder below which the file is: the current one, or one from the config's folder upwards."""
+def read_datasets(config: Translation, name: str) -> Info:
+    """Read a file in the current folder, or in one from the config's folder upwards; nothing if it is in none."""
     bases = (Path(), *list(config.path.absolute().parents)[:4])
-    return next((base for base in bases if (base / name).is_file()), None)
+    base = next((base for base in bases if (base / name).is_file()), None)
+    if base is None:
+        return {}, Path()
+    mistakes = Mistakes()
+    found = plain(read_or_raise(base / name, mistakes))
+    mistakes.raise_if_any()
+    return found, Path(shown_path(base))
 
 
 def source_of(config: Translation, name: str, entry: dict[str, Any], place: Path, stage: str) -> dict[str, Any]:
@@ -187,14 +167,12 @@ def source_of(config: Translation, name: str, entry: dict[str, Any], place: Path
         source |= {"data_files": [f"{entry['folder']}/**"]} if entry.get("folder") else {}
     source |= {"max_documents": entry["num_samples"]} if entry.get("num_samples") else {}
     columns = {str(key): str(value) for key, value in (entry.get("columns") or {}).items() if value}
-    if columns.keys() & {*IN_ROWS}:
+    if columns.keys() & {"images", "videos", "audios"}:
         raise config.error("dataset", f"`{name}`: {MULTIMODAL}")
     if stage == "cpt":
         column = columns.get("prompt", "instruction" if columns else "text")
         by_line = {"text_documents": "line"} if str(file).endswith(".txt") else {}
         return source | by_line | ({"text_column": column} if column != "text" else {})
-    if entry.get("tags"):
-        config.drop(f"{INFO}: {name}.tags", entry["tags"], "messages are {role, content} or {from, value}")
     return source | {"chat": chat_of(entry, columns, stage)}
 
 

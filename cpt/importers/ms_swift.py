@@ -1,4 +1,4 @@
-"""Translate an ms-swift run to a recipe: its command in a shell script, its YAML config, or the args.json it wrote."""
+"""Translate an ms-swift run to a recipe: its command in a shell script, or its YAML config."""
 
 import math
 import re
@@ -17,6 +17,7 @@ RENAMED = {  # to names in Hugging Face's classes
     "train_type": "adapter",  # before 4.0
     "tuner_type": "adapter",
     "lora_rank": "r",
+    "quant_bits": "quantization_bit",
     "target_regex": "target_modules",
     "attn_impl": "attn_implementation",
     "max_length": "sequence_length",
@@ -36,42 +37,18 @@ DEFAULTS = {
     "logging_steps": 5,
 }
 LORA_DEFAULTS = {"r": 8, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all-linear"}
-LORA_OPTIONS = ("lora_rank", "lora_alpha", "lora_dropout", "target_modules")
-ROLES = {"messages": "messages", "query": "user", "response": "assistant", "system": "system"}
-ROLES |= {"rejected_response": "rejected", "label": "label", "tools": "tools"}
-THINKING = r"<think>.*</think>\s*<answer>.*</answer>"
-REWARDS = {"accuracy": {"name": "maths_answer"}, "format": {"name": "format", "pattern": THINKING}}
+REWARDS = {"accuracy": "maths_answer"}
 BETAS = {"grpo": 0.04, "simpo": 2.0}
 STAGES = {"pt": "cpt", "sft": "sft", "rm": "reward", "simpo": "cpo"}
 STAGES |= {name: name for name in ("dpo", "kto", "orpo", "cpo", "ppo", "grpo", "gkd")}
-VISION = ("max_pixels", "vit_lr", "aligner_lr", "freeze_vit", "freeze_llm", "freeze_aligner")
+VISION = ("max_pixels", "vit_lr", "freeze_vit")
 VISION_VARIABLES = re.compile(r"PIXELS|FRAMES|MAX_TOKEN_NUM")
 REFUSED = {
+    "swift_version": "args.json has all arguments, also those at their defaults; import the script or the YAML config",
     **dict.fromkeys(VISION, MULTIMODAL),
     "cached_dataset": "write the datasets from which it was made",
     "micro_batch_size": "a config for `megatron`, whose keys are not those of `swift`",
 }
-# args.json has every argument. These are not listed: what ms-swift found out, and options of what is not used.
-NOT_LISTED = re.compile(
-    r"(global_|local_)?(rank|world_size)|model_(info|meta|suffix|type)|training_args|swift_version|run_name|template"
-    r"|logging_dir|add_version|check_model|evaluation_strategy|ddp_timeout|accelerator_config|freeze_(vit|aligner)"
-    r"|hub.*|(lora_ga|fourier|boft|vera|adapter|adalora|llamapro|reft|galore|lisa|bnb|swanlab|fp16|packing)_.*"
-)
-# Nor are these, with these values: its defaults.
-OTHER_DEFAULTS = """
-    acc_strategy=token adam_beta1=0.9 adam_epsilon=1e-08 add_non_thinking_prefix=true
-    average_tokens_across_devices=true data_seed=42 dataloader_pin_memory=true dataset_num_proc=1 dataset_shuffle=true
-    download_mode=reuse_dataset_if_exists ds3_gather_for_generation=true enable_npu_model_patch=true
-    eval_do_concat_batches=true eval_strategy=no half_precision_backend=auto init_weights=true
-    length_column_name=length load_from_cache_file=true log_level=passive log_level_replica=warning
-    log_on_each_node=true logging_first_step=true logging_nan_inf_filter=true logging_strategy=steps lora_bias=none
-    loss_scale=default max_grad_norm=1.0 max_new_tokens=64 max_shard_size=5gb max_steps=-1 metric_for_best_model=loss
-    num_beams=1 padding_side=right past_index=-1 ray_scope=last safe_serialization=true save_safetensors=true
-    save_strategy=steps seed=42 sequence_parallel_size=1 shuffle_buffer_size=1000 skip_memory_metrics=true
-    stopping_strategy=first_exhausted template_backend=swift train_dataloader_shuffle=true truncation_strategy=delete
-    tuner_backend=peft use_chat_template=true
-"""
-DEFAULT_OF = dict(word.split("=") for word in OTHER_DEFAULTS.split())
 COMMAND = re.compile(
     r"(?:^|[\s/])(?:swift(?:\s+|/cli/|\.cli\.)(pt|sft|rlhf)(?:\.py)?|llamafactory-cli\s+train)(?:\s|$)"
 )
@@ -82,23 +59,15 @@ ARITHMETIC = re.compile(r"\$\((?:expr |\()\s*(\d+)\s*([*/])\s*(\d+)\s*\)?\)")
 
 
 def translate(config: Translation) -> None:
-    environment = {key: str(value) for key, value in config.take_section("ENV").items()}
-    processes = [environment.get(name, "1") for name in ("NPROC_PER_NODE", "NNODES")]
-    gpus = math.prod(int(number) for number in processes if number.isdigit())
-    is_vision = any(map(VISION_VARIABLES.search, environment))
-    if "model_meta" in config.values:  # args.json
-        gpus = int(config.take_number("global_world_size"))
-        is_vision = "is_multimodal=True" in str(config.take("model_meta"))
-        unused = () if "lora" in (config.values.get("tuner_type"), config.values.get("train_type")) else LORA_OPTIONS
-        given = [(key, value) for key, value in config.values.items() if key not in unused]
-        config.values = {key: value for key, value in given if not is_default(key, value)}
-    if is_vision:
+    environment = {key: str(value) for key, value in config.take("ENV", {}).items()}
+    if any(map(VISION_VARIABLES.search, environment)):
         config.values["max_pixels"] = True
     config.refuse(REFUSED)
-    config.gpus = max(config.gpus, gpus)
+    processes = [environment.get(name, "1") for name in ("NPROC_PER_NODE", "NNODES")]
+    config.gpus = max(config.gpus, math.prod(int(number) for number in processes if number.isdigit()))
     if (kind := config.take("task_type", "causal_lm")) != "causal_lm":
         raise config.error("task_type", f"cpt trains causal language models, not {kind}")
-    stage = translate_stage(config)
+    translate_stage(config)
     config.rename(RENAMED)
     config.add_defaults(DEFAULTS)
     values = config.values
@@ -107,30 +76,19 @@ def translate(config: Translation) -> None:
     config.add_defaults({"gradient_accumulation_steps": max(1, math.ceil(16 / rows / config.gpus))})
     if values["adapter"] == "lora":
         config.add_defaults(LORA_DEFAULTS)
-        if values.get("quant_bits") in (4, 8) and values.get("quant_method", "bnb") == "bnb":
-            config.take("quant_method")
-            values[f"load_in_{config.take('quant_bits')}bit"] = True
     if not values.get("sequence_length"):
         values["sequence_length"] = 2048
         config.names["sequence_length"] = "FILL IN: ms-swift takes the model's longest"
     is_half = config.take("torch_dtype", "bfloat16") == "bfloat16"
     config.add_defaults({"bf16": is_half and not values.get("fp16"), "fp16": not is_half and not values.get("bf16")})
-    if values.get("val_dataset") or values.get("split_dataset_ratio"):
-        config.add_defaults({"eval_strategy": values.get("save_strategy") or "steps"})
-        config.add_defaults({"eval_steps": values["save_steps"]})
     if not config.take_switch("use_hf") and environment.get("USE_HF") != "1":
         config.drop("use_hf", False, "models and datasets are named as on ModelScope; the Hub may have other names")
-    translate_data(config, stage)
+    translate_data(config)
     translate_shared_keys(config)
 
 
-def is_default(key: str, value: Any) -> bool:
-    default = str(DEFAULTS.get(key, DEFAULT_OF.get(key, ""))).lower()
-    return NOT_LISTED.fullmatch(key) is not None or (str(value).lower() == default if default else not value)
-
-
-def translate_stage(config: Translation) -> str:
-    """Translate the command, or in a YAML config and args.json the keys that only one command has."""
+def translate_stage(config: Translation) -> None:
+    """Translate the command, or in a YAML config the keys that only one command has."""
     given, kind = config.take("command"), str(config.take("rlhf_type", "")).lower()
     is_text = not is_on(config.values.get("use_chat_template", True)) or config.values.get("loss_scale") == "all"
     asked = kind or {"rlhf": "dpo"}.get(given, given) or ("pt" if is_text else "sft")
@@ -150,34 +108,23 @@ def translate_stage(config: Translation) -> str:
     elif stage == "gkd" and not config.values.get("teacher_model"):
         raise config.error("teacher_model", "missing: cpt distills from another model")
     config.add_defaults({"beta": BETAS[asked]} if asked in BETAS else {})
-    return stage
 
 
-def translate_data(config: Translation, stage: str) -> None:
-    form: dict[str, Any] = {}
-    for column, role in config.take_section("columns").items():
-        if stage == "cpt" and role in ("response", "text"):
-            form["text_column"] = column
-        elif stage != "cpt" and role in ROLES:
-            is_pair = role == "response" and stage in ("dpo", "orpo", "cpo", "reward")
-            form.setdefault("chat", {})["chosen" if is_pair else ROLES[role]] = column
-        else:
-            config.drop(f"columns.{column}", role, "name the columns of an example in data.sources[0].chat")
-
+def translate_data(config: Translation) -> None:
     def sources(key: str) -> Sources:
-        return [source | form for name in words_in(config.take(key, [])) for source in sources_of(name)]
+        return [source_of(name) for name in words_in(config.take(key, []))]
 
     trained, held_out, streams = sources("dataset"), sources("val_dataset"), config.take_switch("streaming")
     config.put_data("dataset", trained, held_out, "interleave_prob", "split_dataset_ratio", streams)
     config.put("data.packing", "best_fit" if config.take_switch("packing") else "none", "packing")
 
 
-def sources_of(name: str) -> Sources:
-    """Return the sources of `[hf::]path[:subset/subset][#number]`."""
+def source_of(name: str) -> dict[str, Any]:
+    """Return the source `[hf::]path[:subset][#number]`."""
     path, _, number = name.rpartition("::")[2].partition("#")
-    path, _, subsets = path.partition(":")
+    path, _, subset = path.partition(":")
     source = {"path": path} | ({"max_documents": int(number)} if number else {})
-    return [source | ({"subset": one} if one not in ("", "all", "default") else {}) for one in subsets.split("/")]
+    return source | ({"subset": subset} if subset not in ("", "all", "default") else {})
 
 
 def read_script(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

@@ -1,10 +1,8 @@
 """Translate another tool's config: untranslated keys, the recipe so far, and the Trainer's keys."""
 
-import json
-import math
 import re
+from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,22 +17,18 @@ from cpt.recipe.schema import Recipe, Source
 from cpt.recipe.tree import dotted, leaves
 from cpt.recipe.values import in_yaml, write_yaml
 
-WIDTH = 118
 NOT_PASSED = MOVED.keys() | NO_EFFECT.keys() | NO_EFFECT_ON_EXAMPLES.keys() | {"push_to_hub", "hub_model_id"}
 MULTIMODAL = "cpt trains on text only; this config is for images, audio or video"
-PLANNING = "see docs/explanation/planning.md"
 OWN_TEMPLATE = "the tokenizer's template is used; for another one, save a tokenizer with it and set tokenizer.path"
-FREEZING = "all are trained; see model.train_only"
+PARALLEL = ("sequence_parallel_size", "context_parallel_size", "tensor_parallel_size", "expert_parallel_size", "fp8")
 HINTS = {  # common key that is not translated -> replacement
     "trust_remote_code": "set model.revision to a commit that you have read, and model.trust_remote_code: true",
-    "chat_template": OWN_TEMPLATE,
-    "template": OWN_TEMPLATE,
+    **dict.fromkeys(("chat_template", "template"), OWN_TEMPLATE),
+    "columns": "name them in data.sources[].chat, or in text_column",
+    **dict.fromkeys(("train_on_inputs", "train_on_prompt"), "stage cpt trains on all tokens"),
     "special_tokens.pad_token": "not needed: padding is masked",
-    "rope_scaling": "see model.rope",
-    **dict.fromkeys(("sequence_parallel_degree", "context_parallel_size", "sequence_parallel_size"), PLANNING),
-    **dict.fromkeys(("unfrozen_parameters", "freeze_parameters", "freeze_trainable_layers"), FREEZING),
-    **dict.fromkeys(("freeze_parameters_ratio", "trainable_parameters"), FREEZING),
-    **dict.fromkeys(("tensor_parallel_size", "expert_parallel_size", "fp8"), PLANNING),
+    **dict.fromkeys(("unfrozen_parameters", "freeze_trainable_layers"), "all are trained; see model.train_only"),
+    **dict.fromkeys(PARALLEL, "see docs/explanation/planning.md"),
 }
 MODEL = {
     "model_name_or_path": "model.path",
@@ -51,25 +45,14 @@ DEFAULTS = {  # defaults of the Trainer that differ in cpt
     "adam_beta2": 0.999,
 }
 OPTIMIZERS = {
-    **dict.fromkeys(("adamw", "adamw_hf", "adamw_torch", "adamw_torch_fused", "adamw_apex_fused"), "adamw"),
-    **dict.fromkeys(("adamw_anyprecision", "paged_adamw", "paged_adamw_32bit"), "adamw"),
-    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "ao_adamw_8bit"), "adamw_8bit"),
+    **dict.fromkeys(("adamw", "adamw_hf", "adamw_torch", "adamw_torch_fused", "paged_adamw_32bit"), "adamw"),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit"), "adamw_8bit"),
     **{name: name for name in ("paged_adamw_8bit", "muon", "sgd")},
-    "adafactor": "torch.optim:Adafactor",
-}
-TAKES_BETAS = ("adamw", "adamw_8bit", "paged_adamw_8bit", "muon")
-SCHEDULES = {
-    **dict.fromkeys(("cosine", "cosine_with_min_lr"), "cosine"),
-    **dict.fromkeys(("constant", "constant_with_warmup"), "constant"),
-    "linear": "linear",
 }
 ATTENTION = {"eager": "eager", "disabled": "eager", "sdpa": "sdpa", "flex_attention": "flex_attention"}
-ZERO_1, ZERO_2_OFFLOAD, ZERO_3, ZERO_3_OFFLOAD = (
-    f"deepspeed_configs/ds_config_{name}.json" for name in ("zero1", "prototype", "production", "8b_24gb")
-)
 # ZeRO stage -> profile without and with offload. ZeRO-2 without offload uses ZeRO-1's.
-PROFILES = {"1": (ZERO_1, ZERO_1), "2": (ZERO_1, ZERO_2_OFFLOAD), "3": (ZERO_3, ZERO_3_OFFLOAD)}
-STAGE_IN_NAME = re.compile(r"z(?:ero)?([0123])")
+PROFILES = {"1": ("zero1", "zero1"), "2": ("zero1", "prototype"), "3": ("production", "8b_24gb")}
+STAGE_IN_NAME = re.compile(r"z(?:ero)?([123])")
 
 Sources = list[dict[str, Any]]
 
@@ -112,21 +95,10 @@ class Translation:
         """Take a number, also written as text: `"1e-5"`; 0 if it is missing."""
         found = self.take(key, 0)
         try:
-            number = math.nan if isinstance(found, bool) else float(found)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise self.error(key, f"expected a number, got {in_yaml(found)}")
+            number = float(found)
+        except (TypeError, ValueError) as problem:
+            raise self.error(key, f"expected a number, got {in_yaml(found)}") from problem
         return int(number) if number.is_integer() else number
-
-    def take_section(self, key: str) -> dict[str, Any]:
-        found = self.take(key) or {}
-        if isinstance(found, str):
-            with suppress(ValueError):
-                found = json.loads(found)
-        if not isinstance(found, dict):
-            raise self.error(key, f"expected keys with values, got {in_yaml(found)}")
-        return found
 
     def error(self, key: str, problem: str) -> RecipeError:
         name = self.names.get(key, key)
@@ -164,8 +136,6 @@ class Translation:
         if not trained:
             raise RecipeError(f"{self.path}: `{key}` is missing. Set the data to train on")
         if asked := words_in(self.take(weights, [])):
-            if len(asked) != len(trained):
-                raise self.error(weights, f"expected {len(trained)} numbers, got {len(asked)}")
             trained = [{**source, "weight": float(word)} for source, word in zip(trained, asked, strict=True)]
         if streams:
             trained = [source | ({"streaming": True} if is_on_the_hub(source["path"]) else {}) for source in trained]
@@ -181,15 +151,14 @@ class Translation:
         elif part:
             self.drop(share, part, "evaluation.held_out_share is a share, at most 0.5")
 
-    def put_rewards(self, known: Mapping[str, dict[str, Any]]) -> None:
-        """Translate a reward model, or `reward_funcs`; `known`: the tool's own functions -> entries of `rewards`."""
-        rewards: list[dict[str, Any]]
-        rewards = [{"name": "reward_model", "path": path} for path in words_in(self.take("reward_model", []))]
-        asked = words_in(self.take("reward_funcs", []))
-        named = [known.get(name, {"name": ":".join(name.rsplit(".", 1))}) for name in asked]
-        weights = self.take("reward_weights", [1.0] * len(named))
-        rewards += [{**reward, "weight": weight} for reward, weight in zip(named, weights, strict=False)]
-        how = "reward_funcs" if asked else "reward_model" if rewards else "FILL IN: see docs/reference/training.md"
+    def put_rewards(self, names: Mapping[str, str]) -> None:
+        """Translate a reward model, or `reward_funcs`; `names`: the tool's name of a function -> cpt's."""
+        paths, functions = (words_in(self.take(key, [])) for key in ("reward_model", "reward_funcs"))
+        rewards = [{"name": "reward_model", "path": path} for path in paths]
+        functions = [names.get(name, ":".join(name.rsplit(".", 1))) for name in functions]
+        weights = self.take("reward_weights", [1.0] * len(functions))
+        rewards += [{"name": name, "weight": weight} for name, weight in zip(functions, weights, strict=True)]
+        how = "reward_model, reward_funcs" if rewards else "FILL IN: see docs/reference/training.md"
         self.put("rewards", rewards or [{"name": "exact_match"}], how)
 
     def not_translated(self) -> list[str]:
@@ -213,9 +182,7 @@ class Translation:
                 lines += [""] if line.endswith(":") else []
             location = "" if not written else f"{section}.{written[2]}" if written[1] else section
             comment = self.comments.get(location, "")
-            fits_behind = len(line) + len(comment) + 4 <= WIDTH
-            lines += [] if fits_behind or not comment else [f"{'  ' if '.' in location else ''}# {comment}"]
-            lines.append(f"{line}  # {comment}" if comment and fits_behind else line)
+            lines.append(f"{line}  # {comment}" if comment else line)
         missing = [f"#   {line}" for line in self.not_translated()]
         return "\n".join([*lines, *(["", "# Not translated:", *missing] if missing else [])]) + "\n"
 
@@ -226,14 +193,12 @@ def is_on(value: Any) -> bool:
 
 
 def with_names(sources: Sources) -> Sources:
-    """Give sources unique names."""
-    names: list[str] = []
+    """Number the sources of the same name."""
+    names = Counter[str]()
     for source in sources:
-        name = first = reported_name(Source(path=source["path"], name=source.get("name")))
-        while name in names:
-            name = f"{first}-{len(names) + 1}"
-        source |= {} if name == first else {"name": name}
-        names.append(name)
+        name = reported_name(Source(path=source["path"], name=source.get("name")))
+        names[name] += 1
+        source |= {"name": f"{name}-{names[name]}"} if names[name] > 1 else {}
     return sources
 
 
@@ -262,9 +227,10 @@ def translate_model(config: Translation) -> None:
             if isinstance(lora.get(key), list) or re.fullmatch(r"[\w.,\s-]+", str(lora.get(key, ""))):
                 names = words_in(lora[key])
                 lora[key] = "all-linear" if names[0].replace("_", "-") in ("all", "all-linear") else names
-        if config.take_switch("load_in_4bit") or adapter == "qlora":
+        bits = config.take("quantization_bit")
+        if config.take_switch("load_in_4bit") or adapter == "qlora" or bits == 4:
             lora |= {"quantize": "nf4", "double_quantize": True}
-        elif config.take_switch("load_in_8bit"):
+        elif config.take_switch("load_in_8bit") or bits == 8:
             lora["quantize"] = "int8"
     elif adapter in PEFT_METHODS:
         config.put("model.lora", {"method": adapter}, "adapter")
@@ -292,9 +258,7 @@ def translate_shared_keys(config: Translation) -> None:
         config.put("checkpoints.keep", keep or None, config.names.get("save_total_limit", ""))
     if "evaluation" in config.recipe:  # held-out documents
         translate_interval(config, "evaluation", "eval", epochs)
-    reported = config.take("report_to", [])
-    trackers = [str(name).lower() for name in (reported if isinstance(reported, list) else [reported])]
-    trackers += [name for name in ("wandb", "tensorboard", "mlflow") if config.take_switch(f"use_{name}")]
+    trackers = [name.lower() for name in words_in(config.take("report_to", []))]
     if config.values.get("wandb_project"):
         trackers.append("wandb")
         config.move({"wandb_project": "training.project"})
@@ -344,21 +308,18 @@ def translate_budget_and_optimizer(config: Translation) -> float:
     rate = config.take_number("learning_rate")
     config.put("optimizer.learning_rate", rate or 5e-5, "learning_rate" if rate else "FILL IN: not in the config")
     config.put("optimizer.weight_decay", config.take_number("weight_decay"), "weight_decay")
-    if name in TAKES_BETAS:
+    if name != "sgd":
         betas = [config.take_number(key) for key in ("adam_beta1", "adam_beta2")]
         config.put("optimizer.betas", betas, "adam_beta1, adam_beta2")
         config.move({"adam_epsilon": "optimizer.eps", "embedding_lr": "optimizer.embedding_learning_rate"})
-    asked, options = str(config.take("lr_scheduler_type")).lower(), config.take_section("lr_scheduler_kwargs")
-    if asked not in SCHEDULES:
+    asked = str(config.take("lr_scheduler_type")).lower()
+    name = asked.partition("_with_")[0]  # constant_with_warmup, cosine_with_min_lr
+    if name not in ("constant", "cosine", "linear"):
         config.drop("lr_scheduler_type", asked, "cosine instead; docs/reference/training.md lists the schedules")
-    name = SCHEDULES.get(asked, "cosine")
+        name = "cosine"
     config.put("schedule.name", name, f"lr_scheduler_type: {asked}")
     if name != "constant":  # their default floor is 0, cpt's is 0.1
-        lowest = float(options.pop("min_lr", 0)) / (rate or 5e-5)
-        floors = (config.take_number("cosine_min_lr_ratio"), options.pop("min_lr_rate", 0), lowest)
-        config.put("schedule.floor", round(float(max(floors)), 6))
-    for key, value in options.items():
-        config.drop(f"lr_scheduler_kwargs.{key}", value, "")
+        config.put("schedule.floor", config.take_number("cosine_min_lr_ratio"))
     amounts = {key: config.take_number(key) for key in ("warmup_steps", "warmup_ratio")}
     key, amount = next(((key, amount) for key, amount in amounts.items() if amount), ("", 0.0))
     if amount >= 1:
@@ -388,25 +349,20 @@ def translate_engine(config: Translation) -> None:
     given = config.take("deepspeed")
     stage = STAGE_IN_NAME.search(str(given).lower())
     if isinstance(given, dict) or given and Path(str(given)).is_file():
-        from cpt.training.engine_profiles import read_profile  # imports torch, which takes seconds
-
-        profile = read_profile(given)
-        if "offload_optimizer" in profile.get("zero_optimization", {}):
-            given = profile | {"zero_force_ds_cpu_optimizer": False}  # keeps the recipe's optimizer
-        config.put("training.deepspeed", given, "deepspeed")
-    elif given and stage and stage[1] != "0":
-        config.put("training.deepspeed", PROFILES[stage[1]]["offload" in str(given)], f"deepspeed: {given}")
+        config.put("training.deepspeed", given)
+    elif given and stage:
+        profile = PROFILES[stage[1]]["offload" in str(given)]
+        config.put("training.deepspeed", f"deepspeed_configs/ds_config_{profile}.json", f"deepspeed: {given}")
     elif given:
-        why = "stage 0 partitions nothing" if stage else "file not found"
-        config.drop("deepspeed", given, f"{why}; deepspeed_configs/README.md lists the profiles of cpt")
-    options = config.take_section("fsdp_config")
+        config.drop("deepspeed", given, "file not found; deepspeed_configs/README.md lists the profiles of cpt")
+    options = dict(config.take("fsdp_config", {}))
     if config.take("fsdp") or options:
+        offload, recompute = (
+            is_on(options.pop(f"fsdp_{key}", options.pop(key, False)))
+            for key in ("offload_params", "activation_checkpointing")
+        )
         config.put("training.fsdp", True, "FSDP2")
-        is_set = {key.removeprefix("fsdp_"): is_on(value) for key, value in options.items()}
-        offload = {"cpu_offload": True} if is_set.get("offload_params") else {}
-        config.put("training.fsdp_config", {"version": 2} | offload)
-        if is_set.get("activation_checkpointing"):
+        config.put("training.fsdp_config", {"version": 2} | ({"cpu_offload": True} if offload else {}))
+        if recompute:
             config.put("training.gradient_checkpointing", True, "fsdp_config.activation_checkpointing")
-        translated = ("offload_params", "activation_checkpointing")
-        left = {key: value for key, value in options.items() if key.removeprefix("fsdp_") not in translated}
-        config.values |= {"fsdp_config": left}
+        config.values["fsdp_config"] = options

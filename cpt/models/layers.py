@@ -109,6 +109,8 @@ def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> Abstra
                 # The warning is about the older name, which both versions support.
                 with warnings.catch_warnings(action="ignore", category=FutureWarning):
                     own_switch(gradient_checkpointing_kwargs=given, **others)
+                if whole is model:
+                    whole.disable_input_require_grads()  # else frozen first layers would get a backward pass
                 move_checkpoints_into_graphs(whole)
 
             whole.gradient_checkpointing_enable = switch  # type: ignore[method-assign]

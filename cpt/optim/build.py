@@ -231,14 +231,30 @@ def offloaded_adamw(groups: ParameterGroups, **options: Any) -> torch.optim.Opti
         raise ResourceError(f"DeepSpeed's CPU AdamW needs g++: {problem.__cause__ or problem}") from problem
 
 
-def replay_step_counter(optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """Make DeepSpeed's CPU kernel resume bit for bit. It updates beta^t by multiplication at each step, but uses
-    pow() in the first step after a load, which differs in the last bit. Replaying the steps on a parameter of one
-    element restores the product exactly."""
+def convert_adamw(optimizer: torch.optim.Optimizer) -> bool:
+    """Continue with states of torch's AdamW in DeepSpeed's for the host, or the reverse, which differ in options and
+    step counters, but not in moments; return whether the other one wrote them."""
+    on_host = "bias_correction" in optimizer.defaults  # an option of DeepSpeed's
+    if ("bias_correction" in optimizer.param_groups[0]) == on_host:
+        return False
+    for group in optimizer.param_groups:
+        group.pop("bias_correction", None)
+        group |= optimizer.defaults | {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
+    for parameter, state in optimizer.state.items():
+        step = torch.tensor(float(state["step"]), device=parameter.device)
+        state["step"] = int(step) if on_host else step
+    return True
+
+
+def replay_step_counter(optimizer: torch.optim.Optimizer) -> None:
+    """Make DeepSpeed's CPU kernel, which does not store its count, resume bit for bit. It updates beta^t by
+    multiplication at each step, but uses pow() in the first step after a load, which differs in the last bit.
+    Replaying the steps on a parameter of one element restores the product exactly."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     if not isinstance(optimizer, DeepSpeedCPUAdam):
         return
+    steps = max((int(state.get("step", 0)) for state in optimizer.state.values()), default=0)
     group = optimizer.param_groups[0]
     beta1, beta2 = group["betas"]
     weight, gradient, moment, square = (torch.zeros(1) for _ in range(4))

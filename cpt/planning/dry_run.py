@@ -105,6 +105,7 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
             with warnings.catch_warnings(action="ignore", category=FutureWarning):
                 every = setup.recomputing.every_n_layers
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=keeps, every_n_layers=every)
+            model.disable_input_require_grads()  # that of adapters stays
         if setup.fused_loss and why_not_fused(model) is None:
             FusedLoss(model)
         optimizer = None

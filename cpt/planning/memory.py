@@ -278,7 +278,9 @@ def embedding_twice(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
 
 
 def half_matrices(facts: ModelSizes) -> Term:
-    matrices = facts.parameters - (0 if facts.is_tied else facts.embedding)
+    # autocast keeps copies of trained weights only, and autograd that of the head
+    matrices = facts.trained + (0 if facts.trains_head else facts.head)
+    matrices -= facts.embedding if facts.trains_embedding and not facts.is_tied else 0
     return Term("half-precision weights", 2.0 * matrices, "of autocast")
 
 

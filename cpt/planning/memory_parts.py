@@ -151,7 +151,8 @@ def loss_terms(facts: ModelSizes, setup: Setup) -> tuple[tuple[Term, ...], tuple
     if not fuses(facts, setup):
         before = Term("logits", float((LOGIT_BYTES - 2) * tokens * vocabulary), "before their gradient")
         logits = Term("logits", float(LOGIT_BYTES * tokens * vocabulary), f"{vocabulary:,} for each token, in fp32")
-        return (before,), (logits, half), ()
+        is_alone = trains_head(facts, setup) and facts.trained == facts.head and not facts.is_tied
+        return (before,), (logits,) if is_alone else (logits, half), ()
     accumulates = trains_head(facts, setup) and setup.weights_bytes == 2
     chunk = chunk_of(tokens, vocabulary, facts.hidden, accumulates=accumulates)
     is_added_up = chunk < tokens and trains_head(facts, setup)  # over chunks, in fp32

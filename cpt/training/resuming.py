@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from cpt.data.rows.mixture import RowsOfSteps
 from cpt.deepspeed_internals import stop_loading_universal
 from cpt.distributed import groups_of_rows, is_main_process, main_process_decides, world_size
 from cpt.errors import CheckpointError
-from cpt.optim.build import replay_step_counter
+from cpt.optim.build import convert_adamw, replay_step_counter
 from cpt.recipe.keys import DEFAULT_MICRO_BATCH
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import record_event
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
 
 BIT_EXACT = "bit-exact"
+MOVED = "rounding: the optimizer moved to the host or back, where AdamW rounds differently"
 POSITION = "data_position.json"
 
 
@@ -107,14 +109,10 @@ class CheckpointLoader:
 
     def refuse_other_engine(self, checkpoint: Path) -> None:
         """Raise CheckpointError for another engine: optimizer states are not converted."""
-        written, engine = sharding_in(checkpoint), self.trainer.engine
-        was, now = name_sharding(written), name_sharding(engine.sharding)
-        if written == engine.sharding or written == ZERO and is_zero(engine.sharding):
-            on_host = written_on_host(checkpoint, trust=self.point.trusted) if is_zero(engine.sharding) else None
-            if on_host is None or on_host == engine.offloads_optimizer:
-                return
-            was += f" and its optimizer {'in host memory' if on_host else 'on the GPU'}"
-            now += f" and its optimizer {'in host memory' if engine.offloads_optimizer else 'on the GPU'}"
+        written, sharding = sharding_in(checkpoint), self.trainer.engine.sharding
+        if written == sharding or written == ZERO and is_zero(sharding):
+            return
+        was, now = name_sharding(written), name_sharding(sharding)
         raise CheckpointError(
             f"{checkpoint} was written with {was}, and this run uses {now}: optimizer states are not converted. Start"
             f" a new run from the weights: cpt export {checkpoint} --output FOLDER && cpt train RECIPE --new"
@@ -135,18 +133,19 @@ class CheckpointLoader:
             trainer.accelerator.state.deepspeed_plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
         with self.only_data(checkpoint):
             prepared = prepare(str(checkpoint))
-        engine = trainer.engine
-        if engine.offloads_optimizer:  # DeepSpeed's AdamW for the host does not store its count
-            steps = max((int(state.get("step", 0)) for state in engine.optimizer.state.values()), default=0)
-            replay_step_counter(engine.optimizer, steps)
         if universal:
             wrapped = trainer.model_wrapped
             stop_loading_universal(wrapped)
             if wrapped.zero_optimization_stage() == 3:
-                separate_groups(engine.optimizer, checkpoint)
+                separate_groups(trainer.engine.optimizer, checkpoint)
             trainer.accelerator.wait_for_everyone()
             if trainer.args.should_save:
                 remove_parts(checkpoint)
+        if trainer.is_deepspeed_enabled:
+            optimizer, manifest = trainer.engine.optimizer, self.point.manifest
+            if convert_adamw(optimizer) and manifest is not None and manifest.exactness == BIT_EXACT:
+                self.point = replace(self.point, manifest=replace(manifest, exactness=MOVED))
+            replay_step_counter(optimizer)
         trainer.set_rates()
         return prepared
 
@@ -166,16 +165,6 @@ class CheckpointLoader:
                 if name in saved_buffers and name in stored.files:
                     buffer.copy_(stored.read(name))
         schedule.load_state_dict(load_data(checkpoint / "scheduler.pt", trust=trust))
-
-
-def written_on_host(checkpoint: Path, *, trust: bool) -> bool | None:
-    """Whether DeepSpeed's CPU AdamW wrote ZeRO's states, which only it can load; None if unknown."""
-    part = next(iter(sorted(checkpoint.glob("*/*optim_states.pt"))), None)
-    states = {} if part is None else load_data(part, mmap=True, trust=trust).get("optimizer_state_dict", {})
-    base = states.get("base_optimizer_state") or states.get("optimizer_state_dict")
-    if not isinstance(base, dict) or "param_groups" not in base:
-        return None
-    return any("bias_correction" in group for group in base["param_groups"])
 
 
 def separate_groups(optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:

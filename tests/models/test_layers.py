@@ -12,6 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cpt.errors import RecipeError, ResourceError
+from cpt.models.freezing import freeze_others
 from cpt.models.layers import (
     Compiling,
     check_compiling,
@@ -92,6 +93,15 @@ def test_attention_is_computed_again_where_it_is_not_kept(family, sub_keys, agai
     found, others, attentions = step(built(family, sub_keys))
     assert attentions == (LAYERS, again) and torch.equal(found, loss)
     assert_same_gradients(others, expected, rtol=0, atol=0)
+
+
+def test_frozen_first_layers_have_no_backward_pass():
+    whole, model = built("llama", {}), built("llama", {})
+    freeze_others(model, ["layers.2-3", "lm_head"])
+    _, expected, _ = step(whole)
+    _, found, attentions = step(model)
+    assert attentions == (LAYERS, 2)
+    assert_same_gradients(found, {name: expected[name] for name in found}, rtol=0, atol=0)
 
 
 ON = {"gradient_checkpointing": True}

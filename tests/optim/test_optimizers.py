@@ -1,6 +1,7 @@
 """Every optimizer by its name: which parameters get which rate and decay, that it learns and resumes, and what is
 refused."""
 
+import copy
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +15,7 @@ from tiny_training import learns_and_resumes, steps, tiny_llama
 from torch import nn
 
 from cpt.errors import RecipeError
-from cpt.optim.build import build_optimizer, check_optimizer, check_rounding, muon, shampoo, soap
+from cpt.optim.build import build_optimizer, check_optimizer, check_rounding, convert_adamw, muon, shampoo, soap
 from cpt.optim.groups import IS_EMBEDDING, MATRICES, parameter_groups
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Optimizer
@@ -166,6 +167,37 @@ def test_options_of_a_class_are_its_own_arguments():
 def test_deepspeed_gets_torchs_adamw_whatever_the_weights_are(options):
     section = Optimizer(name="adamw", **options)
     assert type(build_optimizer(section, Tiny().bfloat16(), partitioned=True)) is torch.optim.AdamW
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to_host", [True, False])
+def test_states_of_adamw_move_between_torchs_and_deepspeeds_for_the_host(to_host):
+    def built(offloaded):
+        torch.manual_seed(0)
+        model = Tiny()
+        return model, build_optimizer(Optimizer(), model, partitioned=True, offloaded=offloaded)
+
+    def update(model, optimizer, seed):
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+
+    (model, before), (other, after) = built(not to_host), built(to_host)
+    own = [group.keys() for group in after.param_groups]
+    for seed in range(3):
+        update(model, before, seed)
+    other.load_state_dict(model.state_dict())
+    after.load_state_dict(copy.deepcopy(before.state_dict()))
+    assert convert_adamw(after) and not convert_adamw(after)
+    assert all(keys <= group.keys() for keys, group in zip(own, after.param_groups, strict=True))
+    for pair in zip(before.state.values(), after.state.values(), strict=True):
+        moments = [[state[name] for name in ("exp_avg", "exp_avg_sq")] for state in pair]
+        assert all(map(torch.equal, *moments)) and len({int(state["step"]) for state in pair}) == 1
+    update(model, before, 3)
+    update(other, after, 3)
+    for one, same in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, same, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(

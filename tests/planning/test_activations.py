@@ -107,8 +107,7 @@ FROZEN += [pytest.param({"weights_bytes": 4, "checkpointing": True}, parts, mark
 def test_frozen_parts_need_no_gradients_and_no_activations_below_the_first_trained_one(changes, parts):
     config = config_from(SHAPES["llama"])
     whole, setup = setup_for(**changes), setup_for(**changes, train_only=parts)
-    # what frozen layers hand on without saving it is not counted: much only beside weights as few as these
-    assert 0.92 <= planned_bytes(config, setup) / dry_run(config, setup) <= 1.05
+    assert 0.97 <= planned_bytes(config, setup) / dry_run(config, setup) <= 1.05
     assert planned_bytes(config, setup) < planned_bytes(config, whole)
     kept, of_whole = (count_activations(config, one).one for one in (setup, whole))
     assert kept.kept <= of_whole.kept and kept.layers == {"lm_head": 1, "embed_tokens": 4}.get(parts[0], kept.layers)

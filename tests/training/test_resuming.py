@@ -1,6 +1,4 @@
-from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from cpt.checkpoints.resume import ResumePoint
 from cpt.errors import CheckpointError
 from cpt.recipe.load import load_recipe
 from cpt.runs.events import read_events
-from cpt.training.resuming import CheckpointLoader, keep_global_batch, train_from, warn_elastic
+from cpt.training.resuming import keep_global_batch, train_from, warn_elastic
 
 
 @pytest.fixture
@@ -71,16 +69,3 @@ def test_a_checkpoint_of_another_engine_is_refused_with_the_command_that_starts_
     write_manifest(checkpoint, replace(point.manifest, zero_stage=2))
     with pytest.raises(CheckpointError, match=f"ZeRO-2.*cpt export {checkpoint} .*--new model.path="):
         train_from(trainer, trainer.prepared_data, replace(point, manifest=read_manifest(checkpoint)))
-
-
-@pytest.mark.parametrize("on_host", [True, False])
-def test_states_of_zero_do_not_move_to_the_host_or_back(tmp_path, on_host):
-    engine = SimpleNamespace(sharding="zero-2", offloads_optimizer=False)
-    loader = CheckpointLoader(SimpleNamespace(engine=engine))
-    (tmp_path / "latest").write_text("global_step4")
-    (tmp_path / "global_step4").mkdir()
-    group = {"lr": 1.0, "bias_correction": True} if on_host else {"lr": 1.0}
-    states = {"optimizer_state_dict": {"optimizer_state_dict": {"state": {}, "param_groups": [group]}}}
-    torch.save(states, tmp_path / "global_step4" / "x_optim_states.pt")
-    with pytest.raises(CheckpointError, match="host memory") if on_host else nullcontext():
-        loader.refuse_other_engine(tmp_path)
