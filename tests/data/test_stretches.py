@@ -287,6 +287,13 @@ def test_resuming_a_later_stretch_reads_only_the_chunks_in_use(corpora):
     assert len(stored) <= 2 + 2 * 3  # the first chunks, and the current ones of at most three shards
 
 
+def test_a_checkpoint_keeps_the_chunk_of_a_retired_source_for_its_return(corpora):
+    first = corpora.build({"d": 1})
+    then = corpora.build({"c": 1}, [ended(first, 60, corpora.data({"d": 1}))])
+    then.restore(json.loads(json.dumps(first.state(60))))
+    assert then.state(90)["chunks"]["d"] == json.loads(json.dumps(first.state(60)["chunks"]["d"]))
+
+
 # Changes that would read documents twice, or lose some
 
 

@@ -285,12 +285,12 @@ def build_data(
 
 
 @dataclass(frozen=True)
-class Origin:
-    """The sources that a section of the run's history was the first to name: their rows stay as they were then."""
+class Cohort:
+    """The sources that came into use in the same stretch of the run: their rows stay as they were then."""
 
     evaluated: list[TokenizedSource]
     before: list[TokenizedSource]
-    """The sources of earlier sections that these are compared with."""
+    """The sources of earlier cohorts that these are compared with."""
     sources: list[TokenizedSource]
 
 
@@ -318,7 +318,7 @@ class Builder:
         return self.earlier[-1].positions if self.earlier else {}
 
     @cached_property
-    def sections(self) -> list[tuple[dict[str, Source], Evaluation]]:
+    def stretches(self) -> list[tuple[dict[str, Source], Evaluation]]:
         """Of each earlier stretch, and of now: the sources that it was the first to name, and its evaluation."""
         found, seen = list[tuple[dict[str, Source], Evaluation]](), set[str]()
         for data, evaluation in (*((one.data, one.evaluation) for one in self.earlier), (self.data, self.evaluation)):
@@ -328,11 +328,11 @@ class Builder:
         return found
 
     def build(self, *, whole: bool) -> PreparedData:
-        origins = self.open_origins()
-        evaluated, opened = origins[-1].evaluated, [source for origin in origins for source in origin.sources]
+        cohorts = self.open_cohorts()
+        evaluated, opened = cohorts[-1].evaluated, [source for cohort in cohorts for source in cohort.sources]
         needs_all = whole or why_all(self.data, self.budget) is not None
         refuse_small_disk(self.data, self.budget, opened, needs_all=needs_all)
-        of_sets = [source for origin in origins for source in origin.evaluated]
+        of_sets = [source for cohort in cohorts for source in cohort.evaluated]
         wanted = everything(of_sets)
         for source in opened:
             if needs_all or not source.plan.is_streamed:
@@ -344,7 +344,7 @@ class Builder:
         for source in [*of_sets, *opened]:
             if not source.missing(range(len(source.plan.shards))):
                 source.finish()
-        made = {rows.name: rows for origin in origins if origin.sources for rows in self.chunked_rows(origin)}
+        made = {rows.name: rows for cohort in cohorts if cohort.sources for rows in self.chunked_rows(cohort)}
         chunked = [made[reported_name(source)] for source in self.data.sources]
         for rows in chunked:
             rows.begin(all_chunks=needs_all)
@@ -372,17 +372,17 @@ class Builder:
         found = mixture, chunked, held_out_sets, reports, fingerprint, limit, self.form, files, evaluated
         return PreparedData(*found, self.earlier)
 
-    def open_origins(self) -> list[Origin]:
-        """Open the sources in use, each with the held-out sets of the section that was the first to name it, and the
-        held-out sets of now. If a source also depends on those before it (duplicates, held-out texts; these keys never
-        change), all are opened."""
+    def open_cohorts(self) -> list[Cohort]:
+        """Open the sources in use, with the held-out sets of the stretch in which they came into use; the last cohort
+        has the held-out sets of now. If sources also depend on those before them (duplicates, held-out texts; these
+        keys never change), all are opened."""
         keys = {reported_name(source): f"data.sources[{number}]" for number, source in enumerate(self.data.sources)}
         in_use = dict(zip(keys, self.data.sources, strict=True))
         compares = self.evaluation.held_out_share is not None or "across" in (self.data.deduplicate or "")
-        origins, so_far, known = list[Origin](), list[TokenizedSource](), list[Source]()
-        for number, (named, evaluation) in enumerate(self.sections):
+        cohorts, so_far, known = list[Cohort](), list[TokenizedSource](), list[Source]()
+        for number, (named, evaluation) in enumerate(self.stretches):
             names = [name for name in named if compares or name in in_use]
-            if not names and number + 1 < len(self.sections):
+            if not names and number + 1 < len(self.stretches):
                 continue
             own = {keys.get(name, f"data.sources[{name}]"): in_use.get(name, named[name]) for name in names}
             sets = {f"evaluation.perplexity[{place}]": one for place, one in enumerate(evaluation.perplexity)}
@@ -392,28 +392,46 @@ class Builder:
                 clean = with_decontamination(clean, evaluation, self.cache_dir)
             opened = open_sources(clean, {**own, **sets}, self.encoder, self.cache_dir, self.seed)
             sources = [opened[key] for key in own]
-            origins.append(Origin([opened[key] for key in sets], so_far if compares else [], sources))
+            cohorts.append(Cohort([opened[key] for key in sets], so_far if compares else [], sources))
             so_far = [*so_far, *sources]
-        return origins
+        return cohorts
 
-    def chunked_rows(self, origin: Origin) -> Iterator[ChunkedRows]:
-        """The rows of the origin's sources that are in use."""
-        known = [one.documents(one.plan.held_out).hashes for one in origin.evaluated]
-        share, sources = self.evaluation.held_out_share, [*origin.before, *origin.sources]
+    def chunked_rows(self, cohort: Cohort) -> Iterator[ChunkedRows]:
+        """The rows of the sources of a cohort that are in use."""
+        known = [one.documents(one.plan.held_out).hashes for one in cohort.evaluated]
+        share, sources = self.evaluation.held_out_share, [*cohort.before, *cohort.sources]
         repeated: Sequence[Repeated | None] = [None] * len(sources)
         if self.data.deduplicate is not None:
             kind, _, across = self.data.deduplicate.partition("_")
-            groups = [sources] if across else [[source] for source in origin.sources]
+            groups = [sources] if across else [[source] for source in cohort.sources]
             repeated = [one for group in groups for one in repeated_documents(group, kind, self.cache_dir)]
-        longest, also_held_out = held_out_across(sources, share)
+        longest, also_held_out = self.held_out_across(sources)
         in_use = {reported_name(source): source for source in self.data.sources}
-        for place, source in enumerate(origin.sources, -len(origin.sources)):  # they are the last of all these lists
+        for place, source in enumerate(cohort.sources, -len(cohort.sources)):  # they are the last of all these lists
             if (recipe := in_use.get(reported_name(source.work.source))) is not None:
                 hashes = np.unique(np.concatenate([*known, also_held_out[place]]))
                 selection = Selection(share, hashes, repeated[place], recipe.max_tokens, longest[place])
                 is_bounded = self.data.disk_bytes is not None and source.plan.is_streamed
                 where = self.layout, self.seed, self.cache_dir
                 yield ChunkedRows(source, selection, *where, recipe.max_epochs, is_bounded)
+
+    def held_out_across(self, sources: Sources) -> tuple[list[int | None], list[Hashes]]:
+        """The maximum size in bytes of a held-out document of each source (None for examples, which are short), and
+        the texts held out of other sources that are above this maximum here: neither source trains on them."""
+        share = self.evaluation.held_out_share
+        if share is None:
+            return [None] * len(sources), [NO_HASHES] * len(sources)
+        longest, held_out = list[int | None](), []
+        for source in sources:
+            documents = source.documents(source.plan.held_out)
+            limit: int | None = None
+            if form_of_source(source.work.source) == "document":
+                limit = longest_held_out(int(documents.num_bytes.sum()), len(documents), share)
+            which = is_held_out(documents.hashes, documents.num_bytes, share, limit)
+            longest.append(limit)
+            held_out.append((documents.hashes[which], documents.num_bytes[which]))
+        hashes, num_bytes = (np.concatenate(arrays) for arrays in zip(*held_out, strict=True))
+        return longest, [hashes[:0] if limit is None else hashes[num_bytes > limit] for limit in longest]
 
     def mix(self, chunked: Chunked) -> tuple[MixtureRows, list[SourceReport], int]:
         """The rows, a report on each source, and the number of rows that the run reads; 1 if unknown."""
@@ -424,7 +442,7 @@ class Builder:
         # A source whose rows are half full needs twice as many rows for the same tokens.
         turns = Turns([(first, (shares / filled).tolist()) for first, shares in asked], read)
         lengths = from_row(lengths_of_phases(self.data), self.first_row)
-        in_order = [name for named, _ in self.sections for name in named]
+        in_order = [name for named, _ in self.stretches for name in named]
         numbers = [in_order.index(rows.name) for rows in chunked]
         mixture = MixtureRows([Stretch(chunked, turns, lengths, self.first_row, numbers)], self.seed)
         rows_of_epoch = sum(report.rows for report in reports)
@@ -476,24 +494,6 @@ class Builder:
                 **({"first_row": first, "positions": before, "numbers": stretch.numbers} if self.earlier else {}),
             }
         )
-
-
-def held_out_across(sources: Sources, share: float | None) -> tuple[list[int | None], list[Hashes]]:
-    """The maximum size in bytes of a held-out document of each source (None for examples, which are short), and
-    the texts held out of other sources that are above this maximum here: neither source trains on them."""
-    if share is None:
-        return [None] * len(sources), [NO_HASHES] * len(sources)
-    longest, held_out = list[int | None](), []
-    for source in sources:
-        documents = source.documents(source.plan.held_out)
-        limit: int | None = None
-        if form_of_source(source.work.source) == "document":
-            limit = longest_held_out(int(documents.num_bytes.sum()), len(documents), share)
-        which = is_held_out(documents.hashes, documents.num_bytes, share, limit)
-        longest.append(limit)
-        held_out.append((documents.hashes[which], documents.num_bytes[which]))
-    hashes, num_bytes = (np.concatenate(arrays) for arrays in zip(*held_out, strict=True))
-    return longest, [hashes[:0] if limit is None else hashes[num_bytes > limit] for limit in longest]
 
 
 def everything(sources: Sources) -> list[Wanted]:
