@@ -83,11 +83,8 @@ class EvaluationResult:
 def measure(
     model: Model, request: EvaluationRequest, *, adapter: Path | None = None, seed: int = 42
 ) -> EvaluationResult:
-    """Load a model from `model_at`, measure it, and free its memory; several processes split the work.
-
-    Args:
-        adapter: merged into the model first; its folder has the tokenizer.
-        seed: of rows that the adapter's base needs for new tokens.
+    """Load a model from `model_at`, measure it, and free its memory; several processes split the work. An adapter is
+    merged into the model first: its folder has the tokenizer, and the seed is that of the base's rows for new tokens.
     """
     tokenizer = load_tokenizer(Tokenizer(path=None if adapter is None else str(adapter)), model)
     sets = open_evaluation_sets(fitting(request.held_out, model), tokenizer) if request.held_out is not None else {}

@@ -228,10 +228,7 @@ class Checkpointer:
             self.record("saved_again", f"{name} was saved; before it: {before}.", step=step, reason=before.reason)
         if not self.trainer.args.should_save or kind == "tasks":
             return
-        try:
-            self.trainer.tasks.link(published, step)
-        except OSError as problem:
-            self.record("tasks_failed", f"The tasks of step {step} are not evaluated: {problem}.", step=step)
+        self.trainer.tasks.link(published, step)
         if self.archive is not None and kind == "full":
             self.archive.add(published)
         spared = self.archive.in_use() if self.archive is not None else set()

@@ -59,7 +59,8 @@ class TaskEvaluations(TrainerCallback):
             try:
                 shutil.copytree(published, target, copy_function=os.link)
             except OSError:
-                shutil.copytree(published, target, dirs_exist_ok=True)
+                with suppress(OSError):  # a full disk: then the evaluation fails
+                    shutil.copytree(published, target, dirs_exist_ok=True)
 
     @property
     def on_own_gpu(self) -> bool:
