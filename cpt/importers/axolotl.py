@@ -34,7 +34,7 @@ DEFAULTS = {
     "saves_per_epoch": 1,
     "save_total_limit": 4,
 }
-STAGES = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "cpo", "grpo": "grpo", "gdpo": "grpo"}
+STAGES = {"dpo": "dpo", "kto": "kto", "orpo": "orpo", "grpo": "grpo", "gdpo": "grpo"}
 REFUSED = {
     "processor_type": MULTIMODAL,
     "process_reward_model": "cpt does not train rewards of single steps; it has stage `reward` for whole answers",
@@ -77,8 +77,6 @@ def translate_stage(config: Translation) -> str:
     if config.take_switch("reinit_weights"):
         config.put("stage", "pretrain" if stage == "cpt" else stage)
         config.put("model.from_scratch", True)
-    if rl in ("ipo", "simpo"):
-        config.put("training.loss_type", [rl] if rl == "ipo" else rl, f"rl: {rl}")
     if rl == "gdpo":
         config.values.setdefault("multi_objective_aggregation", "normalize_then_sum")
     if stage == "grpo":

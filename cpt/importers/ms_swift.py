@@ -18,10 +18,8 @@ RENAMED = {  # to names in Hugging Face's classes
     "tuner_type": "adapter",
     "lora_rank": "r",
     "quant_bits": "quantization_bit",
-    "target_regex": "target_modules",
     "attn_impl": "attn_implementation",
     "max_length": "sequence_length",
-    "max_epochs": "num_train_epochs",
     "teacher_model": "teacher_model_name_or_path",
     "response_length": "max_completion_length",
 }
@@ -38,8 +36,7 @@ DEFAULTS = {
 }
 LORA_DEFAULTS = {"r": 8, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all-linear"}
 REWARDS = {"accuracy": "maths_answer"}
-BETAS = {"grpo": 0.04, "simpo": 2.0}
-STAGES = {"pt": "cpt", "sft": "sft", "rm": "reward", "simpo": "cpo"}
+STAGES = {"pt": "cpt", "sft": "sft", "rm": "reward"}
 STAGES |= {name: name for name in ("dpo", "kto", "orpo", "cpo", "ppo", "grpo", "gkd")}
 VISION = ("max_pixels", "vit_lr", "freeze_vit")
 VISION_VARIABLES = re.compile(r"PIXELS|FRAMES|MAX_TOKEN_NUM")
@@ -99,15 +96,13 @@ def translate_stage(config: Translation) -> None:
     config.put("stage", stage, f"swift {given or asked}" if is_sure else "FILL IN: cpt if the command is `swift pt`")
     if stage == "cpt":
         config.values.update(use_chat_template=None, loss_scale=None)
-    elif asked == "simpo":
-        config.put("training.loss_type", "simpo", "rlhf_type: simpo")
     elif stage == "dpo" and (loss := config.take("loss_type")):
         config.put("training.loss_type", words_in(loss), "loss_type")
     elif stage in ("grpo", "ppo"):
         config.put_rewards(REWARDS)
     elif stage == "gkd" and not config.values.get("teacher_model"):
         raise config.error("teacher_model", "missing: cpt distills from another model")
-    config.add_defaults({"beta": BETAS[asked]} if asked in BETAS else {})
+    config.add_defaults({"beta": 0.04} if stage == "grpo" else {})
 
 
 def translate_data(config: Translation) -> None:

@@ -161,7 +161,7 @@ def test_local_files_of_axolotl_are_sources_of_their_own(translate):
     ("rl", "kind", "stage", "chat"),
     [
         ("dpo", "chatml.intel", "dpo", {"user": "question", "chosen": "chosen", "rejected": "rejected"}),
-        ("simpo", "llama3.ultra", "cpo", {"user": "prompt", "chosen": "chosen"}),
+        ("orpo", "llama3.ultra", "orpo", {"user": "prompt", "chosen": "chosen"}),
         ("dpo", "chat_template.default", "dpo", {"prompt": "messages", "chosen": "chosen", "rejected": "rejected"}),
         ("kto", "llama3.ultra", "kto", {"user": "prompt", "assistant": "completion", "label": "label"}),
     ],
@@ -250,7 +250,7 @@ def test_a_yaml_of_ms_swift_does_not_say_its_command(translate):
 
 @pytest.mark.parametrize(
     ("values", "stage"),
-    [({"rlhf_type": "simpo"}, "cpo"), ({"rlhf_type": "rm"}, "reward"), ({"rlhf_type": "grpo"}, "grpo")],
+    [({"rlhf_type": "orpo"}, "orpo"), ({"rlhf_type": "rm"}, "reward"), ({"rlhf_type": "grpo"}, "grpo")],
 )
 def test_a_stage_of_ms_swift(translate, values, stage):
     assert translate(SWIFT, **values).recipe["stage"] == stage
