@@ -14,6 +14,7 @@ from cpt.command_line import run_command  # first: it silences libraries that th
 # isort: split
 from cpt.checkpoints.resume import Wanted, choose_checkpoint
 from cpt.checkpoints.retention import archive_record
+from cpt.data.rows.stretches import ended_stretches
 from cpt.distributed import (
     LaunchedAs,
     is_main_process,
@@ -91,7 +92,7 @@ def train(
         start_deepspeed(launch)
         recipe = keep_dtype(keep_global_batch(recipe, point), point, deepspeed=launch.deepspeed_config is not None)
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-        data = data_of(recipe, tokenizer, part.stretches)
+        data = data_of(recipe, tokenizer, ended_stretches(part.stretches))
         arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)
         limit_gpu_memory(recipe.safety.max_gpu_memory, arguments)
         model = model_for(recipe, tokenizer, arguments)

@@ -251,7 +251,7 @@ def evaluate_after_training(
     elif recipe.model.from_scratch:
         not_run.append(NotRun("domain test", "the run started from new weights, so there is nothing to compare with"))
     else:
-        sets = open_evaluation_sets(data_of_recipe(recipe), load_tokenizer(recipe.tokenizer, recipe.model))
+        sets = open_evaluation_sets(data_of_recipe(recipe, folder), load_tokenizer(recipe.tokenizer, recipe.model))
     for name, held_out in sets.items():
         if name in evaluation.retain or held_out.rows.form in ONE_A_ROW:  # questions need domain texts
             continue

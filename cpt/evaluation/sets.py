@@ -15,6 +15,7 @@ from cpt.data.rows.build import build_data
 from cpt.data.rows.held_out import HeldOutSet, held_out_set
 from cpt.data.rows.open_sources import open_source
 from cpt.data.rows.packing import Layout, PackedRows
+from cpt.data.rows.stretches import EndedStretch, ended_stretches
 from cpt.data.store.shards import texts_of
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, make_shards
@@ -23,6 +24,7 @@ from cpt.errors import DataError
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Evaluation, HeldOut, Recipe, Source
+from cpt.runs.history import part_after, read_history
 
 DEFAULT_LENGTH = 2048
 
@@ -37,6 +39,8 @@ class EvaluationData:
     data: Data  # transforms, policies, and sources for shares of them
     evaluation: Evaluation
     seed: int = 0
+    earlier: Sequence[EndedStretch] = ()
+    """Of a run whose mixture changed: they decide which documents are held out of later sources."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,8 @@ class EvaluationSet:
                 yield HeldOutText(text, document.where)
 
 
-def data_of_recipe(recipe: Recipe) -> EvaluationData:
-    """The held-out sets of a recipe; raises DataError if there are none."""
+def data_of_recipe(recipe: Recipe, run: Path | None = None) -> EvaluationData:
+    """The held-out sets of a recipe, or of a run with this recipe; raises DataError if there are none."""
     evaluation = recipe.evaluation
     if evaluation.held_out_share is None and not evaluation.perplexity:
         raise DataError(
@@ -64,7 +68,9 @@ def data_of_recipe(recipe: Recipe) -> EvaluationData:
             " `evaluation.perplexity`, or name files here: --text domain=held_out.jsonl"
         )
     data, evaluation = with_form(phases_in_tokens(recipe), evaluation, form_of_stage(recipe.stage))
-    return EvaluationData(data, evaluation, recipe.seed)
+    lines = read_history(run) if run is not None else []
+    stretches = part_after(lines, max((line["step"] for line in lines), default=0), recipe).stretches
+    return EvaluationData(data, evaluation, recipe.seed, ended_stretches(stretches))
 
 
 def data_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH) -> EvaluationData:
@@ -85,7 +91,14 @@ def open_evaluation_sets(held: EvaluationData, tokenizer: PreTrainedTokenizerBas
     cache = default_cache_dir()
     if held.evaluation.held_out_share is None:
         return main_process_first(lambda: sets_by_name(held, DocumentEncoder(tokenizer), cache))
-    prepared = build_data(held.data, tokenizer, seed=held.seed, evaluation=held.evaluation, cache_dir=cache)
+    prepared = build_data(
+        held.data,
+        tokenizer,
+        seed=held.seed,
+        evaluation=held.evaluation,
+        cache_dir=cache,
+        earlier=held.earlier,
+    )
     sources = [*prepared.evaluated, *(rows.tokenized for rows in prepared.chunked)]
     tokenized = {reported_name(source.work.source): source for source in sources}
     return {name: EvaluationSet(rows, tokenized[name]) for name, rows in prepared.held_out.items()}

@@ -34,6 +34,7 @@ from cpt.evaluation.paired import (
 from cpt.evaluation.scoring import Point, course_of, read_evaluations
 from cpt.files import DAMAGED, write_atomic
 from cpt.recipe.load import load_recipe
+from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import record_event
 from cpt.runs.folder import EVALUATED, INPUTS, METRICS, RECIPE, SAMPLES, VERDICT, VERDICT_PAGE, read_lines, read_object
@@ -365,6 +366,9 @@ def not_measured(
         missing["held-out text"] = "nothing was held out: set `evaluation.held_out_share` or `evaluation.perplexity`"
     elif not any(one.is_general for one in sets):
         missing["forgetting"] = f"`evaluation.retain` has no set of general text. A public one: {GENERAL_SET}"
+    known = {one.name for one in sets} | {one.name for one in examples}
+    if sets and (added := {reported_name(one) for one in recipe.evaluation.perplexity} - known):
+        missing[f"change of {', '.join(sorted(added))}"] = f"added during the run: no result before it. {evaluate}"
     if unpaired := ", ".join(one.name for one in sets if one.difference is None):
         missing[f"intervals of {unpaired}"] = f"losses per document are missing, or there is one document. {evaluate}"
     if (sets or not examples) and (evaluation is None or not evaluation.domain_test):

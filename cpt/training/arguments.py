@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 from cpt.data.readers.columns import form_of_stage
 from cpt.data.rows.build import PreparedData, build_data, steps_of_epochs
 from cpt.data.rows.mixture import RowRange, shift_past_skipped
-from cpt.data.rows.stretches import EndedStretch, Position
+from cpt.data.rows.stretches import EndedStretch
 from cpt.distributed import KEY, TENSOR_PARALLEL, groups_of_rows, is_main_process, read_parallelism, world_size
 from cpt.errors import RecipeError
 from cpt.models.attention import check_shared_rows, choose_attention
@@ -276,10 +276,7 @@ def check_parallelism(
         check_shared_rows(model.config, sizes.sp_size, attention)
 
 
-def data_of(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, stretches: Sequence[Mapping[str, Any]] = ()
-) -> PreparedData:
-    """The run's data; `stretches` are lines of its history (cpt.runs.history), each at the end of a stretch."""
+def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, earlier: Sequence[EndedStretch] = ()) -> PreparedData:
     return build_data(
         phases_in_tokens(recipe),
         tokenizer,
@@ -287,14 +284,8 @@ def data_of(
         evaluation=recipe.evaluation,
         budget=recipe.budget,
         form=form_of_stage(recipe.stage),
-        earlier=[ended_stretch(line) for line in stretches],
+        earlier=earlier,
     )
-
-
-def ended_stretch(line: Mapping[str, Any]) -> EndedStretch:
-    recipe = Recipe.model_validate(line["recipe"])
-    positions = {name: Position(**position) for name, position in line["positions"].items()}
-    return EndedStretch(recipe.data, recipe.evaluation, line["row"], positions, line["fingerprint"])
 
 
 def describe_inputs(

@@ -1,5 +1,6 @@
 """Change the recipe of a started run: which keys may change, from which step on, and what the history records."""
 
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,9 +11,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from cpt.checkpoints.manifest import MANIFEST, STATE, Manifest, read_manifest
 from cpt.checkpoints.resume import ResumePoint, Wanted, latest_checkpoint
-from cpt.data.rows.stretches import problems_of_change
+from cpt.data.rows.stretches import ended_stretches, problems_of_change
 from cpt.distributed import groups_of_rows, print_once, world_size
 from cpt.errors import CheckpointError, RecipeError, RestartNeeded
+from cpt.evaluation.paired import saved_losses
 from cpt.files import read_sealed, write_atomic
 from cpt.formatting import bars
 from cpt.optim.schedules import SCHEDULES, check_schedule, phases_in_tokens
@@ -20,7 +22,18 @@ from cpt.plugins import find
 from cpt.recipe.keys import DEFAULT_MICRO_BATCH
 from cpt.recipe.load import UNSET, Change, changes_between, dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.runs.folder import INPUTS, RECIPE, STATUS, Content, began_from, read_object
+from cpt.runs.folder import (
+    HELD_OUT,
+    INPUTS,
+    METRICS,
+    RECIPE,
+    SAMPLES,
+    STATUS,
+    Content,
+    began_from,
+    keep_lines_until,
+    read_object,
+)
 from cpt.runs.history import Part, part_after, read_history, write_history
 from cpt.runs.record import Run, has_results
 from cpt.training.resuming import POSITION
@@ -78,8 +91,11 @@ class Proposal:
             )
         problems = [*self.problems_of_batch(), *self.problems_of_budget()]
         if self.changes_data:
-            recipes = [Recipe.model_validate(line["recipe"]) for line in self.lines if line["new_stretch"]]
-            problems += problems_of_change([*(one.data for one in recipes), self.before.data], self.after.data)
+            ended = part_after(self.lines, self.step, self.before).stretches
+            read = [stretch.data for stretch in ended_stretches(ended)]
+            if not ended or ended[-1]["step"] < self.step:  # else this stretch has no rows yet
+                read.append(self.before.data)
+            problems += problems_of_change(read, self.after.data)
         if problems:
             raise RecipeError(f"{self.folder} cannot be changed at step {self.step:,}: {' '.join(problems)}")
 
@@ -296,9 +312,23 @@ class RecipeChanges:
     def record(self, run: Run) -> None:
         """Write the history and the recipe of now. For the main process."""
         if self.lines is not None:
+            if (checkpoint := self.lines[-1]["from"]) is not None and not has_results(run.folder):
+                copy_record(Path(checkpoint), run.folder, int(self.lines[-1]["step"]))
             write_history(run.folder, self.lines)
             write_atomic(run.folder / RECIPE, dump_recipe(self.recipe), reuse_space=True)
             (run.folder / INPUTS).unlink(missing_ok=True)  # this start describes them again
+
+
+def copy_record(checkpoint: Path, branch: Path, step: int) -> None:
+    """Copy what the run of a checkpoint measured until this step, for the branch's verdict and reproduction."""
+    for name in (METRICS, SAMPLES):
+        if (checkpoint.parent / name).exists():
+            shutil.copy(checkpoint.parent / name, branch)
+            keep_lines_until(branch / name, step)
+    for at, path in saved_losses(checkpoint.parent).items():
+        if at <= step:
+            (branch / HELD_OUT).mkdir(exist_ok=True)
+            shutil.copy(path, branch / HELD_OUT)
 
 
 class EndOfPart(TrainerCallback):

@@ -181,14 +181,23 @@ def test_a_change_holds_only_from_its_step_if_its_checkpoint_is_lost(train, stop
     assert typed.returncode == 0 and weights(run) == whole, typed.output
 
 
+def test_a_held_out_set_may_be_added_and_the_sources_read_on(train, straight, stopped, corpus):
+    words = [f"evaluation.perplexity=[{{path: {corpus}/held_out.jsonl}}]", "evaluation.every_steps=2"]
+    typed = train(*words, "--change")
+    assert typed.returncode == 0 and "history.jsonl" not in typed.output, typed.output
+    run = stopped / "runs/run"
+    assert [row["step"] for row in metrics(run, having="eval_held_out_loss")] == [4, 6, 8]
+    assert losses(run)[:4] == losses(straight)[:4] and history(run)[0]["new_stretch"]
+
+
 def test_a_branch_begins_with_the_optimizer_and_data_of_its_checkpoint(cpt, file, straight):
     words = ["--from-checkpoint", "runs/run/checkpoint-4"]
     typed = cpt("train", file, *words, "name=same", folder=file.parent)
     branch = file.parent / "runs/same"
     assert typed.returncode == 0 and weights(branch) == weights(straight), typed.output
-    assert [row["step"] for row in metrics(branch)] == [5, 6, 7, 8] and history(branch)[0]["changes"] == []
+    assert metrics(branch)[:4] == metrics(straight)[:4] and history(branch)[0]["changes"] == []
     typed = cpt("train", file, *words, "name=decayed", "budget.tokens=1536", folder=file.parent)
-    assert typed.returncode == 0 and len(metrics(file.parent / "runs/decayed")) == 2, typed.output
+    assert typed.returncode == 0 and len(metrics(file.parent / "runs/decayed")) == 6, typed.output
     typed = cpt("reproduce", "runs/decayed", folder=file.parent)
     assert typed.returncode == 0 and "Bit-equal" in typed.output, typed.output
     assert cpt("train", file, *words, folder=file.parent).returncode == 2  # the name of the trunk

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cpt.data.readers.sources import absolute, kind_of
 from cpt.recipe.rules import reported_name
-from cpt.recipe.schema import Data, Evaluation, Source
+from cpt.recipe.schema import Data, Evaluation, Recipe, Source
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,16 @@ class EndedStretch:
     positions: Mapping[str, Position]
     """Of all sources of the run so far, in order of first use, before this row."""
     fingerprint: str
+
+
+def ended_stretches(lines: Sequence[Mapping[str, Any]]) -> list[EndedStretch]:
+    """From lines of a run's history (cpt.runs.history), each at the end of a stretch."""
+    found = []
+    for line in lines:
+        recipe = Recipe.model_validate(line["recipe"])
+        positions = {name: Position(**position) for name, position in line["positions"].items()}
+        found.append(EndedStretch(recipe.data, recipe.evaluation, line["row"], positions, line["fingerprint"]))
+    return found
 
 
 NEW_RUN = "start a new run from this run's weights (`model.path`)"
