@@ -45,7 +45,7 @@ def train(
     recipe: Recipe,
     *,
     new: bool = False,
-    change: bool = False,
+    change: bool | Callable[[str], bool] = False,
     note: str | None = None,
     from_checkpoint: Path | None = None,
     resume: Wanted = "latest",
@@ -60,7 +60,8 @@ def train(
 
     Args:
         new: start a new run if the name is taken, instead of resuming that run.
-        change: apply changes of the recipe that hold from the run's last checkpoint on; refused without it.
+        change: apply changes of the recipe that hold from the run's last checkpoint on; refused without it. Or a
+            function that is called with their description, and returns whether to apply them.
         note: the reason, for the run's history.
         from_checkpoint: begin this new run from the checkpoint of another, with its optimizer and data position.
         resume: `latest`, `none` to start from the beginning, or the checkpoint to resume from.
@@ -75,7 +76,7 @@ def train(
             to skip rows.
     """
     launch = join_processes(recipe.training)
-    changes = RecipeChanges(recipe, accepted=change, note=note, branch_of=from_checkpoint, resume=resume)
+    changes = RecipeChanges(recipe, accept=change, note=note, branch_of=from_checkpoint, resume=resume)
     run = start_run(recipe, check=changes.check, new=new)
     if from_checkpoint is not None and not (run.folder / BEGAN).exists():
         resume = from_checkpoint

@@ -1,7 +1,6 @@
 """`cpt train RECIPE`; also the program that `accelerate launch`, `torchrun` and `deepspeed` start."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +23,7 @@ from cpt.planning.gate import refuse_mistakes
 from cpt.recipe.load import load_with_places
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node
-from cpt.runs.record import Run, has_results
+from cpt.runs.record import Run
 from cpt.train import train
 from cpt.training.changes import RecipeChanges
 from cpt.training.restart import restart
@@ -69,17 +68,21 @@ def command(
     if from_checkpoint is not None and (new or resume != "latest"):
         raise RecipeError("--from-checkpoint names the checkpoint and starts a new run: remove --new and --resume.")
     wanted = wanted_checkpoint(resume)
-    changes = RecipeChanges(loaded, accepted=change, note=note, branch_of=from_checkpoint, resume=wanted)
-    if not new and not change and world_size() == 1 and sys.stdin.isatty() and sys.stdout.isatty():
-        change = is_wanted(changes)
     options = {"--lora": lora, "--allow-restart": allow_restart, "--trust-checkpoint": trust_checkpoint}
     options |= {"--change": change}
     words = [str(recipe), *(overrides or ()), *(name for name, is_given in options.items() if is_given)]
+
+    def ask(changes: str) -> bool:
+        words.append("--change")  # for the processes that a supervisor starts
+        return typer.confirm(f"{changes}\nApply?")
+
+    is_on_terminal = world_size() == 1 and sys.stdin.isatty() and sys.stdout.isatty()
+    accept = ask if is_on_terminal and not change else change
     values = {"--note": note, "--from-checkpoint": from_checkpoint}
     words += [word for name, value in values.items() if value is not None for word in (name, str(value))]
     if supervise or processes > 1 or launcher is not None:
         words, most = [*words, "--resume", resume], restarts if supervise else None
-        check = replace(changes, accepted=change).check
+        check = RecipeChanges(loaded, accept, note, from_checkpoint, wanted).check
         supervise_run(loaded, words, check=check, new=new, processes=processes, launcher=launcher, restarts=most)
         return
     names: list[str] = []
@@ -88,7 +91,7 @@ def command(
             loaded,
             root,
             new=new,
-            change=change,
+            change=accept,
             note=note,
             from_checkpoint=from_checkpoint,
             resume=wanted,
@@ -104,17 +107,6 @@ def command(
     leave_processes(then=verdict if needs_verdict(run) else ())
     if needs_verdict(run):
         print_verdict(run)
-
-
-def is_wanted(changes: RecipeChanges) -> bool:
-    """Show the changes of a started run that decide what is learned, and ask for them; False without any."""
-    folder = changes.recipe.output_dir / changes.recipe.name
-    found = changes.of_run(folder) if has_results(folder) else None
-    if found is None or not found.from_this_step:
-        return False
-    found.check()
-    typer.echo(str(found))
-    return typer.confirm("Apply?")
 
 
 def check_and_train(recipe: Recipe, root: Node | None = None, *, new: bool = False, **options: Any) -> Path:

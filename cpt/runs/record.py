@@ -185,7 +185,8 @@ def start_run(
             refuse_unwritable(folder)
             lock = hold(folder, patience)
             try:
-                claim_folder(recipe, folder, check)
+                if not is_finished:  # else it was checked above
+                    claim_folder(recipe, folder, check)
             except BaseException:
                 if lock is not None:
                     lock.close()

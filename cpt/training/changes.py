@@ -1,7 +1,7 @@
 """Change the recipe of a started run: which keys may change, from which step on, and what the history records."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -223,8 +223,8 @@ class RecipeChanges:
     """The changes of a start of a run: checked before anything is written, recorded when all checks have passed."""
 
     recipe: Recipe
-    accepted: bool = False
-    """Whether changes from this step on are wanted (`--change`)."""
+    accept: bool | Callable[[str], bool] = False
+    """Whether changes from this step on are wanted (`--change`), or a function that asks."""
     note: str | None = None
     branch_of: Path | None = None
     """The checkpoint of another run (`--from-checkpoint`)."""
@@ -245,6 +245,7 @@ class RecipeChanges:
             if began is None:
                 if (found := propose(self.recipe, folder, checkpoint, is_branch=True)) is not None:
                     found.check()
+                    print_once(str(found))
                 return True
             self.branch_of = None  # a later start
         elif isinstance(self.resume, Path) and (self.resume.parent / RECIPE).exists() and not has_results(folder):
@@ -256,15 +257,26 @@ class RecipeChanges:
         if found is None:
             return False
         found.check()
-        changes = found.from_this_step
-        if changes and not self.accepted:
+        if not found.from_this_step:
+            return False
+        self.agree(found)
+        return True
+
+    def agree(self, found: Proposal) -> None:
+        """Show the changes. RecipeError if they are not wanted, or come after the run's end."""
+        is_longer = any(change.key.startswith("budget.") for change in found.from_this_step)
+        if Run(found.folder).is_finished and not is_longer:
             raise RecipeError(
-                f"{found}\nApply this with --change (and --note REASON). Otherwise restore the recipe, or give the run"
-                " another name: name=..., or --new."
+                f"{found.folder} is finished: only a larger `budget` continues it. Or start a new run: --new."
             )
-        if changes and Run(folder).is_finished and not any(one.key.startswith("budget.") for one in changes):
-            raise RecipeError(f"{folder} is finished: only a larger `budget` continues it. Or start a new run: --new.")
-        return bool(changes)
+        remedy = "Otherwise restore the recipe, or give the run another name: name=..., or --new."
+        if callable(self.accept):
+            if not self.accept(str(found)):
+                raise RecipeError(f"{found.folder}: the changed recipe was not accepted. {remedy}")
+        elif not self.accept:
+            raise RecipeError(f"{found}\nApply this with --change (and --note REASON). {remedy}")
+        else:
+            print_once(str(found))
 
     def of_run(self, folder: Path) -> Proposal | None:
         """The changes of a started run at the checkpoint to resume from, which is not verified yet."""
@@ -289,8 +301,6 @@ class RecipeChanges:
             raise CheckpointError(
                 f"{checkpoint} lacks the position of its data, so the mixture cannot change. Restore `data`."
             )
-        if found.from_this_step:
-            print_once(str(found))
         line = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "step": step,
