@@ -21,7 +21,7 @@ FREE_SECTIONS = [name for name, field in Recipe.model_fields.items() if "free" i
 
 @dataclass(frozen=True)
 class Part:
-    """What a run does after a step: its recipe, until the step of the next change."""
+    """A part of a run with one recipe, until the step of the next change."""
 
     recipe: Recipe
     end: int | None = None

@@ -56,7 +56,7 @@ class Proposal:
     lines: list[Content]
     """The history until now."""
     manifest: Manifest | None
-    """Of the checkpoint to resume from."""
+    """That of the checkpoint to resume from."""
     source: Path
     """The run's folder, or that of the run it branches from."""
 
@@ -93,7 +93,7 @@ class Proposal:
         if self.changes_data:
             ended = part_after(self.lines, self.step, self.before).stretches
             read = [stretch.data for stretch in ended_stretches(ended)]
-            if not ended or ended[-1]["step"] < self.step:  # else this stretch has no rows yet
+            if not ended or ended[-1]["step"] < self.step:  # otherwise the stretch until now is empty
                 read.append(self.before.data)
             problems += problems_of_change(read, self.after.data)
         if problems:
@@ -156,7 +156,7 @@ class Proposal:
         return planned, planned * new.epochs / old.epochs
 
     def __str__(self) -> str:
-        """What changes from which step on, with a plot of the learning rate if it changes."""
+        """The changes and their first step, with a plot of the learning rate if it changes."""
         where = f"{self.folder} changes from step {self.step + 1:,} on:"
         if self.is_branch:
             where = f"{self.folder} continues from step {self.step:,} of another run, with these changes:"
@@ -286,7 +286,7 @@ class RecipeChanges:
         return propose(self.recipe, folder, checkpoint, is_branch=False)
 
     def part(self, run: Run, point: ResumePoint) -> Part:
-        """What the run does from this point on, with its changes. For the main process.
+        """Return the next part of the run, with its changes. For the main process.
 
         Raises:
             CheckpointError: the mixture changes, but the checkpoint lacks the position of its data.

@@ -35,11 +35,16 @@ from cpt.optim.build import convert_adamw, replay_step_counter
 from cpt.recipe.keys import DEFAULT_MICRO_BATCH
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import record_event
+from cpt.runs.history import read_history
 
 if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
 
 BIT_EXACT = "bit-exact"
+WAYS_TO_COMPUTE = (  # free keys that may change the order of sums
+    *("model.attention", "model.fused_loss", "training.per_device_train_batch_size", "training.gradient_"),
+    *("training.torch_compile", "training.use_", "training.full_determinism", "training.deepspeed", "training.fsdp"),
+)
 MOVED = "rounding: the optimizer moved to the host or back, where AdamW rounds differently"
 POSITION = "data_position.json"
 
@@ -105,6 +110,9 @@ class CheckpointLoader:
         fits = arguments.per_device_train_batch_size
         if found == BIT_EXACT and fits < requested:
             return f"rounding: {fits} rows at a time instead of {requested} after out-of-memory: sums in another order"
+        keys = [change["key"] for line in read_history(self.trainer.run_folder) for change in line["changes"]]
+        if found == BIT_EXACT and (rounding := [key for key in keys if key.startswith(WAYS_TO_COMPUTE)]):
+            return f"rounding: {', '.join(dict.fromkeys(rounding))} changed during the run"
         return found
 
     def refuse_other_engine(self, checkpoint: Path) -> None:

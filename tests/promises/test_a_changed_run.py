@@ -85,6 +85,8 @@ def test_another_way_to_compute_a_step_changes_losses_by_rounding_only(train, st
     typed = train(*words)
     assert typed.returncode == 0, typed.output
     assert losses(stopped / "runs/run") == pytest.approx(losses(straight), rel=1e-5)
+    manifest = json.loads((stopped / "runs/run/checkpoint-8/manifest.json").read_text())
+    assert manifest["exactness"].startswith("rounding: ")
 
 
 def test_a_longer_budget_follows_the_new_schedule_once_it_is_accepted(train, straight, stopped):

@@ -1,4 +1,4 @@
-"""What a run has read before its mixture changed, and which changes would read documents twice or lose some."""
+"""The stretches of a run before its mixture changed, and the changes that would read documents twice or lose some."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Position:
 
     rows: int
     fingerprint: str
-    """Of the rows of the source."""
+    """The fingerprint of the source's rows."""
     filled: float = 1.0
     """Share of these rows that is tokens; the rest is padding."""
 
@@ -29,7 +29,7 @@ class EndedStretch:
     row: int
     """The global row at which the next stretch begins."""
     positions: Mapping[str, Position]
-    """Of all sources of the run so far, in order of first use, before this row."""
+    """The positions of all sources of the run so far before this row, in order of first use."""
     fingerprint: str
 
 
@@ -73,6 +73,6 @@ def problems_of_change(earlier: Sequence[Data], now: Data) -> list[str]:
 
 
 def texts_of(source: Source) -> str:
-    """What two sources of the same documents have in common."""
+    """A text that two sources of the same documents have in common."""
     path = absolute(source.path) if kind_of(source.path) == "local" else source.path
     return repr((path, sorted(source.data_files), source.subset, source.split, source.options))
