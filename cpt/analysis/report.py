@@ -264,7 +264,8 @@ def mixture(record: RunRecord) -> list[Part]:
         names = [reported_name(source) for source in data.sources]
         tokens = [get(record.inputs, "data", "sources", name, "tokens") or 1 for name in names]
         num_rows = max(1, round((record.metrics.last("tokens") or 0) / data.sequence_length))
-        requested = dict(zip(names, shares_over(asked_shares(data, tokens), num_rows).tolist(), strict=True))
+        if not any(line["new_stretch"] for line in record.history):  # else `cpt mixture RUN` has each stretch's
+            requested = dict(zip(names, shares_over(asked_shares(data, tokens), num_rows).tolist(), strict=True))
     for name, column in realized.items():
         wanted, had = requested.get(name), record.metrics.last(column) or 0.0
         difference = "" if wanted is None else f"{100 * (had - wanted):+.2f} points"

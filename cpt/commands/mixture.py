@@ -192,7 +192,7 @@ def read_stretches(run: Path) -> list[SourceRead]:
             asked = dict(zip(now, shares, strict=True))
         rows = {name: one["rows"] for name, one in line["positions"].items()}
         for name in dict.fromkeys([*now, *names]):
-            change = "retired" if name not in now else "added" if found and name not in names else ""
+            change = "retired" if name not in now else "added" if names and name not in names else ""
             read = rows.get(name, 0) - before.get(name, 0)
             found.append(SourceRead(step + 1, line["step"], row, end, name, asked.get(name), read, change))
         step, row, before, names = line["step"], end, rows, now

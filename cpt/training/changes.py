@@ -20,7 +20,7 @@ from cpt.formatting import bars
 from cpt.optim.schedules import SCHEDULES, check_schedule, phases_in_tokens
 from cpt.plugins import find
 from cpt.recipe.keys import DEFAULT_MICRO_BATCH
-from cpt.recipe.load import UNSET, Change, changes_between, dump_recipe, load_recipe
+from cpt.recipe.load import UNSET, Change, changes_between, dump_recipe, load_recipe, without_defaults
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import (
     HELD_OUT,
@@ -358,5 +358,6 @@ class EndOfPart(TrainerCallback):
 
 
 def described(change: Change) -> Content:
-    before, after = (None if value is UNSET else value for value in (change.before, change.after))
+    values = (change.before, change.after)
+    before, after = (None if value is UNSET else without_defaults(value) for value in values)
     return {"key": change.key, "kind": change.kind, "before": before, "after": after}
