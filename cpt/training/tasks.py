@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from cpt.cache import size_of
 from cpt.checkpoints.retention import published_in
 from cpt.distributed import environment_alone, main_process_decides
 from cpt.errors import Interrupted, RecipeError
@@ -31,11 +32,13 @@ PROGRAM = Path(__file__).resolve().parents[1] / "evaluation" / "evaluate.py"
 PREFIX = "tasks-"  # of folders with weights that are removed after their evaluation
 OUTPUT = "tasks.log"  # of the last evaluation
 LONGEST_SECONDS = 2 * 3600  # for one evaluation
+MOST_WAITING = 8  # weights of steps
+LEAST_FREE = 10  # free disk space, as a multiple of one step's weights
 SECONDS_BETWEEN_LOOKS = 0.5  # while training waits
 
 
 class TaskEvaluations(TrainerCallback):
-    """Evaluates one step after the other; if two wait, the older one is skipped. An evaluation that fails is an event.
+    """Evaluates one step after the other. An evaluation that fails is an event.
 
     The main process starts the evaluations and reads their results, between two steps. Training draws no random
     number for them. A resumed run evaluates the steps whose weights remain.
@@ -96,14 +99,18 @@ class TaskEvaluations(TrainerCallback):
         self.wait(control)
 
     def add(self, step: int) -> None:
-        """Put a due step into the queue, instead of those in it."""
+        """Put a due step into the queue; the oldest ones in it are skipped if there are many, or the disk gets full."""
         if not self.trainer.is_world_process_zero() or not self.is_due(step) or step == self.trainer.first_step:
             return
-        for weights in self.waiting:
+        is_full = shutil.disk_usage(self.trainer.run_folder).free < LEAST_FREE * max(
+            map(size_of, self.waiting), default=0
+        )
+        while self.waiting and (is_full or len(self.waiting) >= MOST_WAITING):
+            weights = self.waiting.pop(0)
             text = f"The tasks of step {step_of(weights)} are skipped, because those of step {step} are due."
             record_event(self.trainer.run_folder, "tasks_skipped", text, step=step_of(weights))
             shutil.rmtree(weights, ignore_errors=True)
-        self.waiting = [self.trainer.run_folder / f"{PREFIX}{step}"]
+        self.waiting.append(self.trainer.run_folder / f"{PREFIX}{step}")
 
     def wait(self, control: TrainerControl) -> None:
         """Wait for all evaluations, on all processes, with heartbeats and signals as in the Trainer's evaluation."""

@@ -48,11 +48,18 @@ def test_scores_have_the_step_of_their_weights_which_are_removed(trainer):
     assert (4, 1024, 0.25) in scores(run) and published(run) == ["checkpoint-4"]
 
 
-def test_the_newest_waits_and_an_older_one_that_waits_is_skipped(trainer):
+def test_steps_wait_and_the_oldest_of_too_many_is_skipped(trainer, monkeypatch):
+    monkeypatch.setattr(tasks, "MOST_WAITING", 1)
     run = trainer("import time; time.sleep(2)\n" + GOOD, steps=8)
     run.train()
     assert [step for step, *_ in scores(run)] == [2, 8]
     assert events(run) == [("tasks_skipped", 4), ("tasks_skipped", 6)] and published(run) == ["checkpoint-8"]
+
+
+def test_all_steps_that_waited_are_evaluated(trainer):
+    run = trainer("import time; time.sleep(0.5)\n" + GOOD, steps=8)
+    run.train()
+    assert [step for step, *_ in scores(run)] == [2, 4, 6, 8] and events(run) == []
 
 
 def test_on_the_gpu_of_the_run_training_waits_for_each(trainer, monkeypatch):
