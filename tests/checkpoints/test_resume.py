@@ -47,12 +47,6 @@ def test_whatever_happens_to_any_file_the_one_before_is_used_and_the_reason_kept
         assert name in (run / "bad-checkpoint-8" / "reason.txt").read_text()
 
 
-def test_a_checkpoint_without_a_manifest_is_not_used_in_the_runs_own_folder(tmp_path):
-    save_checkpoint(tmp_path, 4)
-    save_checkpoint(tmp_path, 8, sealed=False)
-    assert choose_checkpoint(tmp_path).checkpoint == tmp_path / "checkpoint-4"
-
-
 def test_a_bad_checkpoint_on_a_read_only_disk_is_passed_over(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, 4)
     damage(save_checkpoint(tmp_path, 8) / "config.json", "missing")
@@ -65,12 +59,6 @@ def test_a_bad_checkpoint_on_a_read_only_disk_is_passed_over(tmp_path, monkeypat
     damage(tmp_path / "checkpoint-4" / "optimizer.pt", "zeros")
     with pytest.raises(CheckpointError, match="checkpoint-4: optimizer.pt: hash"):
         choose_checkpoint(tmp_path)
-
-
-def test_a_roll_back_finds_the_newest_checkpoint_up_to_its_step(tmp_path):
-    for step in (4, 8):
-        save_checkpoint(tmp_path, step)
-    assert newest_intact(tmp_path, up_to=7) == tmp_path / "checkpoint-4" and newest_intact(tmp_path, up_to=3) is None
 
 
 # --- `--resume` ------------------------------------------------------------------------------------------------------

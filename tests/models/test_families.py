@@ -196,13 +196,6 @@ def test_an_exported_minimind2_mixture_keeps_its_options(options, tmp_path):
     torch.testing.assert_close(load(tmp_path)(IDS).logits, model(IDS).logits, atol=2e-6, rtol=0)
 
 
-def test_a_native_model_is_left_as_it_is(tmp_path):
-    tiny_model("llama").save_pretrained(tmp_path)
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    export_native(tmp_path)
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
-
-
 @pytest.mark.parametrize("family", ["minimind2", "minimind3", "minimind3_moe"])
 def test_an_exported_model_starts_our_family_again(family, tmp_path):
     model = tiny_model(family).eval()

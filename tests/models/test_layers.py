@@ -21,8 +21,6 @@ from cpt.models.layers import (
     keep_attention,
     read_recomputing,
     set_up_recomputing,
-    take_compiling,
-    wanted_compiling,
 )
 
 LAYERS = 4
@@ -224,14 +222,6 @@ def test_the_graph_of_the_backward_pass_holds_what_is_computed_again(sub_keys, a
     assert sum("flash_attention_for_cpu_backward" in name for name in backward) == 1
     of_gradients = 2 * 7  # two for each matrix
     assert sum(name in ("aten.mm.default", "aten.addmm.default") for name in backward) > of_gradients
-
-
-def test_hugging_face_no_longer_compiles_what_is_taken():
-    mode = "max-autotune-no-cudagraphs"
-    given = SimpleNamespace(torch_compile=True, torch_compile_backend="inductor", torch_compile_mode=mode)
-    assert take_compiling(given) == Compiling("inductor", mode)
-    assert take_compiling(given) is None and given.torch_compile_backend is None
-    assert wanted_compiling({"torch_compile_mode": "default"}) == Compiling("inductor", "default")
 
 
 @pytest.mark.parametrize(
