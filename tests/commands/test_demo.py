@@ -13,7 +13,7 @@ from rich.console import Console
 
 from cpt.commands import demo
 from cpt.commands.demo import FOLDER, RECIPES, Commands, command, moved_paths, print_results, read_result, run_demo
-from cpt.commands.demo_corpus import is_held_out, split_code, write_files
+from cpt.commands.demo_corpus import is_held_out, write_files
 from cpt.errors import ResourceError, TrainingError
 from cpt.planning.init_recipe import MOST_HELD_OUT
 from cpt.recipe.load import load_recipe
@@ -47,20 +47,6 @@ def library(tmp_path):
     for number in range(40):
         (folder / f"module{number}.py").write_text("\n\n".join(MODULE.format(n=f"a{number}b{i}") for i in range(3)))
     return folder
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ('def f(): "Do."; return 1', ["def f(): return 1"]),
-        ('class A:\n    """Doc."""\n', ["class A:\n    pass"]),
-        ('class A:\n    """Doc\n    string."""\n\n    x = 1\n', ["class A:\n    x = 1"]),
-        ('@decorator\ndef f():\n    """Dé."""; return "é"\n', ['@decorator\ndef f():\n    return "é"']),
-        ('"""Only a docstring."""\n', []),
-    ],
-)
-def test_docstrings_are_taken_out_and_the_code_stays_whole(source, expected):
-    assert split_code(source)[0] == expected
 
 
 def test_each_module_becomes_a_file_of_code_and_one_of_prose(library, tmp_path):

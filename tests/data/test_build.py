@@ -127,12 +127,6 @@ def test_a_small_held_out_share_is_a_warning_or_a_mistake_before_the_build(build
         assert f" {held_out.num_documents} of {count} documents" in line
 
 
-def test_overlaps_of_held_out_chunks_are_not_predicted_twice(tokenized, source, tmp_path):
-    documents = tokenized(source("a", ["x" * 40])).documents([0])
-    layout = Layout(16, "sliding_window", 4, 257)
-    assert held_out_set("exam", documents, np.array([0]), layout, tmp_path / "cache").rows.num_tokens == 43
-
-
 @pytest.mark.parametrize("packing", ["best_fit", "none", "token_budget"])
 def test_held_out_conversations_and_texts_are_read_to_their_ends(talking, tokenized, rows_file, tmp_path, packing):
     said = [{"role": "user", "content": "why"}, {"role": "assistant", "content": "b" * 50}]

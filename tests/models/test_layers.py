@@ -195,13 +195,6 @@ def test_evaluation_and_generation_of_any_shape_compile_nothing(compiler):
     assert compiler["stats"]["unique_graphs"] == 1, "training goes on with its graph"
 
 
-@pytest.mark.slow
-def test_inductors_kernels_have_the_same_losses(compiler):
-    expected = losses(built("llama", {"selective": True}), steps=4)
-    found = losses(built("llama", {"selective": True}, compiling=Compiling()), steps=4)
-    assert found == pytest.approx(expected, rel=1e-5) and compiler["stats"]["unique_graphs"] == 1
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize(("sub_keys", "again"), [({}, 1), ({"selective": True}, 0)])
 def test_the_graph_of_the_backward_pass_holds_what_is_computed_again(sub_keys, again, compiler):
