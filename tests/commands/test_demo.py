@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from cpt.commands import demo
-from cpt.commands.demo import FOLDER, RECIPES, Commands, command, moved_paths, print_results, read_result, run_demo
+from cpt.commands.demo import RECIPES, Commands, command, print_results, read_result, run_demo
 from cpt.commands.demo_corpus import is_held_out, write_files
 from cpt.errors import ResourceError, TrainingError
 from cpt.planning.init_recipe import MOST_HELD_OUT
@@ -62,16 +62,6 @@ def test_each_module_becomes_a_file_of_code_and_one_of_prose(library, tmp_path):
         assert names and all(is_held_out(name) == (part == "held_out") for name in names)
 
 
-def test_folders_that_exist_stay_and_half_made_ones_are_made_anew(library, tmp_path):
-    folders = write_files(tmp_path, library)
-    names = sorted(path.name for path in folders["general", "train"].iterdir())
-    (folders["domain", "train"] / "mine.txt").write_text("mine")
-    assert (write_files(tmp_path, library)["domain", "train"] / "mine.txt").exists()
-    folders["general", "train"].rename(tmp_path / "elsewhere")
-    assert sorted(path.name for path in write_files(tmp_path, library)["general", "train"].iterdir()) == names
-    assert not (folders["domain", "train"] / "mine.txt").exists() and not (tmp_path / ".half_made").exists()
-
-
 @pytest.fixture
 def cpt():
     return Commands(Console(file=io.StringIO(), width=60))
@@ -91,12 +81,6 @@ def test_the_hub_is_not_asked_unless_the_user_says_so(monkeypatch, given):
     with pytest.raises(typer.Exit):
         command(Path("folder"))
     assert os.environ["HF_HUB_OFFLINE"] == (given or "1") and os.environ["CPT_CACHE"] == "folder/cache"
-
-
-def test_another_folder_moves_every_path_of_the_bases_recipe():
-    text = load_recipe(BASE, moved_paths(Path("elsewhere/deep"))).model_dump_json()
-    assert str(FOLDER) not in text
-    assert text.count("elsewhere/deep") == load_recipe(BASE).model_dump_json().count(str(FOLDER))
 
 
 def test_the_base_holds_out_all_that_a_recipe_of_init_holds_out():

@@ -159,6 +159,3 @@ def test_of_an_endless_source_only_enough_is_read(tmp_path, monkeypatch, tokeniz
     endless = Source(path="my_endless_documents:texts", max_tokens=2_000)
     assert 2_000 <= tokenized(endless).description.tokens < 20_000
     assert tokenized(endless.model_copy(update={"max_tokens": 30_000})).description.tokens >= 30_000
-
-
-# How a source is cut

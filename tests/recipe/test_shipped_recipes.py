@@ -110,19 +110,6 @@ def test_a_replay_is_one_source_beside_your_own(name, share, tmp_path):
     assert (replay.name, replay.weight) == ("general-replay", share) and replay.streaming and replay.max_documents
 
 
-# --- two steps, with a tiny model of the recipe's family and documents in the form of its sources --------------------
-
-STAGES = [FOLDER / "experiments/active" / f"{name}.yaml" for name in ("exp014_qwen7b_ppo", "exp015_qwen7b_spo")]
-STAGES += [FOLDER / "experiments/active/exp016_qwen3_1.7b_distill.yaml"]
-
-
-def family_of(recipe) -> str:
-    """The model type of a recipe, or of the one whose run it starts from."""
-    if recipe.model.config is not None:
-        return recipe.model.config["model_type"]
-    return family_of(next(one for one in map(load_recipe, RECIPES) if f"runs/{one.name}" == recipe.model.path))
-
-
 SMALLER = [FOLDER / f"prototype_rtx4090_{kind}.yaml" for kind in ("64gb", "lora", "qlora")]
 
 

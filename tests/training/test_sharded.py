@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate.parallelism_config import ParallelismConfig
 from one_process_group import alone_in_a_group
 from tiny import TINY_LLAMA
 from tiny_trainers import metrics, trainer_of
@@ -14,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainerCallback
 
 from cpt.optim.gradients import gradient_norm
-from cpt.training.sharded import Engine, SharedRows
+from cpt.training.sharded import Engine
 from cpt.training.trainer import CPTTrainer
 
 
@@ -146,13 +145,3 @@ def test_half_precision_does_not_round_the_number_of_labels(monkeypatch):
         fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
         assert model(torch.ones(1, 2), torch.tensor(449.0))[1] == 448, "FSDP casts floats"
         assert model(torch.ones(1, 2), labels)[1] == 449
-
-
-# --- shared rows ---
-
-
-@pytest.fixture
-def shared() -> SharedRows:
-    """The sixth of eight processes, where four share each row."""
-    config = ParallelismConfig(sp_size=4, dp_replicate_size=2)
-    return SharedRows(SimpleNamespace(args=SimpleNamespace(parallelism_config=config, process_index=5, world_size=8)))
