@@ -139,6 +139,7 @@ def test_a_dry_run_takes_what_a_real_step_takes(checkpointing):
 SHORT = {"attention": "varlen", "sequence_length": 128}
 
 
+@pytest.mark.heavy
 def test_a_layer_that_cannot_be_traced_is_counted_without_the_compiler(monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no graph")
