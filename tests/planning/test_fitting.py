@@ -130,6 +130,7 @@ def test_auto_becomes_numbers_for_this_machine(capsys):
     assert f"per_device_train_batch_size: auto is {chosen['per_device_train_batch_size']}" in capsys.readouterr().out
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("gib", [1.2, 3, 16])
 def test_auto_recomputes_layers_only_if_that_helps(gib):
     both = {"per_device_train_batch_size": "auto", "gradient_checkpointing": "auto"}
