@@ -25,7 +25,6 @@ class Hub(ThreadingHTTPServer):
         failing: files whose next so many answers are 503.
         breaking: files whose next answer ends in the middle.
         sent: file -> bytes that were sent of it.
-        asked: each request's method and path.
     """
 
     daemon_threads = True
@@ -40,7 +39,6 @@ class Hub(ThreadingHTTPServer):
         self.failing: dict[str, int] = {}
         self.breaking: set[str] = set()
         self.sent: dict[str, int] = {}
-        self.asked: list[str] = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def commit(self, dataset: str, files: dict[str, str | bytes]) -> str:
@@ -69,7 +67,6 @@ class Answer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer."""
-        self.server.asked.append(f"{self.command} {self.path}")
         url = urlsplit(self.path)
         path, query = unquote(url.path), parse_qs(url.query)
         for pattern, answer in (

@@ -9,16 +9,9 @@ from pathlib import Path
 import pytest
 
 from cpt.distributed import (
-    Parallelism,
     agree_with_launcher,
     environment_alone,
-    groups_of_rows,
-    is_main_process,
-    main_process_decides,
-    main_process_first,
-    rank,
     read_parallelism,
-    world_size,
 )
 from cpt.errors import LaunchError, RecipeError
 from cpt.hardware import scripts_folder
@@ -159,18 +152,7 @@ def test_a_launchers_processes_form_a_group_and_stop_where_the_main_process_does
     assert reports == [[launcher, rank, "gloo", *stopped, 0] for rank in range(processes)]
 
 
-def test_a_process_without_a_launcher_is_alone_and_main():
-    assert (rank(), world_size(), is_main_process()) == (0, 1, True)
-    assert main_process_first(lambda: 7) == main_process_decides(lambda: 7) == 7
-
-
 # --- training.parallelism_config ----------------------------------------------------------------------------------
-
-
-def test_processes_that_share_rows_read_as_one():
-    training = {"parallelism_config": {"sp_size": 4, "sp_backend": "deepspeed"}}
-    assert read_parallelism(training).sp_size == 4 and groups_of_rows(training, 8) == 2
-    assert read_parallelism({}) == Parallelism() and groups_of_rows({}, 8) == 8
 
 
 @pytest.mark.parametrize(

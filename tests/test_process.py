@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from cpt.errors import LaunchError
-from cpt.process import SUPERVISED, Child, marked_processes
+from cpt.process import Child, marked_processes
 
 # A launcher like torchrun: its worker is in a session of its own and ignores SIGTERM.
 LAUNCHER = """
@@ -56,13 +56,6 @@ def test_a_signal_during_a_fork_ends_the_parent_and_the_child():
         Child(["sleep", "60"])
     signal.signal(signal.SIGINT, usual)
     assert not armed and {child.pid for child in psutil.Process().children()} <= before
-
-
-def test_a_child_gets_its_variables_folder_and_output(tmp_path):
-    with (tmp_path / "log").open("wb") as log:
-        words = [sys.executable, "-c", f"import os; print(os.environ['A'], os.getcwd(), '{SUPERVISED}' in os.environ)"]
-        assert Child(words, environment={"A": "1"}, folder=tmp_path, output=log).wait_for_end() == (0, 0)
-    assert (tmp_path / "log").read_text().split() == ["1", str(tmp_path), "True"]
 
 
 def test_a_child_ends_when_its_parent_is_killed():

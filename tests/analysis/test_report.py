@@ -122,12 +122,6 @@ def test_changes_of_the_recipe_are_listed_and_drawn_at_their_tokens(run_folder, 
         assert list(drawn[title][-1].x) == [40 * 16] and not drawn[title][-1].y
 
 
-def test_a_change_is_a_dashed_line_in_a_plot():
-    line = [Curve("loss", [1, 2], [3, 4])]
-    without, with_one = curves("x", "y", line), curves("x", "y", [*line, Curve("changes", [1.5], [])])
-    assert "dasharray" in with_one[0].svg and "dasharray" not in without[0].svg
-
-
 @pytest.mark.parametrize("content", ['{"state": "fin', None])
 @pytest.mark.parametrize("name", ["recipe.yaml", "status.json", "metrics.jsonl", "verdict.json", "inputs.json"])
 def test_a_damaged_or_missing_file_is_named_and_the_rest_is_shown(run_folder, without_plots, name, content):

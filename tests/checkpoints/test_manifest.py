@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tiny_run import damage, save_checkpoint, seal
@@ -43,16 +42,6 @@ def test_an_additional_file_that_loading_would_read_is_a_damage_and_a_note_is_no
     assert damages(checkpoint) == []
     (checkpoint / "adapter_model.safetensors").write_bytes(b"")
     assert found_in(checkpoint) == [("adapter_model.safetensors", "unknown file")]
-
-
-def test_a_file_that_the_disk_cannot_read_back_is_a_damage(tmp_path, monkeypatch):
-    checkpoint = save_checkpoint(tmp_path, 3)
-
-    def broken(path: Path) -> FileEntry:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr("cpt.checkpoints.manifest.hash_file", broken)
-    assert {what for _, what in found_in(checkpoint)} == {"unreadable"}
 
 
 # --- what can be resumed from, and what can be exported --------------------------------------------------------------

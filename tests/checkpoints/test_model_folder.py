@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 
 import pytest
 import torch
@@ -10,11 +9,8 @@ from tiny_checkpoints import save_llama
 from transformers import AutoModelForCausalLM
 
 from cpt.checkpoints.model_folder import (
-    FORCE_CODE,
-    FORCE_DATA,
     Tensors,
     config_json,
-    harmless_classes,
     kind_of,
     load_data,
     only_data,
@@ -130,25 +126,3 @@ def test_the_pickles_of_a_trusted_checkpoint_may_run(planted):
     with only_data(planted, trust=True):
         load_data(planted / MODEL_STATES)
     assert (planted.parent / "ran").exists()
-
-
-def test_torchs_switches_are_as_before_afterwards(tmp_path, monkeypatch):
-    monkeypatch.setenv(FORCE_CODE, "1")
-    with only_data(tmp_path):
-        assert os.environ[FORCE_DATA] == "1" and FORCE_CODE not in os.environ
-        with only_data(tmp_path):
-            pass
-        assert os.environ[FORCE_DATA] == "1"
-    assert os.environ[FORCE_CODE] == "1" and FORCE_DATA not in os.environ
-
-
-def test_a_damaged_pickle_is_not_reported_as_planted(tmp_path):
-    (tmp_path / "f.pt").write_bytes(b"\x80\x02garbage")
-    with pytest.raises(CheckpointError, match="f.pt: a file is damaged"):
-        load_data(tmp_path / "f.pt")
-
-
-def test_deepspeeds_classes_are_known_where_deepspeed_is_used():
-    pytest.importorskip("deepspeed.checkpoint.ds_to_universal")
-    names = {known.__name__ for known in harmless_classes()}
-    assert "deepspeed" in sys.modules and names >= {"LossScaler", "ZeroStageEnum", "fragment_address", "ndarray"}

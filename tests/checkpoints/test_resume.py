@@ -1,8 +1,7 @@
 import json
-import shutil
 
 import pytest
-from tiny_run import DAMAGES, damage, save_checkpoint
+from tiny_run import damage, save_checkpoint
 
 from cpt.checkpoints.resume import (
     choose_checkpoint,
@@ -33,26 +32,6 @@ def test_a_run_continues_from_its_newest_checkpoint_by_number_not_by_name(tmp_pa
 # --- damaged checkpoints ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", DAMAGES)
-def test_whatever_happens_to_any_file_the_one_before_is_used_and_the_reason_kept(tmp_path, how):
-    names = sorted(path.name for path in save_checkpoint(tmp_path / "sound", 8).iterdir())
-    assert len(names) == 7
-    for name in names:
-        run = tmp_path / name
-        save_checkpoint(run, 4)
-        shutil.copytree(tmp_path / "sound" / "checkpoint-8", run / "checkpoint-8")
-        damage(run / "checkpoint-8" / name, how)
-        assert choose_checkpoint(run).checkpoint == run / "checkpoint-4", name
-        assert kinds(run) == ["quarantined"] and not (run / "checkpoint-8").exists()
-        assert name in (run / "bad-checkpoint-8" / "reason.txt").read_text()
-
-
-def test_a_checkpoint_without_a_manifest_is_not_used_in_the_runs_own_folder(tmp_path):
-    save_checkpoint(tmp_path, 4)
-    save_checkpoint(tmp_path, 8, sealed=False)
-    assert choose_checkpoint(tmp_path).checkpoint == tmp_path / "checkpoint-4"
-
-
 def test_a_bad_checkpoint_on_a_read_only_disk_is_passed_over(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, 4)
     damage(save_checkpoint(tmp_path, 8) / "config.json", "missing")
@@ -67,22 +46,7 @@ def test_a_bad_checkpoint_on_a_read_only_disk_is_passed_over(tmp_path, monkeypat
         choose_checkpoint(tmp_path)
 
 
-def test_a_roll_back_finds_the_newest_checkpoint_up_to_its_step(tmp_path):
-    for step in (4, 8):
-        save_checkpoint(tmp_path, step)
-    assert newest_intact(tmp_path, up_to=7) == tmp_path / "checkpoint-4" and newest_intact(tmp_path, up_to=3) is None
-
-
 # --- `--resume` ------------------------------------------------------------------------------------------------------
-
-
-def test_resume_none_begins_anew_and_keeps_what_there_was(tmp_path):
-    damage(save_checkpoint(tmp_path, 8) / "config.json", "empty")
-    save_checkpoint(tmp_path, 4)
-    assert choose_checkpoint(tmp_path).manifest.step == 4
-    assert choose_checkpoint(tmp_path, resume="none").checkpoint is choose_checkpoint(tmp_path).checkpoint is None
-    assert (tmp_path / "set-aside" / "checkpoint-4" / "model.safetensors").exists()
-    assert latest_checkpoint(tmp_path) is None
 
 
 def test_a_named_checkpoint_that_is_damaged_or_missing_is_refused_and_left_alone(tmp_path):

@@ -173,7 +173,7 @@ def test_zero_parts_that_cannot_be_read_are_refused_and_leave_nothing(tmp_path):
 @pytest.mark.long
 def test_a_checkpoint_of_which_only_zeros_parts_are_left_is_exported(tiny_recipe, tmp_path):
     tiny_recipe["training"] |= {"bf16": True, "deepspeed": zero_profile(tmp_path, 3)}
-    ended = launch(write_recipe(tiny_recipe, tmp_path / "r.yaml"), way="torchrun", processes=2)
+    ended = launch(write_recipe(tiny_recipe, tmp_path / "r.yaml"), processes=2)
     assert ended.returncode == 0, ended.stderr
     run, ids = tmp_path / "runs" / "tiny", torch.arange(30).unsqueeze(0)
     parts = shutil.copytree(run / "checkpoint-8", run / "checkpoint-9")

@@ -1,6 +1,5 @@
 """A checkpoint is there whole or not at all, whatever happens while it is written."""
 
-import errno
 import shutil
 import subprocess
 import sys
@@ -10,20 +9,18 @@ import pytest
 import torch
 from full_disk import files_end_at
 from publishing import save
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tiny import TINY_LLAMA
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cpt.checkpoints.manifest import damages, hash_file
-from cpt.checkpoints.snapshot import NotFiniteError, saved_parameters
+from cpt.checkpoints.snapshot import saved_parameters
 from cpt.checkpoints.transaction import (
     STAGING,
     SaveFailed,
     clear_leftovers,
     count_stored,
     hash_durably,
-    reason_of,
     remove,
     write_state,
 )
@@ -69,20 +66,6 @@ def test_a_disk_without_room_is_noticed_before_anything_is_written(tmp_path, mon
     with pytest.raises(SaveFailed, match="MiB free") as failed:
         save(tmp_path)
     assert failed.value.reason == "storage" and names(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("problem", "reason"),
-    [
-        (OSError(errno.EIO, "Input/output error"), "storage"),
-        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), "storage"),
-        (SafetensorError("Error while serializing: InvalidTensorView"), "error"),
-        (NotFiniteError("NaN"), "not finite"),
-        (SaveFailed("storage", "x"), "storage"),
-    ],
-)
-def test_a_failure_is_of_the_storage_only_if_a_later_save_may_succeed(problem, reason):
-    assert reason_of(problem) == reason
 
 
 def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path):

@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import inspect
 import io
 import os
 import re
@@ -10,7 +9,6 @@ import shlex
 import subprocess
 import sys
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
@@ -18,7 +16,7 @@ import pytest
 from approved import check_approved
 from typer.main import get_command
 
-from cpt.cli import COMMANDS, application, command_of, constant, main
+from cpt.cli import COMMANDS, application, constant, main
 
 ROOT = Path(__file__).parents[2]
 APPROVED = Path(__file__).with_name("approved_help.txt")
@@ -93,31 +91,6 @@ def test_a_shell_completes_commands_and_options(typed, offered):
     program = "import sys; sys.argv = ['cpt']; from cpt.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | asked)
     assert set(done.stdout.split()) == offered, done.stderr
-
-
-@pytest.mark.parametrize("target", ["cpt.commands.store:prune_command", "cpt.commands.recipes:import_command"])
-def test_a_signature_that_is_read_is_the_one_that_python_makes(target):
-    module, _, name = target.partition(":")
-    real = inspect.signature(vars(import_module(module))[name], eval_str=True).parameters.values()
-    read = inspect.signature(command_of(target)).parameters.values()
-    assert [(one.name, one.default) for one in read] == [(one.name, one.default) for one in real]
-
-
-def test_a_commands_module_is_imported_when_it_is_called_and_not_for_its_help(tmp_path, monkeypatch):
-    (tmp_path / "lab_of_commands.py").write_text(
-        "import no_such_library\nfrom pathlib import Path as Place\n"
-        "SIZES: tuple = (1, 2)\nSMALL, LARGE = SIZES\nHELP = f'{max(SIZES)} at most'\n"
-        "def command(place: Place, size: int = LARGE, help: str = HELP) -> None:\n    'Measure it.'\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    command = command_of("lab_of_commands:command")
-    place, *others = inspect.signature(command).parameters.values()
-    assert command.__doc__ == "Measure it." and place.annotation is Path
-    assert [(one.annotation, one.default) for one in others] == [(int, 2), (str, "2 at most")]
-    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
-        command("here")
-    with pytest.raises(ModuleNotFoundError, match="cpt.nowhere"):
-        command_of("cpt.nowhere:command")
 
 
 def literals(path):

@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 from cpt.commands import demo
-from cpt.commands.demo import FOLDER, RECIPES, Commands, command, moved_paths, print_results, read_result, run_demo
-from cpt.commands.demo_corpus import is_held_out, split_code, write_files
+from cpt.commands.demo import RECIPES, Commands, command, print_results, read_result, run_demo
+from cpt.commands.demo_corpus import is_held_out, write_files
 from cpt.errors import ResourceError, TrainingError
 from cpt.planning.init_recipe import MOST_HELD_OUT
 from cpt.recipe.load import load_recipe
@@ -49,20 +49,6 @@ def library(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ('def f(): "Do."; return 1', ["def f(): return 1"]),
-        ('class A:\n    """Doc."""\n', ["class A:\n    pass"]),
-        ('class A:\n    """Doc\n    string."""\n\n    x = 1\n', ["class A:\n    x = 1"]),
-        ('@decorator\ndef f():\n    """Dé."""; return "é"\n', ['@decorator\ndef f():\n    return "é"']),
-        ('"""Only a docstring."""\n', []),
-    ],
-)
-def test_docstrings_are_taken_out_and_the_code_stays_whole(source, expected):
-    assert split_code(source)[0] == expected
-
-
 def test_each_module_becomes_a_file_of_code_and_one_of_prose(library, tmp_path):
     folders = write_files(tmp_path, library)
     code, prose = ((folders[kind, "train"] / "module7.py.txt").read_text() for kind in ("domain", "general"))
@@ -74,16 +60,6 @@ def test_each_module_becomes_a_file_of_code_and_one_of_prose(library, tmp_path):
     for (_, part), path in folders.items():
         names = {file.name.removesuffix(".txt") for file in path.iterdir() if file.name.startswith("module")}
         assert names and all(is_held_out(name) == (part == "held_out") for name in names)
-
-
-def test_folders_that_exist_stay_and_half_made_ones_are_made_anew(library, tmp_path):
-    folders = write_files(tmp_path, library)
-    names = sorted(path.name for path in folders["general", "train"].iterdir())
-    (folders["domain", "train"] / "mine.txt").write_text("mine")
-    assert (write_files(tmp_path, library)["domain", "train"] / "mine.txt").exists()
-    folders["general", "train"].rename(tmp_path / "elsewhere")
-    assert sorted(path.name for path in write_files(tmp_path, library)["general", "train"].iterdir()) == names
-    assert not (folders["domain", "train"] / "mine.txt").exists() and not (tmp_path / ".half_made").exists()
 
 
 @pytest.fixture
@@ -105,12 +81,6 @@ def test_the_hub_is_not_asked_unless_the_user_says_so(monkeypatch, given):
     with pytest.raises(typer.Exit):
         command(Path("folder"))
     assert os.environ["HF_HUB_OFFLINE"] == (given or "1") and os.environ["CPT_CACHE"] == "folder/cache"
-
-
-def test_another_folder_moves_every_path_of_the_bases_recipe():
-    text = load_recipe(BASE, moved_paths(Path("elsewhere/deep"))).model_dump_json()
-    assert str(FOLDER) not in text
-    assert text.count("elsewhere/deep") == load_recipe(BASE).model_dump_json().count(str(FOLDER))
 
 
 def test_the_base_holds_out_all_that_a_recipe_of_init_holds_out():

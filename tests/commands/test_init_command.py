@@ -63,6 +63,7 @@ def test_without_a_general_set_the_public_one_is_replayed_and_with_none_nothing_
     assert len(recipe.data.sources) == 1 and "`data.sources`" in check_reality(recipe).warnings[0]
 
 
+@pytest.mark.heavy
 def test_bad_rows_and_repeats_become_settings(run, tmp_path):
     rows = [json.dumps({"content": f"Water boils at {i} degrees or so, said the cook."}) for i in range(200)]
     (tmp_path / "domain/domain.jsonl").write_text("\n".join([*rows, rows[0], "no json"]) + "\n")

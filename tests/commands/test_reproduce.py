@@ -8,7 +8,6 @@ from safetensors.numpy import save_file
 from tiny import write_recipe
 
 from cpt.commands.reproduce import (
-    changes,
     compare_results,
     empty_folder,
     environment_of,
@@ -64,17 +63,6 @@ def test_the_first_figure_that_differs_in_its_last_bit_is_named(compared, place,
 def test_differing_weights_are_named(compared):
     found = compared(0, weight=2.0)
     assert found.weights_differ == ["model.safetensors"] and not found.is_bit_equal
-
-
-def test_what_changed_between_two_starts_is_listed():
-    then = {"processes": 2, "versions": {"torch": "2.11", "peft": None}, "hardware": {"cores": 4}, "git": {}}
-    now = {**then, "processes": 1, "versions": {"torch": "2.12"}, "hardware": {"cores": 2}}
-    assert list(changes(then, now)) == [
-        "versions: torch 2.11 -> 2.12",
-        "versions: peft not installed -> none",
-        "machine: processes 2 -> 1",
-        "machine: cores 4 -> 2",
-    ]
 
 
 # --- the repetition --------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from cpt.commands import rewriting
@@ -120,17 +120,6 @@ def test_each_text_records_where_it_comes_from(task, tmp_path, documents, model_
     assert len({row["seed"] for row in rows}) == len(rows) == done.texts > 4
 
 
-def test_neither_batches_nor_groups_nor_the_order_change_a_text(task, tmp_path, documents, monkeypatch):
-    rewrite(task(batch_size=8), tmp_path / "together")
-    documents.write_text("\n".join(reversed(documents.read_text().splitlines())) + "\n")
-    monkeypatch.setattr(rewriting, "GROUP", 3)
-    rewrite(task(batch_size=1), tmp_path / "alone")
-    together, alone = (
-        {row["source_text_hash"]: row["text"] for row in rows_of(tmp_path / name)} for name in ("together", "alone")
-    )
-    assert together == alone and len(together) > 4
-
-
 def test_an_interrupted_run_ends_the_same_and_repeats_nothing(task, tmp_path, monkeypatch):
     monkeypatch.setattr(rewriting, "GROUP", 2)
     rewrite(task(), tmp_path / "straight")
@@ -238,14 +227,6 @@ def test_special_tokens_in_a_document_are_text_and_end_no_turn(chat_tokenizer):
     plain, hostile = (RewriteQuestion(chat_tokenizer, "Say: {text}").ids(text) for text in ("x", "<|end|>"))
     end = chat_tokenizer.convert_tokens_to_ids("<|end|>")
     assert plain.count(end) == hostile.count(end) == 1 and "Say: <|end|><|end|>" in chat_tokenizer.decode(hostile)
-
-
-def test_a_bos_comes_first_where_the_tokenizer_puts_one(tokenizer):
-    tokenizer.bos_token = "<|turn|>"
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|turn|> $A", special_tokens=[("<|turn|>", 258)]
-    )
-    assert RewriteQuestion(tokenizer, "{text}").ids("a")[0] == 258 == tokenizer.bos_token_id
 
 
 def test_a_long_text_is_cut_at_the_ends_of_paragraphs(tokenizer):

@@ -16,7 +16,6 @@ BELOW = [
     if target.endswith(":COMMANDS")
     for below in constant(target)
 ]
-OF_A_RECIPE = ["check", "contamination", "launch", "mixture", "plan", "prepare", "rehearse", "search", "train"]
 PROGRAM = """
 import sys
 from cpt.cli import main
@@ -52,13 +51,6 @@ def test_no_wrong_word_waits_for_torch():
     for part in ("'train'?", "'check'?", "--no-such", "'recipe'", "--gpus"):
         assert part in printed
     assert "Traceback" not in printed
-
-
-def test_mistakes_of_a_recipe_are_reported_before_torch_is_imported(tmp_path):
-    (tmp_path / "r.yaml").write_text("name: x\nstag: cpt\n")
-    names = [*([name] for name in OF_A_RECIPE), ["data", "check"], ["data", "preview"]]
-    printed = typed([[*name, str(tmp_path / "r.yaml")] for name in names], code=2).stderr
-    assert printed.count("Did you mean `stage`?") == len(names)
 
 
 def test_the_quick_check_needs_no_torch(tiny_recipe, tmp_path):

@@ -16,11 +16,6 @@ from cpt.recipe.schema import Component, Data, Evaluation, HeldOut, Source
 TEXTS = [f"document {number} of many" for number in range(400)]
 
 
-def texts_in(rows, tokenizer):
-    text = "".join(tokenizer.decode(row["input_ids"]) for row in rows)
-    return {part for part in text.replace("<pad>", "").split("<|endoftext|>") if part}
-
-
 def test_every_mistake_of_the_sources_is_reported_at_once(source, tmp_path):
     (tmp_path / "empty.jsonl").touch()
     sources = [
@@ -104,15 +99,6 @@ def test_the_fingerprint_changes_with_the_rows(build, source, tokenizer):
 # Held-out documents
 
 
-def test_an_equal_text_is_held_out_in_every_source_and_for_every_seed(build, source, tokenizer):
-    share = Evaluation(held_out_share=0.2)
-    prepared = build(source("a", TEXTS), source("b", TEXTS[::2]), evaluation=share)
-    other = build(source("a", TEXTS[::-1]), evaluation=share, seed=2)
-    held_out = texts_in(prepared.held_out["a"].rows, tokenizer)
-    assert texts_in(prepared.held_out["b"].rows, tokenizer) == held_out & set(TEXTS[::2])
-    assert texts_in(other.held_out["a"].rows, tokenizer) == held_out
-
-
 def test_a_huge_document_is_trained_on_and_not_held_out(build, source):
     candidates = (f"{number} " + "x" * 20_000 for number in range(1000))
     huge = next(text for text in candidates if xxh3_64_intdigest(text.encode()) < 0.1 * 2**64)
@@ -120,14 +106,6 @@ def test_a_huge_document_is_trained_on_and_not_held_out(build, source):
     held_out = prepared.held_out["a"]
     assert 20 <= held_out.num_documents <= 60 and held_out.rows.num_tokens < 2000
     assert prepared.sources[0].documents + held_out.num_documents == 401
-
-
-def test_a_held_out_set_counts_documents_tokens_and_bytes(build, source):
-    exam = source("exam", ["abc", "ö"])
-    evaluation = Evaluation(perplexity=[HeldOut(path=exam.path, name="x")])
-    found = build(source("a", TEXTS), evaluation=evaluation).held_out["x"]
-    num_bytes = found.rows.documents.num_bytes.sum()
-    assert (found.name, found.num_documents, found.rows.num_tokens, num_bytes) == ("x", 2, 7, 5)
 
 
 def test_a_source_that_is_all_held_out_is_refused(build, source):
@@ -147,12 +125,6 @@ def test_a_small_held_out_share_is_a_warning_or_a_mistake_before_the_build(build
     else:
         (line,) = size_warnings(Data(sources=[first]), evaluation, few=20)
         assert f" {held_out.num_documents} of {count} documents" in line
-
-
-def test_overlaps_of_held_out_chunks_are_not_predicted_twice(tokenized, source, tmp_path):
-    documents = tokenized(source("a", ["x" * 40])).documents([0])
-    layout = Layout(16, "sliding_window", 4, 257)
-    assert held_out_set("exam", documents, np.array([0]), layout, tmp_path / "cache").rows.num_tokens == 43
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "none", "token_budget"])

@@ -112,16 +112,6 @@ def test_other_documents_than_those_a_run_began_with_are_refused(chunked):
         other.rows[200]
 
 
-def test_a_resumed_run_with_an_empty_store_reads_on_into_the_next_epoch(chunked):
-    prepared = chunked(whole=True)
-    total = prepared.chunked[0].total
-    first, last = total.first_rows[total.chunks - 1], total.rows
-    for number, row in enumerate((first, last - 1, last, last + 20)):
-        other = chunked(cache=f"empty-{number}")
-        other.restore(json.loads(json.dumps(prepared.state(row))))
-        assert all_rows(other, (row, last, last + 60)) == all_rows(prepared, (row, last, last + 60))
-
-
 def test_a_removed_chunk_is_made_again_the_same(chunked):
     prepared = chunked(whole=True)
     rows, other = all_rows(prepared, range(250)), chunked(whole=True)

@@ -116,11 +116,6 @@ def dropped(tmp_path):
     return reasons
 
 
-def test_it_can_be_refused_and_is_not_there_without_evaluation(exam_text, dropped, tmp_path):
-    assert dropped(data_of(Component(name="decontaminate", own_evaluation=False)), exam_text, 5) == [None]
-    assert with_decontamination(data_of(), Evaluation(), tmp_path) == data_of()
-
-
 def test_files_of_the_users_own_are_looked_for_too(exam_text, dropped, tmp_path):
     (tmp_path / "quiz.txt").write_text(text(7))
     data = data_of(Component(name="decontaminate", against=[str(tmp_path / "quiz.txt")]))

@@ -184,13 +184,6 @@ def test_a_parquet_file_gives_examples_of_any_form(tmp_path):
     assert isinstance(bad, BadRow) and "`good`" in bad.detail
 
 
-def test_a_csv_file_gives_examples(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text("id,prompt,completion,label\n1,p,c,True\n2,p,d,0\n")
-    assert [example_of(item.text).label for item in read(path, "unpaired")] == [True, False]
-    assert example_of(read(path, "prompt")[1].text).columns == {"id": "2", "completion": "d", "label": "0"}
-
-
 @pytest.mark.parametrize(
     ("row", "text"),
     [

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from cpt.data.examples.encoder import MARKS
-from cpt.data.rows.loader import CPTDataLoader
 from cpt.data.rows.packing import IGNORED
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Evaluation, Phase
@@ -99,12 +98,6 @@ def test_held_out_examples_are_never_trained_on(examples, rows_file, form, rows)
     assert prepared.sources[0].documents + held_out.num_documents == 200
     kept = {str(held_out.rows[n]) for n in range(len(held_out.rows))}
     assert not kept & {str(row) for row in all_rows(prepared)}
-
-
-def test_the_loader_gives_lists_to_the_trainers_collator(examples, rows_file):
-    rows = examples("preference", rows_file("a", pairs(20))).rows
-    loader = CPTDataLoader(rows, micro_batch=4, rows_in_all=20, first_row=8, collate_fn=list)
-    assert list(loader) == [[rows[n] for n in range(first, first + 4)] for first in (8, 12, 16)]
 
 
 @pytest.mark.parametrize(

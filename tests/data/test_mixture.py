@@ -1,5 +1,4 @@
 from collections import Counter
-from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -35,20 +34,6 @@ def phased(plan, sizes=(7, 5, 11)):
 def located(rows, number):
     """The source of a global row, and the row's number there."""
     return rows.turn(number)[0], rows.row_at(number)[1]
-
-
-def test_the_order_is_the_one_of_every_other_version():
-    """Another order here would make the runs of this version impossible to resume."""
-    rows = phased([(0, [0.7, 0.3])], [5, 70_000])
-    found = [located(rows, number) for number in (0, 1, 2, 3, 10**9, 10**9 + 1)]
-    assert found == [(0, 4), (0, 3), (0, 1), (1, 41013), (0, 0), (0, 3)]
-
-
-def test_a_position_is_a_stretch_and_a_row_in_it():
-    first, second = (phased([(0, [1])], [size]).stretches[0] for size in (5, 7))
-    rows = MixtureRows([first, replace(second, first_row=8)], seed=1)
-    assert [rows.stretch_at(number)[::2] for number in (0, 7, 8, 10)] == [(0, 0), (0, 7), (1, 0), (1, 2)]
-    assert rows[10] == phased([(0, [1])], [7])[2]
 
 
 PLANS = st.lists(  # 1 to 5 phases of 1 to 60 rows over 3 sources, some of them left out

@@ -44,13 +44,6 @@ def test_everything_is_made_by_workers_while_the_run_reads(ahead, monkeypatch):
     assert not any(report.is_estimate for report in again.sources)
 
 
-def test_a_stopped_reader_leaves_a_store_that_can_be_continued(ahead):
-    reader = start(ahead())
-    reader.stop()
-    assert not reader.thread.is_alive()
-    assert all_rows(ahead(), range(0, 350, 50)) == all_rows(ahead(cache="straight"), range(0, 350, 50))
-
-
 @pytest.mark.slow
 def test_a_bounded_disk_holds_no_more_than_it_may_and_the_rows_are_the_same(ahead, tmp_path):
     def tokens_on_disk(cache):

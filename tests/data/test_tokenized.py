@@ -6,14 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from full_disk import files_end_at
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from cpt.data.readers.sources import open_source
 from cpt.data.store import shards
 from cpt.data.store import tokenized as tokenized_module
-from cpt.data.store.shards import SHARD_BYTES, in_chunks
 from cpt.data.store.token_files import TokenFiles
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, ResourceError
@@ -112,23 +109,6 @@ def test_the_store_does_not_depend_on_the_number_of_workers(large, tokenized, to
     ]
 
 
-def test_a_bad_row_deep_in_a_file_has_its_line_and_can_be_skipped(large, tokenized, tmp_path):
-    path = Path(large.path) / "b.jsonl"
-    lines = path.read_text().splitlines()
-    lines[100], lines[150] = "bad", "bad too"
-    path.write_text("\n".join(lines))
-    with pytest.raises(DataError, match="b.jsonl:101: not valid JSON"):
-        tokenized(large)
-    assert not list((tmp_path / "cache" / "tokens").glob("*/description.json"))
-    skipping = tokenized(large, on_bad_row="skip", max_bad_share=0.1)
-    assert skipping.description.bad_rows == {"not valid JSON": 2} and skipping.description.documents == 408
-    listed = contents(skipping)["bad_rows.jsonl"].splitlines()
-    assert [json.loads(line)["where"] for line in listed] == [f"{path}:101", f"{path}:151"]
-    for stricter in ({"on_bad_row": "skip", "max_bad_share": 0.001}, {}):
-        with pytest.raises(DataError, match="2 of 412 rows|b.jsonl:101"):
-            tokenized(large, **stricter)
-
-
 def test_a_shard_that_is_made_again_with_other_tokens_is_refused_at_each_start(large, tokenized, monkeypatch):
     opened = tokenized(large)
     tokens = opened.shard_folder(0) / "tokens.bin"
@@ -179,15 +159,3 @@ def test_of_an_endless_source_only_enough_is_read(tmp_path, monkeypatch, tokeniz
     endless = Source(path="my_endless_documents:texts", max_tokens=2_000)
     assert 2_000 <= tokenized(endless).description.tokens < 20_000
     assert tokenized(endless.model_copy(update={"max_tokens": 30_000})).description.tokens >= 30_000
-
-
-# How a source is cut
-
-
-@given(st.lists(st.integers(0, SHARD_BYTES), min_size=1, max_size=80))
-@settings(max_examples=50)
-def test_chunks_begin_small_and_grow_to_their_size(num_bytes):
-    chunks = in_chunks(range(len(num_bytes)), num_bytes, SHARD_BYTES, 4 * SHARD_BYTES)
-    assert [shard for chunk in chunks for shard in chunk] == list(range(len(num_bytes)))
-    sizes = [sum(num_bytes[shard] for shard in chunk) for chunk in chunks]
-    assert all(size <= most * SHARD_BYTES for size, most in zip(sizes, [1, 1, 2, *[4] * len(sizes)], strict=False))

@@ -89,6 +89,7 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
     teacher = save_teacher(made.folder / "teacher", tokenizer_folder, texts_of(corpus))
     distilled = {"stage": "distill_text", "teacher_model_name_or_path": str(teacher)}
     fused = {"model": {**LLAMA, "fused_loss": True}, "gradient_checkpointing": True}
+    halves = {"model": {**LLAMA, "dtype": "bfloat16"}, "bf16": True, "per_device_train_batch_size": 1}
     adapted = {"stage": "cpt", "model": {"path": str(teacher), "lora": {"r": 4}}}
     evaluation = {"perplexity": [{"path": str(corpus / "held_out.jsonl")}], "prompts": ["the model", "x"]}
     made.train(
@@ -99,6 +100,7 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
         plan("adapted-again", "fsdp", begins_as="adapted", **adapted),
         plan("fused", **fused),
         plan("fused-zero3", "zero3", **fused),
+        plan("halves", **halves),
         plan("varlen-zero3", "zero3", model={**LLAMA, "attention": "varlen"}),
         plan("evaluated-zero3", "zero3", evaluation=evaluation),
         plan("distilled-zero3", "zero3", **distilled),
@@ -106,6 +108,7 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
     made.train(
         1,
         plan("alone"),
+        plan("halves-alone", **halves),
         plan("adapted-alone", **adapted),
         plan("evaluated-alone", evaluation=evaluation),
         plan("alone-at-once", per_device_train_batch_size=4),
@@ -121,6 +124,13 @@ def test_one_recipe_has_the_same_losses_however_it_is_split(runs, way):
     alone = runs.losses("alone")
     assert len(alone) == STEPS and alone[-1] < alone[0]
     assert runs.losses(way) == pytest.approx(alone, rel=1e-6 if way in WAYS else 1e-5)
+
+
+@pytest.mark.slow
+def test_gradients_of_bfloat16_weights_are_added_up_in_fp32_over_micro_batches_and_processes(runs):
+    """Those of the first step, before weights could differ; in bfloat16 their norms would differ by 1e-5."""
+    one, two = (runs.losses(name, "grad_norm") for name in ("halves-alone", "halves"))
+    assert two[0] == pytest.approx(one[0], rel=2e-6) and len(two) == STEPS
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 import yaml
-from launching import ROOT, environment_of_a_run, launch
+from launching import ROOT, environment_of_a_run
 from peft import PeftModel
-from tiny import write_documents, write_recipe
+from tiny import write_recipe
 from tiny_checkpoints import random_llama, save_adapter
 from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -19,7 +19,6 @@ from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.runs.record import Run
 from cpt.tokenizer.load import load_tokenizer
-from cpt.train import train
 
 METALS = ["nickel", "cobalt", "copper", "silver", "osmium", "yttrium", "gallium", "thorium", "cerium", "barium"]
 
@@ -150,14 +149,6 @@ def test_weights_of_a_run_are_scored_whole_or_as_an_adapter_on_their_base(recipe
 
 
 @pytest.mark.slow
-def test_model_and_base_answer_the_tasks_of_the_recipe(run, folder):
-    pytest.importorskip("lm_eval")
-    exam = {"name": "exam", "folder": str(folder), "limit": 10}
-    verdict = complete_verdict(run(tasks=[{"name": "domain_test", "questions": 0}, exam]))
-    assert [(one.name, one.questions, one.against.items) for one in verdict.tasks] == [("exam", 10, 10)]
-
-
-@pytest.mark.slow
 def test_two_processes_measure_the_same_as_one(run, folder):
     pytest.importorskip("lm_eval")
     finished = run(tasks=[{"name": "domain_test", "questions": 30}, {"name": "exam", "folder": str(folder)}])
@@ -180,23 +171,3 @@ def test_what_cannot_be_measured_leaves_the_rest_and_says_how_to_repeat_it(run, 
     reasons = {one.what: one.why for one in verdict.not_run}
     assert f"cpt verdict {finished.folder}" in reasons["domain test and benchmarks"]
     assert verdict.contamination is not None and verdict.is_complete
-
-
-@pytest.mark.long
-def test_a_run_of_two_processes_ends_with_its_whole_verdict_which_its_card_has_too(tiny_recipe, corpus, tmp_path):
-    base = train(load_recipe(write_recipe({**tiny_recipe, "name": "base"}, tmp_path / "base.yaml")))
-    held_out = {"domain": write_documents(tmp_path / "held_out.jsonl", 60, 9), "general": corpus / "held_out.jsonl"}
-    evaluation = {
-        "perplexity": [{"path": str(path), "name": name} for name, path in held_out.items()],
-        "retain": {"general": None},
-        "tasks": [{"name": "domain_test", "questions": 30}],
-    }
-    recipe = {**tiny_recipe, "stage": "cpt", "model": {"path": str(base)}, "evaluation": evaluation}
-    ended = launch(write_recipe(recipe, tmp_path / "r.yaml"), way="torchrun", processes=2)
-    assert ended.returncode == 0, ended.stderr
-    folder = tmp_path / "runs" / "tiny"
-    content = json.loads((folder / "verdict.json").read_text())
-    assert content["is_complete"] and content["contamination"]["evaluated"] == 71  # one of 72 is too short
-    assert str(folder / "verdict.md") in ended.stdout and "cpt serve" in ended.stdout
-    card = (folder / "final" / "README.md").read_text()
-    assert "training documents contain at least half of one of the 71" in card and "cpt serve tiny" in card

@@ -81,12 +81,6 @@ def test_models_of_different_tokenizers_are_compared_by_document(models, held_ou
     assert found.items == 12 and found.difference == pytest.approx(both[1] - both[0])
 
 
-def test_the_folder_of_a_run_means_its_model(models, tmp_path):
-    (tmp_path / "final").symlink_to(models / "one")
-    (tmp_path / "recipe.yaml").touch()
-    assert model_at(str(tmp_path)).path == str(tmp_path / "final")
-
-
 @pytest.mark.parametrize("file", ["recipe.yaml", "adapter_config.json"])
 def test_an_unfinished_run_and_an_adapter_without_base_are_refused(tmp_path, file):
     (tmp_path / file).write_text("{}")

@@ -218,16 +218,6 @@ def test_an_accuracy_is_compared_with_chance_where_the_model_before_could_not_ch
     assert read_example_sets(write_lines(tmp_path / "metrics.jsonl", [loss, logs[1]])) == []  # nothing before it began
 
 
-def test_page_and_json_are_written_into_the_runs_folder(run):
-    folder = run(examples=WITH_REFERENCE)
-    verdict = verdict_of_run(folder)
-    write_verdict(folder, verdict)
-    assert (folder / "verdict.md").read_text() == verdict_page(verdict)
-    content = json.loads((folder / "verdict.json").read_text())
-    assert content["worked"] is True and content["headline"] == verdict.headline()
-    assert content["sets"][0]["name"] == "domain" and content["examples"][0]["accuracy"] == [0.0, 0.9]
-
-
 def test_on_a_full_disk_the_run_continues_without_a_page(run, tmp_path, caplog):
     folder = run()
     with disk_of_its_own(tmp_path / "disk", "256k") as disk:

@@ -68,16 +68,6 @@ def tied(tokenizer_folder, tmp_path):
     return folder
 
 
-def logits_of(folder):
-    return AutoModelForCausalLM.from_pretrained(folder)(torch.arange(20).unsqueeze(0)).logits
-
-
-def test_a_tied_head_is_stored_once(tied):
-    before = logits_of(tied)
-    store_tied_head_once(tied)
-    assert "lm_head.weight" not in Tensors(tied).files and torch.equal(logits_of(tied), before)
-
-
 def test_a_tied_head_is_stored_once_in_shards_too(tied):
     model = AutoModelForCausalLM.from_pretrained(tied)
     (tied / "model.safetensors").unlink()

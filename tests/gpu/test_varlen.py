@@ -3,9 +3,8 @@ nothing waits."""
 
 import pytest
 import torch
-from gpu_device import BACKEND, DEVICE, ON_GPU, no_waits
+from gpu_device import DEVICE, no_waits
 from tiny import TINY_LLAMA
-from torch import _dynamo as dynamo
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
@@ -97,21 +96,6 @@ def test_losses_are_those_of_masks_and_no_pass_waits_for_the_gpu(attention, comp
         loss = model(**given).loss
         loss.backward()
     assert loss.item() == pytest.approx(expected, rel=1e-2)
-
-
-def test_layers_compile_once_for_any_number_of_documents():
-    dynamo.reset()
-    dynamo.utils.counters.clear()
-    model = model_with(VARLEN)
-    compile_layers(model, Compiling(BACKEND))
-    graphs = []
-    for length in (512, 64, 16, 4):  # from 3 to 385 documents
-        packed = torch.stack(
-            [torch.arange(TOKENS) % length, torch.arange(TOKENS), torch.arange(TOKENS) % (2 * length)]
-        )
-        model(**batch(packed)).loss.backward()
-        graphs.append(dynamo.utils.counters["stats"]["unique_graphs"])
-    assert graphs == [1 if ON_GPU else graphs[0]] * 4, "on a CPU a loop over documents breaks the graph"
 
 
 def test_long_rows_take_no_memory_for_a_mask():

@@ -34,12 +34,6 @@ def test_a_seed_decides_the_weights_and_leaves_the_runs_random_numbers_alone():
     assert torch.equal(torch.rand(3), drawn)
 
 
-def test_loaded_weights_give_the_logits_that_were_saved(folder):
-    loaded = load(folder)
-    assert torch.equal(loaded(IDS).logits, tiny_model("llama").eval()(IDS).logits)
-    assert loaded.config.use_cache is False and loaded.dtype == torch.float32
-
-
 def test_auto_dtype_is_the_runs_and_an_explicit_one_wins():
     section = Model(from_scratch=True, config=tiny_config("llama"))
     assert build_model(section, make_tokenizer(), dtype=torch.bfloat16).dtype == torch.bfloat16

@@ -52,15 +52,6 @@ def test_the_loss_counts_each_token_once_over_accumulated_batches(family):
     torch.testing.assert_close(sum(halves), whole)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_tensor_parallel_plan_names_parts_of_the_model(family):
-    options = {"mlp_only_layers": [0]} if family == "minimind3_moe" else {}
-    model = AutoModelForCausalLM.from_config(config_from(tiny_config(family, **options)))
-    named = [name for name, _ in [*model.named_modules(), *model.named_parameters()]]
-    parts = {".".join("*" if part.isdigit() else part for part in name.split(".")) for name in named}
-    assert set(model.tp_plan) <= parts
-
-
 @pytest.mark.parametrize(
     ("family", "key", "value"),
     [
@@ -194,13 +185,6 @@ def test_an_exported_minimind2_mixture_keeps_its_options(options, tmp_path):
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     export_native(tmp_path)
     torch.testing.assert_close(load(tmp_path)(IDS).logits, model(IDS).logits, atol=2e-6, rtol=0)
-
-
-def test_a_native_model_is_left_as_it_is(tmp_path):
-    tiny_model("llama").save_pretrained(tmp_path)
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    export_native(tmp_path)
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("family", ["minimind2", "minimind3", "minimind3_moe"])

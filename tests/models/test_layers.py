@@ -21,8 +21,6 @@ from cpt.models.layers import (
     keep_attention,
     read_recomputing,
     set_up_recomputing,
-    take_compiling,
-    wanted_compiling,
 )
 
 LAYERS = 4
@@ -197,13 +195,6 @@ def test_evaluation_and_generation_of_any_shape_compile_nothing(compiler):
     assert compiler["stats"]["unique_graphs"] == 1, "training goes on with its graph"
 
 
-@pytest.mark.slow
-def test_inductors_kernels_have_the_same_losses(compiler):
-    expected = losses(built("llama", {"selective": True}), steps=4)
-    found = losses(built("llama", {"selective": True}, compiling=Compiling()), steps=4)
-    assert found == pytest.approx(expected, rel=1e-5) and compiler["stats"]["unique_graphs"] == 1
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize(("sub_keys", "again"), [({}, 1), ({"selective": True}, 0)])
 def test_the_graph_of_the_backward_pass_holds_what_is_computed_again(sub_keys, again, compiler):
@@ -224,14 +215,6 @@ def test_the_graph_of_the_backward_pass_holds_what_is_computed_again(sub_keys, a
     assert sum("flash_attention_for_cpu_backward" in name for name in backward) == 1
     of_gradients = 2 * 7  # two for each matrix
     assert sum(name in ("aten.mm.default", "aten.addmm.default") for name in backward) > of_gradients
-
-
-def test_hugging_face_no_longer_compiles_what_is_taken():
-    mode = "max-autotune-no-cudagraphs"
-    given = SimpleNamespace(torch_compile=True, torch_compile_backend="inductor", torch_compile_mode=mode)
-    assert take_compiling(given) == Compiling("inductor", mode)
-    assert take_compiling(given) is None and given.torch_compile_backend is None
-    assert wanted_compiling({"torch_compile_mode": "default"}) == Compiling("inductor", "default")
 
 
 @pytest.mark.parametrize(

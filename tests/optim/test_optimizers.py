@@ -2,13 +2,10 @@
 refused."""
 
 import copy
-import json
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
-from launching import run_program
 from tiny import write_recipe
 from tiny_models import tiny_model
 from tiny_training import learns_and_resumes, steps, tiny_llama
@@ -107,19 +104,6 @@ def test_muons_updates_are_as_large_as_adamws_whatever_the_shape(shape):
     muon([{"params": [matrix], MATRICES: True}], 1e-3).step()
     # Newton-Schulz leaves singular values near 0.7 to 1.2.
     assert matrix.detach().square().mean().sqrt().item() == pytest.approx(0.2e-3, rel=0.35)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_deepspeeds_muon_is_ours_up_to_rounding_but_clips_its_updates(processes, tmp_path):
-    """Newton-Schulz in bfloat16 rounds an update by about 5 %. When DeepSpeed clips gradients instead
-    (deepspeedai/DeepSpeed#8439), muon can be offered under ZeRO."""
-    run_program(Path(__file__).with_name("muon_of_deepspeed.py"), tmp_path / "found.json", processes=processes)
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert len(found) == 3, "ZeRO-1, 2 and 3"
-    for stage in found:
-        assert stage["difference"] < 0.1 and stage["smaller"] > 10, found
-        assert stage["smaller"] == pytest.approx(stage["norm"], rel=0.1), found
 
 
 @pytest.mark.parametrize("build", [soap, shampoo])

@@ -82,6 +82,7 @@ def test_a_run_that_fits_nowhere_has_no_proposal():
     assert cheapest_that_fits(setup_for(), tiny, count, mfu=0.35) is None
 
 
+@pytest.mark.heavy
 def test_several_gpus_may_divide_the_run_with_fsdp2_and_keep_compiled_layers():
     setup = setup_for(gpus=4, fused_loss=True, compiles=True, accumulation=4)
     target = find_target("mine", 4, 64.0, memory=24, peak_tflops=100)
@@ -129,6 +130,7 @@ def test_auto_becomes_numbers_for_this_machine(capsys):
     assert f"per_device_train_batch_size: auto is {chosen['per_device_train_batch_size']}" in capsys.readouterr().out
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("gib", [1.2, 3, 16])
 def test_auto_recomputes_layers_only_if_that_helps(gib):
     both = {"per_device_train_batch_size": "auto", "gradient_checkpointing": "auto"}
@@ -137,6 +139,7 @@ def test_auto_recomputes_layers_only_if_that_helps(gib):
     assert chosen["gradient_checkpointing"] is (gib < 2) and 48 % chosen["per_device_train_batch_size"] == 0
 
 
+@pytest.mark.heavy
 def test_auto_fills_only_the_share_of_the_card_that_the_recipe_allows():
     def micro_batch(gib, share=None):
         written = recipe(safety={"max_gpu_memory": share}, per_device_train_batch_size="auto", torch_compile=False)

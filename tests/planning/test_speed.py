@@ -5,8 +5,7 @@ import pytest
 from planned_setups import FACTS, PLAIN
 
 from cpt.errors import RecipeError
-from cpt.hardware import GPU_TYPES, simplified_gpu
-from cpt.planning.speed import LINKS, find_gpu_type, find_target, measured_speed, planned_speed, sent_bytes
+from cpt.planning.speed import find_gpu_type, find_target, measured_speed, planned_speed, sent_bytes
 from cpt.planning.workload import Sharding
 
 H100 = replace(find_target("H100", 1, 64.0), bandwidth=0.0)  # updates take no time
@@ -19,11 +18,6 @@ LARGE = replace(FACTS, parameters=10**9, trained=10**9, flops_per_token=6e9)
 )
 def test_a_gpu_has_the_names_that_people_and_drivers_give_it(written, meant):
     assert find_gpu_type(written).name == meant
-
-
-def test_every_gpu_has_a_name_of_its_own_and_links():
-    assert {kind.name for kind in GPU_TYPES} == LINKS.keys()
-    assert len({simplified_gpu(kind.name) for kind in GPU_TYPES}) == len(GPU_TYPES)
 
 
 def test_tokens_a_second_are_the_peak_over_the_operations():

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from openai import OpenAI
 from promises.conftest import free_port, losses, metrics, texts_in
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -49,6 +48,8 @@ def differing(whole) -> Path:
 @pytest.mark.slow
 def test_documents_become_an_answer_to_an_openai_client(cpt, start, base_model, corpus, tmp_path):
     """init, check, train, verdict, export, serve."""
+    from openai import OpenAI  # it takes a second
+
     file = tmp_path / "recipe.yaml"
     words = (*init_words(base_model, corpus), "--tokens", 2048)
     assert cpt("init", *words, "--output", file).returncode == 0

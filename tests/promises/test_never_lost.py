@@ -493,6 +493,45 @@ def test_where_one_of_two_processes_dies_the_other_ends_and_the_run_resumes(toge
     assert is_same(run, of_two)
 
 
+@pytest.fixture
+def both(together, file, my_lab):
+    """Train on two processes with trouble or without; returns their exit codes."""
+
+    def begin(*words, trouble=""):
+        typed = together(2, "train", file, *NO_DROPOUT, *words, folder=my_lab, environment={"TROUBLE": trouble})
+        return [one.wait().returncode for one in typed]
+
+    return begin
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_out_of_memory_on_one_process_makes_the_micro_batches_of_both_smaller(both, run, of_two):
+    assert both(trouble="memory/1@3") == [76, 76] and both() == [0, 0]
+    assert losses(run) == pytest.approx(losses(of_two), rel=1e-5)
+    assert [event["kind"] for event in events(run)] == ["out_of_memory"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_bad_steps_of_one_process_are_skipped_by_both_and_both_go_back(both, run):
+    guard = "safety.loss_guard={name: robust, skips: 1}"
+    assert both(guard, trouble="nan/1@4,6") == [76, 76] and both(guard) == [0, 0]
+    kinds = [(event["kind"], event["step"]) for event in events(run)]
+    assert kinds[:3] == [("nan_skipped", 4), ("nan_skipped", 6), ("rolled_back", 6)] and len(losses(run)) == STEPS
+    assert both("safety.on_spike=my_lab:asked_of_the_first", "name=asked", trouble="nan/1@3,5") == [0, 0]
+    assert [event["kind"] for event in events(run.with_name("asked"))] == ["nan_skipped", "nan_skipped"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_signal_to_one_of_two_processes_in_an_evaluation_ends_both_and_they_make_it_up(both, run, of_two, corpus):
+    evaluated = f"evaluation={{perplexity: [{{path: {corpus}/held_out.jsonl}}], every_steps: 2}}"
+    assert both(evaluated, trouble="term/1@4") == [75, 75] and both(evaluated) == [0, 0]
+    assert [row["step"] for row in metrics(run, having="eval_held_out_loss")] == [0, 2, 4, 6, 8]
+    assert losses(run) == losses(of_two)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_supervised_run_restarts_after_a_kill(train, run, straight):

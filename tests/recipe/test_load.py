@@ -7,29 +7,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cpt.errors import RecipeError
-from cpt.recipe.load import REPOSITORY, dump_recipe, load_recipe, load_section, load_with_places
+from cpt.recipe.load import REPOSITORY, dump_recipe, load_recipe, load_section
 from cpt.recipe.schema import Recipe
-from cpt.recipe.tree import place_of
 
 
 def test_a_recipe_that_is_not_there_is_refused(here):
     with pytest.raises(RecipeError, match=r"^gone.yaml:1: "):
         load_recipe("gone.yaml")
-
-
-def test_a_recipe_may_be_anywhere(here, tmp_path_factory):
-    elsewhere = tmp_path_factory.mktemp("elsewhere") / "r.yaml"
-    elsewhere.write_text("name: 3\n")
-    with pytest.raises(RecipeError) as caught:
-        load_recipe(elsewhere)
-    assert str(caught.value).startswith(f"{elsewhere}:1: ")
-
-
-def test_the_place_of_every_value_can_be_asked(load, here):
-    load("seed: 1\n")
-    _, root = load_with_places("r.yaml", ["tags=[a]"])
-    assert str(place_of(root, ("seed",))) == "r.yaml:5"
-    assert str(place_of(root, ("tags", 0))) == "on the command line: `tags=[a]`"
 
 
 # Overrides

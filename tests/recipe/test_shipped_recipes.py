@@ -1,18 +1,12 @@
 """Every shipped recipe loads and says what it is for, every part is in a recipe, and what they share trains."""
 
-import json
-import math
 import re
 from pathlib import Path
 
 import pytest
-from tiny import WORDS, write_recipe
-from tiny_models import tiny_config
-from tiny_tasks import TINY
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from tiny import write_recipe
 
 from cpt.commands.plan import config_without_weights
-from cpt.data.readers.columns import template_columns
 from cpt.errors import RecipeError
 from cpt.hardware import GIB
 from cpt.models.config import config_from, load_config
@@ -26,7 +20,6 @@ from cpt.planning.model_sizes import sizes_of_model
 from cpt.planning.speed import find_target
 from cpt.planning.workload import read_setup
 from cpt.recipe.load import REPOSITORY, differing_keys, load_recipe, load_section, load_with_places
-from cpt.train import train
 
 FOLDER = REPOSITORY / "recipes"
 PARTS = {"models", "mixtures", "presets", "demo", "pipelines", "search"}
@@ -115,75 +108,6 @@ def test_a_replay_is_one_source_beside_your_own(name, share, tmp_path):
     given["data"] = {"sources": [{"path": "a/b"}, {"base": f"presets/replay/{name}.yaml"}]}
     replay = load_recipe(write_recipe(given, tmp_path / "r.yaml")).data.sources[1]
     assert (replay.name, replay.weight) == ("general-replay", share) and replay.streaming and replay.max_documents
-
-
-# --- two steps, with a tiny model of the recipe's family and documents in the form of its sources --------------------
-
-STAGES = [FOLDER / "experiments/active" / f"{name}.yaml" for name in ("exp014_qwen7b_ppo", "exp015_qwen7b_spo")]
-STAGES += [FOLDER / "experiments/active/exp016_qwen3_1.7b_distill.yaml"]
-OF_GPUS = ("deepspeed", "fsdp", "accelerator_config", "bf16", "project", "gradient_accumulation_steps")
-SMALL = {"max_completion_length": 4, "teacher_model_name_or_path": "base"}
-HERE = {"use_cpu": True, "per_device_train_batch_size": 2, "logging_steps": 1}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", [*MIXTURES, *STAGES], ids=named)
-def test_each_mixture_and_stage_trains(part, tmp_path):
-    recipe = load_recipe(next(path for path in RECIPES if part in files_of(path)))
-    config = tiny_config(family_of(recipe), vocab_size=320)
-    save_models(config)
-    tree = json.loads(recipe.model_dump_json(by_alias=True, exclude_unset=True))
-    tree |= {"model": {"from_scratch": True, "config": config} if recipe.model.from_scratch else {"path": "base"}}
-    tree |= {"tokenizer": {"path": str(TINY / "tokenizer")}, "budget": {"tokens": 1024, "global_batch_tokens": 512}}
-    tree |= {"schedule": {}, "checkpoints": {}, "evaluation": {}, "monitoring": {}}
-    tree["training"] = {key: SMALL.get(key, value) for key, value in tree["training"].items() if key not in OF_GPUS}
-    tree["training"] |= HERE
-    tree["data"]["sequence_length"] = 128
-    for number, source in enumerate(tree["data"]["sources"]):
-        rows = [json.dumps(row_of(source, line)) for line in range(40)]
-        Path(f"{number}.jsonl").write_text("\n".join(rows))
-        source["path"] = f"{number}.jsonl"
-        for key in ("subset", "split", "data_files", "streaming"):
-            source.pop(key, None)
-    for reward in tree.get("rewards", ()):
-        reward |= {"path": "judge"} if "path" in reward else {}
-    folder = train(load_recipe(write_recipe(tree, tmp_path / "r.yaml"))).parent
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if "loss" in line]
-    assert len(losses) == 2 and all(map(math.isfinite, losses))
-
-
-def family_of(recipe) -> str:
-    """The model type of a recipe, or of the one whose run it starts from."""
-    if recipe.model.config is not None:
-        return recipe.model.config["model_type"]
-    return family_of(next(one for one in map(load_recipe, RECIPES) if f"runs/{one.name}" == recipe.model.path))
-
-
-def save_models(config: dict) -> None:
-    """A base, which is also a teacher, and a model with one score."""
-    shape = config_from(config)
-    AutoModelForCausalLM.from_config(shape).save_pretrained("base")
-    shape.num_labels = 1
-    AutoModelForSequenceClassification.from_config(shape).save_pretrained("judge")
-    for name in ("base", "judge"):
-        AutoTokenizer.from_pretrained(TINY / "tokenizer").save_pretrained(name)
-
-
-def row_of(source: dict, line: int) -> dict:
-    """A row with the columns that the source reads."""
-    text = f"{line}: {' '.join(WORDS)} {' '.join(WORDS[::-1])}"
-    if (chat := source.get("chat")) is None:
-        columns = template_columns(source["template"]) if "template" in source else [source.get("text_column", "text")]
-        return dict.fromkeys(columns, text)
-    asked = {"role": "user", "content": f"{line}?"}
-    if isinstance(chat, str):
-        return {chat: [asked, {"role": "assistant", "content": text}]}
-    if "chosen" not in chat:
-        return dict.fromkeys(chat.values(), f"{line} + 1?") | {"answer": "#### 42"}  # which a reward reads
-    if source["path"] == "Anthropic/hh-rlhf":  # whole texts
-        return {column: f"\n\nHuman: {line}?\n\nAssistant: {word}" for word, column in chat.items()}
-    return {column: [asked, {"role": "assistant", "content": word}] for word, column in chat.items()}
 
 
 SMALLER = [FOLDER / f"prototype_rtx4090_{kind}.yaml" for kind in ("64gb", "lora", "qlora")]

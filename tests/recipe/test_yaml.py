@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from cpt.recipe import tree
-from cpt.recipe.tree import Mistakes, UnreadableError, place_of, plain, read_text, read_yaml, resolve_scalar
+from cpt.recipe.tree import Mistakes, UnreadableError, plain, read_text, read_yaml, resolve_scalar
 from cpt.recipe.values import write_yaml
 
 
@@ -32,12 +32,6 @@ def test_an_unquoted_word_means_what_yaml_1_2_says(text):
 def test_what_is_quoted_is_text_and_so_are_keys():
     root, said = read('a: "1e-4"\nb: \'true\'\nc: "010"\non: 1\n2: b\nnull: c\n')
     assert plain(root) == {"a": "1e-4", "b": "true", "c": "010", "on": 1, "2": "b", "null": "c"} and not said
-
-
-def test_every_value_has_its_line():
-    root, _ = read("a:\n  b:\n    - x\n    - c: 1\n      d: 2\n")
-    places = [("a",), ("a", "b"), ("a", "b", 0), ("a", "b", 1), ("a", "b", 1, "d")]
-    assert [place_of(root, where).line for where in places] == [1, 2, 3, 4, 5]
 
 
 def test_a_key_written_twice_is_an_error_with_both_lines():

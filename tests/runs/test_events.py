@@ -21,13 +21,6 @@ from cpt.runs.events import (
 from cpt.runs.folder import keep_lines_until
 
 
-def test_an_event_is_a_line_and_a_sentence_of_the_log(tmp_path, caplog):
-    record_event(tmp_path, "rolled_back", "Back to checkpoint-4.", step=7, rows=[28, 31])
-    (event,) = read_events(tmp_path)
-    assert (event["kind"], event["step"], event["rank"], event["rows"]) == ("rolled_back", 7, 0, [28, 31])
-    assert "Back to checkpoint-4." in caplog.text
-
-
 def test_lines_of_several_writers_do_not_mix(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: record_event(tmp_path, "skip", "x" * 5000, step=i), range(200)))

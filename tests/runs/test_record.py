@@ -31,11 +31,6 @@ def started(recipe, **options):
     return start_run(recipe, check=RecipeChanges(recipe).check, **options)
 
 
-def test_a_run_starts_with_its_recipe_and_environment_on_record(tmp_path):
-    run = started(recipe(tmp_path))
-    assert {path.name for path in run.folder.iterdir()} == {"recipe.yaml", "environment.json", ".lock"}
-
-
 def test_a_later_start_is_recorded_with_what_differs_from_the_first(tmp_path, monkeypatch):
     run = started(recipe(tmp_path))
     run.write_status("running")

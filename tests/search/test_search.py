@@ -12,7 +12,6 @@ from tiny import write_recipe
 from cpt.commands.search import command, environments_of
 from cpt.errors import Interrupted, LaunchError, RecipeError, ResourceError, TrainingError
 from cpt.files import locked
-from cpt.recipe.load import load_recipe
 from cpt.search import search as loop
 
 TRIAL = "log(100, loss=abs(rate - 1e-3)); finish()"
@@ -68,17 +67,6 @@ def results(search):
 
 def starts(search):
     return [path.read_text().splitlines() for path in sorted(search.folder.glob("trial-*/starts"))]
-
-
-def test_the_best_recipe_has_the_values_of_the_best_trial(search, capsys):
-    search(parallel=2)
-    trials = results(search)
-    best = min(trials.values(), key=lambda one: one["value"])
-    recipe = load_recipe(search.folder / "best.yaml")
-    assert len(trials) == 4 and {one["state"] for one in trials.values()} == {"complete"}
-    assert recipe.optimizer.learning_rate == pytest.approx(best["values"]["optimizer.learning_rate"], rel=1e-5)
-    printed = capsys.readouterr().out
-    assert best["run"] in (search.folder / "best.yaml").read_text() and "cpt train" in printed
 
 
 def test_a_signal_stops_the_trials_and_the_same_command_continues_them(search):

@@ -1,10 +1,8 @@
 """What `cpt serve` and `cpt chat` refuse before a model is loaded."""
 
 import json
-import runpy
 import shutil
 import socket
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from typer.testing import CliRunner
 
 from cpt.cli import application
 from cpt.errors import CheckpointError, LaunchError, ResourceError
-from cpt.serving import serve
 from cpt.serving.serve import check_architecture, check_port, check_servable
 
 CONFIG = {
@@ -94,12 +91,6 @@ def test_a_class_of_the_users_own_is_where_the_server_looks(tmp_path, how, monke
         (tmp_path / "recipe.yaml").write_text(Path("examples/lstm/pretrain.yaml").read_text())
         check_architecture(model)
     assert transformers.LstmForCausalLM.__name__ == "LstmForCausalLM"
-
-
-def test_the_packages_for_serving_are_imported_when_they_are_needed(monkeypatch):
-    for name in ("fastapi", "uvicorn", "gradio", "openai"):
-        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
-    runpy.run_path(serve.__file__)
 
 
 # --- cpt chat --------------------------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """`cpt serve` and `cpt chat`: Hugging Face's server as OpenAI's client sees it."""
 
 import pytest
-from gradio_client import Client
-from openai import BadRequestError, OpenAI
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt.errors import LaunchError
@@ -27,12 +25,20 @@ def served(folder, dtype="auto"):
 
 
 @pytest.fixture(scope="module")
-def client(chat_folder):
+def openai():
+    """Imported here: it takes a second in each process that only collects tests."""
+    import openai
+
+    return openai
+
+
+@pytest.fixture(scope="module")
+def client(chat_folder, openai):
     with served(chat_folder) as url:
-        yield OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        yield openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
-def test_chat_and_completions_come_whole_and_streamed(client, chat_folder):
+def test_chat_and_completions_come_whole_and_streamed(client, openai, chat_folder):
     name, expected = str(chat_folder), greedy(chat_folder)
     assert [model.id for model in client.models.list()] == [name]
     options = {"model": name, "max_tokens": 8, "temperature": 0}
@@ -43,15 +49,15 @@ def test_chat_and_completions_come_whole_and_streamed(client, chat_folder):
     answer = client.chat.completions.create(messages=MESSAGES, **options).choices[0].message.content
     streamed = client.chat.completions.create(messages=MESSAGES, stream=True, **options)
     assert answer == "".join(part.choices[0].delta.content or "" for part in streamed) and answer
-    with pytest.raises(BadRequestError):
+    with pytest.raises(openai.BadRequestError):
         client.completions.create(model="another", prompt=PROMPT)
 
 
 @pytest.mark.parametrize(
     "options", [{"n": 2}, {"logprobs": 0}, {"echo": True}, {"presence_penalty": 1}, {"prompt": ["a", "b"]}]
 )
-def test_a_parameter_that_the_server_would_ignore_is_refused_by_name(client, chat_folder, options):
-    with pytest.raises(BadRequestError, match=f"`{next(iter(options))}`"):
+def test_a_parameter_that_the_server_would_ignore_is_refused_by_name(client, openai, chat_folder, options):
+    with pytest.raises(openai.BadRequestError, match=f"`{next(iter(options))}`"):
         client.completions.create(**{"model": str(chat_folder), "prompt": PROMPT, **options})
 
 
@@ -71,10 +77,10 @@ def test_openais_parameters_mean_what_openai_says(client, chat_folder):
     assert len(set(biased.choices[0].message.content)) == 1, "only the biased token"
 
 
-def test_a_model_without_a_chat_template_completes_and_refuses_chats(plain_folder):
+def test_a_model_without_a_chat_template_completes_and_refuses_chats(openai, plain_folder):
     with served(plain_folder) as url:
-        client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        with pytest.raises(BadRequestError, match="/v1/completions"):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        with pytest.raises(openai.BadRequestError, match="/v1/completions"):
             client.chat.completions.create(model=str(plain_folder), messages=MESSAGES)
         assert client.completions.create(model=str(plain_folder), prompt=PROMPT, max_tokens=3).choices[0].text
 
@@ -87,6 +93,8 @@ def test_a_model_that_the_server_cannot_load_is_named(chat_folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["chat_folder", "plain_folder"])
 def test_the_page_of_the_chat_answers_with_the_served_model(kind, request):
+    from gradio_client import Client
+
     model = check_servable(str(request.getfixturevalue(kind)))
     with served(model.name) as url:
         page, port = build_page(model, url), free_port()

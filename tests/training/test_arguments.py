@@ -101,10 +101,6 @@ def test_the_same_global_batch_on_more_processes_needs_less_accumulation(monkeyp
     assert (length.steps, length.rows_per_step, length.gradient_accumulation_steps) == (20, 8, 1)
 
 
-def test_epochs_are_passes_over_all_sources():
-    assert run_length(recipe(budget={"epochs": 1.5, "global_batch_tokens": 512}), 80).steps == 15
-
-
 def test_a_learned_micro_batch_is_for_its_number_of_processes_and_keeps_the_global_batch(tmp_path, monkeypatch):
     remember_micro_batch(tmp_path, 2, 2)
     large = recipe(training={"per_device_train_batch_size": 4})

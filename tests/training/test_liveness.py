@@ -18,7 +18,7 @@ from tiny_trainers import trainer_of
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from cpt.checkpoints.resume import published_checkpoints
-from cpt.errors import DataError, Interrupted, LaunchError
+from cpt.errors import Interrupted, LaunchError
 from cpt.runs.events import LastHeartbeat, read_events, read_heartbeats, write_heartbeat
 from cpt.runs.record import Run
 from cpt.training import liveness
@@ -28,7 +28,6 @@ from cpt.training.liveness import (
     find_lost_ranks,
     lost_others,
     lost_ranks_named,
-    own_words,
     saved_on_errors,
 )
 
@@ -153,13 +152,6 @@ def test_only_several_processes_can_lose_each_other(monkeypatch, problem, severa
     assert not lost_others(problem)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert lost_others(problem) is several
-
-
-def test_a_process_writes_only_its_own_error_as_its_end(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert own_words(DataError("no rows")) == "DataError: no rows"
-    assert {own_words(problem) for problem in (None, LaunchError("lost"), LOST)} == {""}
-    assert own_words(Interrupted("SIGTERM")).startswith("Interrupted")
 
 
 def sign(rank, host, **changed):

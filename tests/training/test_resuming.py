@@ -10,8 +10,7 @@ from cpt.checkpoints.manifest import read_manifest, write_manifest
 from cpt.checkpoints.resume import ResumePoint
 from cpt.errors import CheckpointError
 from cpt.recipe.load import load_recipe
-from cpt.runs.events import read_events
-from cpt.training.resuming import keep_global_batch, train_from, warn_elastic
+from cpt.training.resuming import keep_global_batch, train_from
 
 
 @pytest.fixture
@@ -26,12 +25,6 @@ def trainer(tiny_recipe, tmp_path):
     return trainer_of(tiny_recipe, tmp_path)
 
 
-def test_smaller_micro_batches_cost_the_last_bit(trainer):
-    assert trainer.checkpoint_loader.exactness == "bit-exact"
-    trainer.args.per_device_train_batch_size = 1
-    assert trainer.checkpoint_loader.exactness.startswith("rounding: 1 rows at a time instead of 2")
-
-
 def test_another_number_of_processes_keeps_the_rows_of_a_step(tiny_recipe, tmp_path, point, monkeypatch):
     stated = load_recipe(write_recipe(tiny_recipe, tmp_path / "stated.yaml"))
     del tiny_recipe["budget"]["global_batch_tokens"]
@@ -44,12 +37,6 @@ def test_another_number_of_processes_keeps_the_rows_of_a_step(tiny_recipe, tmp_p
     tiny_recipe["training"]["parallelism_config"] = {"sp_size": 2}
     shared = load_recipe(write_recipe(tiny_recipe, tmp_path / "shared.yaml"))
     assert keep_global_batch(shared, point) == shared, "two processes that share rows read as one"
-
-
-def test_another_number_of_processes_is_an_event(point, tmp_path):
-    warn_elastic(tmp_path, replace(point.manifest, world_size=2))
-    (event,) = read_events(tmp_path)
-    assert event["kind"] == "elastic" and (event["processes"], event["processes_before"]) == (1, 2)
 
 
 def test_random_numbers_of_other_processes_are_replaced_the_same_way_each_time(trainer, tmp_path):

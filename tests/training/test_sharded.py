@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate.parallelism_config import ParallelismConfig
 from one_process_group import alone_in_a_group
 from tiny import TINY_LLAMA
 from tiny_trainers import metrics, trainer_of
@@ -14,8 +13,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainerCallback
 
 from cpt.optim.gradients import gradient_norm
-from cpt.training import sharded
-from cpt.training.sharded import Engine, SharedRows
+from cpt.training.sharded import Engine
 from cpt.training.trainer import CPTTrainer
 
 
@@ -147,28 +145,3 @@ def test_half_precision_does_not_round_the_number_of_labels(monkeypatch):
         fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
         assert model(torch.ones(1, 2), torch.tensor(449.0))[1] == 448, "FSDP casts floats"
         assert model(torch.ones(1, 2), labels)[1] == 449
-
-
-# --- shared rows ---
-
-
-@pytest.fixture
-def shared() -> SharedRows:
-    """The sixth of eight processes, where four share each row."""
-    config = ParallelismConfig(sp_size=4, dp_replicate_size=2)
-    return SharedRows(SimpleNamespace(args=SimpleNamespace(parallelism_config=config, process_index=5, world_size=8)))
-
-
-def test_labels_of_a_step_are_those_of_all_processes(shared, monkeypatch):
-    monkeypatch.setattr(sharded.dist, "all_reduce", lambda count: count.mul_(8))
-    batch = {"shift_labels": torch.tensor([[1, 2, -100], [-100, -100, 3]])}
-    assert shared.count_labels([batch, batch], torch.device("cpu")) == 2 * 3 * 8
-
-
-def test_the_mean_of_the_losses_over_processes_is_that_of_the_step(shared):
-    class Summed(nn.Module):
-        def forward(self, labels, num_items_in_batch):
-            return SimpleNamespace(loss=labels.sum() / num_items_in_batch)
-
-    losses = [shared.compute_loss(Summed(), {"labels": torch.full((3,), float(rank))}, 24)[0] for rank in range(8)]
-    assert torch.stack(losses).mean() == pytest.approx(3 * sum(range(8)) / 24)

@@ -12,7 +12,7 @@ import yaml
 from launching import launch_to_its_end
 from launching import losses as losses_in
 from tiny import WORDS, write_recipe
-from tiny_trainers import events, losses, metrics, published, trainer_of
+from tiny_trainers import events, metrics, published, trainer_of
 
 from cpt.checkpoints.resume import latest_checkpoint
 from cpt.errors import Interrupted
@@ -101,22 +101,6 @@ def test_a_run_that_stops_ends_the_evaluation_and_keeps_its_weights(trainer):
     assert run.tasks.child is None and published(run) == ["checkpoint-4", "tasks-2", "tasks-4"]
 
 
-def test_the_program_gets_no_variable_of_the_launcher(trainer, monkeypatch):
-    monkeypatch.setenv("MASTER_PORT", "1234")
-    names = "[name for name in os.environ if name.startswith('MASTER_')]"
-    run = trainer(f"import json, os; print(json.dumps({{'task_mine_acc': float(len({names}))}}))")
-    run.train()
-    assert scores(run)[-1][-1] == 0.0
-
-
-def test_the_files_of_a_checkpoint_of_the_same_step_are_not_written_twice(trainer):
-    of_file = "os.stat(sys.argv[1] + '/model.safetensors').st_nlink"
-    program = f"import json, os, sys; print(json.dumps({{'task_mine_acc': {of_file}}}))"
-    run = trainer(program, checkpoints={"every_steps": 2, "keep": None, "in_background": True})
-    run.train()
-    assert scores(run)[-1][-1] == 2 and published(run) == ["checkpoint-2", "checkpoint-4"]
-
-
 def test_a_resumed_run_evaluates_what_is_missing_and_repeats_nothing(trainer):
     saved = {"every_steps": 2, "keep": None}
     run = trainer(checkpoints=saved)
@@ -133,13 +117,6 @@ def test_a_resumed_run_evaluates_what_is_missing_and_repeats_nothing(trainer):
     again = trainer("raise ValueError", checkpoints=saved)
     again.train(resume_from_checkpoint=latest_checkpoint(folder))
     assert [step for step, *_ in scores(again)] == [2, 4] and events(again) == []
-
-
-def test_training_is_the_same_with_tasks(trainer, tiny_recipe, tmp_path):
-    run, without = trainer(), trainer_of(tiny_recipe, tmp_path / "without")
-    run.train()
-    without.train()
-    assert losses(run) == losses(without)
 
 
 def write_exam(folder):
