@@ -53,8 +53,9 @@ def command(
     """Run a recipe.
 
     `key.path=value` changes any key of the recipe. An interrupted run of that name resumes from its newest checkpoint;
-    for a finished run, the model's folder is printed. If the recipe was edited, keys that cannot change the result are
-    applied, others need --change.
+    for a finished run, the model's folder is printed.
+
+    If you edited the recipe of a started run, keys that cannot change the result are applied; others need --change.
 
     `accelerate launch`, `torchrun` and `deepspeed` start the same program: cpt/train.py.
 

@@ -99,12 +99,11 @@ class TaskEvaluations(TrainerCallback):
         self.wait(control)
 
     def add(self, step: int) -> None:
-        """Put a due step into the queue; the oldest ones in it are skipped if there are many, or the disk gets full."""
+        """Put a due step into the queue; the oldest in it are skipped if there are many, or the disk gets full."""
         if not self.trainer.is_world_process_zero() or not self.is_due(step) or step == self.trainer.first_step:
             return
-        is_full = shutil.disk_usage(self.trainer.run_folder).free < LEAST_FREE * max(
-            map(size_of, self.waiting), default=0
-        )
+        free, largest = shutil.disk_usage(self.trainer.run_folder).free, max(map(size_of, self.waiting), default=0)
+        is_full = free < LEAST_FREE * largest
         while self.waiting and (is_full or len(self.waiting) >= MOST_WAITING):
             weights = self.waiting.pop(0)
             text = f"The tasks of step {step_of(weights)} are skipped, because those of step {step} are due."
