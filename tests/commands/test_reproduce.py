@@ -108,7 +108,7 @@ def record(tmp_path):
 
 
 def test_the_repetition_has_the_chosen_values_and_no_trackers_or_archive(record, recipe):
-    again = repetition_of(record, recipe)
+    again = repetition_of(record, recipe, record.inputs)
     assert (again.name, again.output_dir, again.tags) == ("tiny-reproduced", record.folder.parent, ["reproduces tiny"])
     assert again.training["gradient_checkpointing"] is True and again.training["use_cpu"] is True
     assert again.training["deepspeed"] == {"zero_optimization": {"stage": 2}}
@@ -126,7 +126,7 @@ def test_variables_that_decide_figures_are_as_they_were(record, monkeypatch):
 
 
 def test_only_an_earlier_repetition_is_deleted(record, recipe):
-    again = repetition_of(record, recipe)
+    again = repetition_of(record, recipe, record.inputs)
     folder = empty_folder(again)
     folder.mkdir(parents=True)
     (folder / "precious").write_text("something else")
