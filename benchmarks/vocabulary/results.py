@@ -105,7 +105,11 @@ def arms_table(results: dict[str, Any]) -> str:
 
 def starts_table(results: dict[str, Any]) -> str:
     """Bits per byte before any training, by how new rows were made."""
-    names = {OWN: "its own tokens", "mean": "extended, rows: mean"}
+    names = {
+        OWN: "its own tokens",
+        "mean": "extended, rows: mean",
+        "token_distillation": "extended, rows: token distillation",
+    }
     heads = ("a model with untied embeddings, before any training", "code, bits per byte", "prose")
     rows = [(names[row["start"]], f"{row['domain']:.3f}", f"{row['general']:.3f}") for row in results["starts"]]
     return table(heads, rows)

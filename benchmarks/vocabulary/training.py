@@ -59,10 +59,10 @@ def train_base(corpus: Corpus, tokenizer: Path, folder: Path, *changes: str) -> 
     )
 
 
-def extend_base(corpus: Corpus, base: Path, add: int, output: Path) -> Path:
+def extend_base(corpus: Corpus, base: Path, add: int, output: Path, rows: str = "mean") -> Path:
     """The base model with tokens for code."""
     if not output.exists():
-        words = ["--text", f"code={corpus.files['domain', 'train']}", "--add", str(add)]
+        words = ["--text", f"code={corpus.files['domain', 'train']}", "--add", str(add), "--rows", rows]
         try:
             cpt(["tokenizer", "extend", str(base), *words, "--output", str(output)])
         except SystemExit as ended:
@@ -137,8 +137,8 @@ def measure_starts(corpus: Corpus, tokenizer: Path, add: int, folder: Path) -> l
     )
     base = train_base(corpus, tokenizer, folder, *changes)
     rows: list[dict[str, float | str]] = []
-    for start in (OWN, "mean"):
-        model = base if start == OWN else extend_base(corpus, base, add, folder / f"untied-{start}")
+    for start in (OWN, "mean", "token_distillation"):
+        model = base if start == OWN else extend_base(corpus, base, add, folder / f"untied-{start}", start)
         run = continue_model(f"start-{start.replace(' ', '_')}", 1, corpus, model, STEP_TOKENS, folder).parent
         (domain, general), _ = read_bits(run)
         rows.append({"start": start, "domain": domain, "general": general})

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -19,7 +19,7 @@ from cpt.export.export import new_folder
 from cpt.formatting import open_console
 from cpt.models.build import load_weights
 from cpt.models.config import load_config
-from cpt.models.new_rows import EXTENSION, Rows, add_rows, tables
+from cpt.models.new_rows import EXTENSION, Distilled, Rows, add_rows, check_can_distill, distill_rows, tables
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Model
 from cpt.tokenizer.extend_vocabulary import Extension, extend_vocabulary
@@ -28,6 +28,7 @@ from cpt.tokenizer.train_bpe import train_bpe
 
 SAMPLE_DOCUMENTS = 1000  # to compare lengths before and after
 SAMPLE_CHARACTERS = 20_000  # of each document
+DISTILLED_TOKENS = 256  # of each document, to train new rows on
 ROWS_MULTIPLE = 64  # a grown embedding has a multiple of this many rows, which is faster on GPUs
 
 Texts = Annotated[
@@ -93,6 +94,10 @@ def extend_command(
     text: Texts = None,
     text_column: TextColumn = "text",
     max_mb: MaxBytes = 200,
+    rows: Annotated[
+        Literal["mean", "token_distillation"],
+        typer.Option(help="Initial new rows; token_distillation trains the input rows (untied heads only)."),
+    ] = "mean",
     revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a model on the Hub.")] = None,
 ) -> None:
     """Add tokens for a domain by continuing the tokenizer's byte-pair encoding on the domain's text.
@@ -118,16 +123,21 @@ def extend_command(
         raise RecipeError(
             f"{model}: its tokenizer has ids up to {num_ids - 1:,}, its embedding {num_rows:,} rows. Use its own."
         )
+    if rows == "token_distillation":
+        check_can_distill(built)
     typer.echo(f"Adding {add:,} tokens ...", err=True)
     sample: list[str] = []
     extension = extend_vocabulary(tokenizer, sampled(texts.values(), sample), add)
     pieces = {token.id: token.pieces for token in extension.tokens}
-    grown = add_rows(built, pieces, num_ids, ROWS_MULTIPLE)
+    grown, distilled = add_rows(built, pieces, num_ids, ROWS_MULTIPLE), None
+    if rows == "token_distillation":
+        distilled = distill(built, pieces, extension.tokenizer, sample)
     record = {
         "base": model,
         "revision": revision,
         "learned_from": {name: one.metrics() for name, one in texts.items()},
         "rows": asdict(grown),
+        "distilled": distilled and asdict(distilled),
     }
     lengths = write_extended(output, built, tokenizer, extension, sample, record)
     print_extension(model, output, extension, grown, f"{len(tokenizer):,}, learned from {describe(texts)}", lengths)
@@ -168,6 +178,27 @@ def sampled(texts: Iterable[TextReader], sample: list[str]) -> Iterator[str]:
         if len(sample) < SAMPLE_DOCUMENTS:
             sample.append(document[:SAMPLE_CHARACTERS])
         yield document
+
+
+def distill(
+    model: PreTrainedModel,
+    pieces: Mapping[int, Sequence[int]],
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+) -> Distilled:
+    """Train the new input rows on the beginnings of texts, on the accelerator if there is one."""
+    import torch
+
+    typer.echo("Training the new rows ...", err=True)
+    sequences = [tokenizer(text)["input_ids"][:DISTILLED_TOKENS] for text in texts]
+    torch.nn.Module.to(model, torch.accelerator.current_accelerator(check_available=True) or "cpu")
+    distilled = distill_rows(model, pieces, sequences)
+    torch.nn.Module.to(model, "cpu")
+    typer.echo(
+        f"Token distillation, {distilled.steps:,} steps: distance of the new embedding rows to the old tokens' states"
+        f" {distilled.before:.3f} -> {distilled.after:.3f}."
+    )
+    return distilled
 
 
 def write_extended(

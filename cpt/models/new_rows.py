@@ -1,12 +1,17 @@
-"""Vocabulary rows for new tokens: initialize them from the rows of their pieces, and train only them if the recipe
-says so."""
+"""Vocabulary rows for new tokens: initialize them from the rows of their pieces, train them by Token Distillation
+(arXiv 2505.20133), and train only them if the recipe says so.
+
+Token Distillation: replacing each new token by its pieces gives the same text in old tokens. The model's hidden states
+after the pieces are the target, and the new tokens' input rows are trained until the states after them are close.
+"""
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -100,3 +105,99 @@ def keep_rows(ids: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     kept, rows = torch.zeros_like(gradient), ids.to(gradient.device)
     kept[rows] = gradient[rows]
     return kept
+
+
+# --- Token Distillation ----------------------------------------------------------------------------------------------
+
+LEARNING_RATE = 0.03  # initial rate, relative to the rows' root mean square; decays to zero
+SEQUENCES = 8  # per step
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """Distance of the states to those of the old tokens, relative to their norm."""
+
+    before: float
+    after: float
+    steps: int
+
+
+def distill_rows(
+    model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], sequences: Sequence[Sequence[int]]
+) -> Distilled:
+    """Train the new tokens' input rows, initialized by `add_rows`, on sequences that contain them."""
+    check_can_distill(model)
+    embedding, _ = tables(model)
+    ids = torch.tensor(sorted(pieces))
+    chosen = [list(one) for one in sequences if not pieces.keys().isdisjoint(one)]
+    if not chosen:
+        return Distilled(0.0, 0.0, 0)
+    rows = nn.Parameter(embedding.weight[ids].float().detach().clone())
+    far = distance(model, embedding, ids, rows, pieces)
+    held = chosen[: 4 * SEQUENCES]
+    model.eval().requires_grad_(False)
+    with torch.no_grad():
+        before = float(far(held))
+    size = rows.detach().square().mean().sqrt().item()
+    optimizer = torch.optim.Adam([rows], lr=LEARNING_RATE * size)
+    steps = -(-len(chosen) // SEQUENCES)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    for step in range(steps):
+        far(chosen[step * SEQUENCES : (step + 1) * SEQUENCES]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    with torch.no_grad():
+        after = float(far(held))
+        embedding.weight[ids] = rows.to(embedding.weight.dtype)
+    model.requires_grad_(True)
+    return Distilled(before, after, steps)
+
+
+def check_can_distill(model: PreTrainedModel) -> None:
+    embedding, head = tables(model)
+    if embedding.weight is head.weight:
+        raise RecipeError("token distillation needs an untied head. Use --rows mean.")
+    if type(embedding) is not nn.Embedding:
+        raise RecipeError(f"token distillation does not support {type(embedding).__name__}. Use --rows mean.")
+
+
+def distance(
+    model: PreTrainedModel,
+    embedding: nn.Embedding,
+    ids: torch.Tensor,
+    rows: torch.Tensor,
+    pieces: Mapping[int, Sequence[int]],
+) -> Callable[[Sequence[Sequence[int]]], torch.Tensor]:
+    """Return a function: distance of sequences' last hidden states to those of the same text in old tokens."""
+    device = embedding.weight.device
+    place = torch.full((embedding.num_embeddings,), -1, device=device)
+    place[ids] = torch.arange(len(ids), device=device)
+
+    def states(tokens: torch.Tensor) -> torch.Tensor:
+        tokens = tokens.to(device)
+        found = place[tokens]
+        new = rows[found.clamp(min=0)].to(embedding.weight.dtype)
+        looked_up = torch.where((found >= 0)[..., None], new, embedding(tokens))
+        hidden: torch.Tensor = model.base_model(inputs_embeds=looked_up, use_cache=False).last_hidden_state
+        return hidden.float()
+
+    def far(sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+        spelled = [[list(pieces.get(token, (token,))) for token in one] for one in sequences]
+        ends = [torch.tensor([len(part) for part in one]).cumsum(0) - 1 for one in spelled]
+        with torch.no_grad():
+            known = states(padded([list(chain.from_iterable(one)) for one in spelled]))
+        found = states(padded(sequences))
+        parts = []
+        for row, (one, end) in enumerate(zip(sequences, ends, strict=True)):
+            first = next(number for number, token in enumerate(one) if token in pieces)  # both are equal before it
+            wanted = known[row, end[first:]]
+            parts.append((found[row, first : len(one)] - wanted).square().sum(-1) / wanted.square().sum(-1))
+        return torch.cat(parts).mean()
+
+    return far
+
+
+def padded(sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Pad at the ends, which does not affect earlier tokens in a causal model."""
+    return nn.utils.rnn.pad_sequence([torch.tensor(one) for one in sequences], batch_first=True)

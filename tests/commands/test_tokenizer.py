@@ -66,6 +66,13 @@ def test_a_tokenizer_that_is_not_the_models_is_refused(extend, tokenizer_folder,
     assert code == 2 and "300 rows" in said
 
 
+@pytest.mark.heavy
+def test_input_rows_can_be_taught_by_token_distillation(extend, model, tmp_path):
+    assert extend(model, "--rows", "token_distillation", add=12)[0] == 0
+    record = json.loads((tmp_path / "extended" / "extension.json").read_text())["distilled"]
+    assert record["after"] < record["before"]
+
+
 def test_a_report_compares_two_tokenizers(cpt, tokenizer_folder, text, tmp_path):
     assert cpt("tokenizer", "train", "--text", text, "--vocabulary", 300, "--output", tmp_path / "small")[0] == 0
     words = ("tokenizer", "report", tokenizer_folder, "--text", text, "--against", tmp_path / "small")

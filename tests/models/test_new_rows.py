@@ -5,9 +5,10 @@ from transformers import AutoModelForCausalLM
 
 from cpt.errors import RecipeError
 from cpt.models.config import config_from
-from cpt.models.new_rows import EXTENSION, add_rows, new_ids, tables
+from cpt.models.new_rows import EXTENSION, add_rows, distill_rows, new_ids, tables
 
 PIECES = {90: (3, 4), 91: (3, 4, 5), 96: (7, 8), 97: (9, 9, 10)}
+TAUGHT = {90: (3, 4), 91: (5, 6, 7)}
 
 
 def build(model_type="llama", *, tied=False):
@@ -43,3 +44,36 @@ def test_a_folder_that_names_no_new_tokens_says_how_to_make_one(tmp_path, conten
         (tmp_path / EXTENSION).write_text(content)
     with pytest.raises(RecipeError, match="cpt tokenizer extend MODEL"):
         new_ids(tmp_path)
+
+
+# --- Token Distillation ----------------------------------------------------------------------------------------------
+
+
+def with_new_rows(model_type="llama", *, tied=False):
+    model = build(model_type, tied=tied)
+    add_rows(model, TAUGHT, known=90, multiple=8)
+    return model
+
+
+def sequences(number):
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randint(8, 40, (12,), generator=draw).tolist() + [90 + i % 2] + [9, 10, 11] for i in range(number)]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("model_type", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
+def test_the_states_come_nearer_and_only_the_new_input_rows_change(model_type):
+    model = with_new_rows(model_type)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = distill_rows(model, TAUGHT, sequences(160))
+    assert found.after < 0.95 * found.before and found.steps == 20
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    (table,) = changed
+    assert table.endswith(("embed_tokens.weight", "wte.weight"))
+    rows = (model.state_dict()[table] != before[table]).any(1).nonzero().flatten().tolist()
+    assert rows == [90, 91]
+
+
+def test_a_head_that_shares_the_rows_is_refused():
+    with pytest.raises(RecipeError, match="--rows mean"):
+        distill_rows(with_new_rows(tied=True), TAUGHT, sequences(1))
