@@ -20,7 +20,7 @@ from cpt.tokenizer.load import from_folder_or_hub
 
 
 @dataclass(frozen=True)
-class SourceModel:
+class InputModel:
     tensors: Tensors
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase
@@ -69,15 +69,15 @@ def write_chat_vector(
     return [f"Tokens added from {chat}: {len(rows.added):,}{names_added}; {kept}."]
 
 
-def open_source(folder: Path) -> SourceModel:
+def open_source(folder: Path) -> InputModel:
     tensors = open_model(folder)
     config = saved_config(folder)
     if config.model_type in FAMILIES:
         raise CheckpointError(f"{folder} is a `{config.model_type}`. Export it first: cpt export {folder} -o FOLDER")
-    return SourceModel(tensors, config, from_folder_or_hub(str(folder), None, False))
+    return InputModel(tensors, config, from_folder_or_hub(str(folder), None, False))
 
 
-def write_configs(output: Path, chat: SourceModel, chat_tokens: dict[int, str], ids: dict[str, int], rows: int) -> None:
+def write_configs(output: Path, chat: InputModel, chat_tokens: dict[int, str], ids: dict[str, int], rows: int) -> None:
     """The trained model's shape, and the chat model's special tokens and sampling, in ids of the merged vocabulary."""
 
     def new_id(old: Any) -> Any:
