@@ -24,7 +24,6 @@ from cpt.export.proof import (
     CARD,
     LogitDifference,
     ProofText,
-    adapter_warnings,
     check_vocabulary,
     difference,
     logits_of,
@@ -147,8 +146,6 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
             yield reload_and_compare(unfinished, text, expected, torch.float32, base=source.path)
         else:
             yield f"NOT VERIFIED with plain peft: {source.path} does not match the adapter's base. Export it merged."
-        notes = adapter_warnings(unfinished)
-    yield from notes
     yield f"Wrote {output}: the adapter alone. It needs its base, {source.path}."
 
 
