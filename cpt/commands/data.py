@@ -16,8 +16,8 @@ from rich.table import Column, Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from cpt.command_line import refuse_ignored, show_log
-from cpt.commands.data_check import OneSource, Overrides, RecipePath, chosen_sources
+from cpt.command_line import Overrides, RecipePath, refuse_ignored, show_log
+from cpt.commands.data_check import OneSource, chosen_sources
 from cpt.commands.rewriting import PROMPTS, WRAP_TOKENS, Rewritten, Task, find_prompt, rewrite
 from cpt.commands.rewriting_model import Sampling
 from cpt.data.documents.convert import require_libraries

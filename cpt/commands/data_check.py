@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from cpt.command_line import refuse_ignored, show_log
+from cpt.command_line import AsJson, Overrides, RecipePath, refuse_ignored, show_log
 from cpt.data.examples.check import CUT, WORKERS_IMPORT, WRONG, ExampleReport, Inspector, missing_tokens
 from cpt.data.examples.encoder import ExampleEncoder, encoder_of
 from cpt.data.readers.columns import form_of_source, sections_of
@@ -41,8 +41,6 @@ PIECES_ALONE = 2  # starting processes pays off with more pieces
 BAD_ROWS_SHOWN, EXAMPLES_SHOWN, CONTAMINATED_SHOWN = 20, 5, 20
 TRUNCATED_SHARE = 0.05
 
-RecipePath = Annotated[Path, typer.Argument(help="The recipe's YAML file.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")]
 OneSource = Annotated[str | None, typer.Option(help="Check only the source with this name.")]
 
 
@@ -242,7 +240,7 @@ def contamination_command(
     overrides: Overrides = None,
     task: Annotated[list[str] | None, typer.Option(help="Also search for this lm-eval task. Repeat it.")] = None,
     task_folder: Annotated[Path | None, typer.Option(help="Folder of YAML files with lm-eval tasks.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with up to 100 places of each source.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Search all training sources for documents of the evaluation.
 

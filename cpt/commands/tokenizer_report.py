@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from cpt.command_line import AsJson
 from cpt.commands.tokenizer import MaxBytes, TextColumn, TextReader, Texts, open_texts
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.formatting import open_console
@@ -76,7 +77,7 @@ def report_command(
     against: Annotated[str | None, typer.Option(help="Folder or Hub id of a tokenizer to compare with.")] = None,
     text_column: TextColumn = "text",
     max_mb: MaxBytes = 1000,
-    as_data: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the bytes per token of each text, and the tokens that are never used or cannot be used.
 
@@ -93,7 +94,7 @@ def report_command(
     for name, one in texts.items():
         measure_text(subjects, name, one)
     vocabularies = [vocabulary_metrics(subject.tokenizer, subject.seen) for subject in subjects]
-    if as_data:
+    if as_json:
         content = [
             {
                 "tokenizer": subject.name,
