@@ -29,7 +29,6 @@ from cpt.data.rows.packing import pack
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.formatting import open_console
 from cpt.recipe.load import load_recipe
-from cpt.recipe.paths import DOCUMENT_FILES
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, DocumentSource, Model, Recipe
 from cpt.tokenizer.load import load_tokenizer
@@ -216,10 +215,6 @@ def show_ingested(console: Console, done: "Ingested") -> None:
     if done.passed_over:
         skipped = ", ".join(f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common(KINDS_SHOWN))
         console.print(f"{done.passed_over.total():,} other file(s) were skipped ({skipped}).", markup=False)
-        readable = sorted(suffix for suffix in done.passed_over if suffix in DOCUMENT_FILES)
-        if readable:
-            known = ", ".join(readable)
-            console.print(f"A recipe reads {known} directly: data.sources: [{{path: THEIR FOLDER}}]", markup=False)
     if done.failed:
         first = {entry.reason: entry for entry in reversed(done.failed)}
         example = Column("for example", overflow="fold")

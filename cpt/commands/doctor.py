@@ -24,14 +24,6 @@ from cpt.recipe.load import load_recipe
 SMALL_SHARED_MEMORY_GIB = 1
 SMALL_DISK_GIB = 20
 PAGE = "docs/howto/installing.md"
-EXTRAS = {  # module -> feature that needs it; the name on PyPI is the same, with hyphens
-    "tensorboard": "curves in TensorBoard",
-    "wandb": "curves in Weights & Biases",
-    "trackio": "curves in Trackio",
-    "liger_kernel": "Liger's kernels: less memory for logits (`training.use_liger_kernel`)",
-    "matplotlib": "plots of `cpt report`, `cpt compare --html` and a search",
-    "bitsandbytes": "4-bit and 8-bit weights",
-}
 KERNELS = {  # module -> name on PyPI, feature that needs it
     "flash_attn": ("flash-attn", "`model.attention: flash_attention_2`; without it `auto` uses torch's varlen_attn"),
     "mamba_ssm": ("mamba-ssm", "Mamba kernels: without them Nemotron-H and Mamba are many times slower"),
@@ -122,8 +114,6 @@ def examine(machine: Machine) -> Iterator[Diagnosis]:
     if machine.gpus:
         yield from map(examine_kernel, KERNELS)
         yield examine_package("flash_attn_interface", "FlashAttention 3, for Hopper GPUs", FLASH_3)
-    for module, missing in EXTRAS.items():
-        yield examine_package(module, missing, f"pip install {module.replace('_', '-')}")
 
 
 def examine_torch(gpus: list[Gpu]) -> Iterator[Diagnosis]:

@@ -33,7 +33,7 @@ COMMANDS = {  # name -> module:function
 
 BATCH_CHARACTERS = 4_000_000
 PROOF_DOCUMENTS = 20  # of each text; gigatoken must encode them like Hugging Face's tokenizer
-LONGEST_LIST = 300  # characters
+EXAMPLES = 10  # of unreachable tokens; --json lists all
 NEVER_IN_UTF8 = re.compile(rb"[\xc0\xc1\xf5-\xff]")
 BYTE_OF_CHARACTER = {character: byte for byte, character in bytes_to_unicode().items()}  # GPT-2's byte alphabet
 NO_UTF8 = "has bytes that are invalid in UTF-8"
@@ -212,15 +212,10 @@ def print_vocabulary(console: Console, subject: Subject, vocabulary: VocabularyM
     console.print(f"  never seen in these texts: {never:,} of {regular:,} ({100 * never / max(1, regular):.1f} %)")
     console.print(f"  unreachable: {len(vocabulary.unreachable):,}")
     for reason, count in Counter(one.why for one in vocabulary.unreachable).most_common():
-        examples = ", ".join(f"{one.token!r} ({one.id})" for one in vocabulary.unreachable if one.why == reason)
-        console.print(f"    {count:,}: {reason}: {shortened(examples)}", markup=False)
-    special = ", ".join(f"{text} ({number})" for number, text in vocabulary.special)
-    console.print(f"  {len(vocabulary.special):,} special and added tokens: {shortened(special)}", markup=False)
+        some = [f"{one.token!r} ({one.id})" for one in vocabulary.unreachable if one.why == reason][:EXAMPLES]
+        console.print(f"    {count:,}: {reason}, such as {', '.join(some)}", markup=False)
+    console.print(f"  special and added tokens: {len(vocabulary.special):,}")
 
 
 def right(*names: str) -> list[Column]:
     return [Column(name, justify="right") for name in names]
-
-
-def shortened(text: str) -> str:
-    return text if len(text) <= LONGEST_LIST else f"{text[:LONGEST_LIST].rpartition(', ')[0]}, ... (--json lists all)"
