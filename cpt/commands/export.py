@@ -15,7 +15,6 @@ from cpt.export.write import DtypeName, ExportOptions, check_output, check_push,
 from cpt.models.build import DTYPES
 
 DTYPE: DtypeName = "bfloat16"
-LARGEST_FILE = "5GB"
 SERVE = "Serve it: cpt serve"
 
 
@@ -23,7 +22,6 @@ def command(
     path: Annotated[Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run, checkpoint, model or adapter.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="New folder; or only --push-to-hub.")] = None,
     dtype: Annotated[DtypeName, typer.Option(help="Data type of the weights.")] = DTYPE,
-    max_shard_size: Annotated[str, typer.Option(help="Largest file, such as 5GB or 500MB.")] = LARGEST_FILE,
     quantize: Annotated[Method | None, typer.Option(help="Linear layers in 8 or 4 bits, nf4 by bitsandbytes.")] = None,
     max_rise: Annotated[float, typer.Option(help="With --quantize: allowed rise of bits per byte.")] = MAX_RISE,
     adapter_only: Annotated[bool, typer.Option("--adapter-only", help="Export the adapter, not merged.")] = False,
@@ -47,7 +45,6 @@ def command(
     of_models = {
         "--dtype": dtype != DTYPE,
         "--tolerance": tolerance is not None,
-        "--max-shard-size": max_shard_size != LARGEST_FILE,
         "--quantize": quantize is not None,
     }
     refuse_ignored(of_models if adapter_only else {}, "with --adapter-only")
@@ -56,8 +53,8 @@ def command(
     if push_to_hub is not None:
         check_push(push_to_hub, private=private, sure=yes)
     if output is not None:
-        wish = ExportOptions(DTYPES[dtype], max_shard_size, text, tolerance)
-        check_output(output, max_shard_size)
+        wish = ExportOptions(DTYPES[dtype], text, tolerance)
+        check_output(output)
         if quantize is not None:
             check_quantising(quantize, wish.dtype)
         import_own_code(path, module)

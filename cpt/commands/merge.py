@@ -36,7 +36,6 @@ def command(
     chat: Annotated[Path | None, typer.Option(help="task_arithmetic: the chat model of the base.")] = None,
     scale: Annotated[float, typer.Option(help="task_arithmetic: factor of (chat - base).")] = 1.0,
     dtype: Annotated[Dtype, typer.Option(help="Data type of the weights.")] = "stored",
-    max_shard_size: Annotated[str, typer.Option(help="Largest file, such as 5GB or 500MB.")] = "5GB",
     tolerance: Annotated[float | None, typer.Option(min=0, help="lora: allowed difference, as a share.")] = None,
 ) -> None:
     """Merge an adapter into its base, add a chat vector, or average checkpoints.
@@ -46,7 +45,7 @@ def command(
     Example: cpt merge --method lora base-model runs/my-run/final/adapter --output merged
     """
     disable_progress_bar()
-    check_output(output, max_shard_size)
+    check_output(output)
     folders = models or []
     arithmetic = (after, base, chat)
     if method != "task_arithmetic" and (any(arithmetic) or scale != 1.0):
@@ -55,13 +54,13 @@ def command(
         raise RecipeError("--tolerance needs --method lora: other merges have no reference logits.")
     chosen = None if dtype == "stored" else DTYPES[dtype]
     if method == "lora":
-        lines = merge_adapter(folders, output, chosen, max_shard_size, tolerance)
+        lines = merge_adapter(folders, output, chosen, tolerance)
     elif method == "average":
-        lines = written(output, partial(average, folders, dtype=chosen, max_shard_size=max_shard_size))
+        lines = written(output, partial(average, folders, dtype=chosen))
     else:
         if after is None or base is None or chat is None or folders:
             raise RecipeError("--method task_arithmetic takes --after CPT --base BASE --chat CHAT , and no folders.")
-        add = partial(write_chat_vector, scale=scale, dtype=chosen, max_shard_size=max_shard_size)
+        add = partial(write_chat_vector, scale=scale, dtype=chosen)
         places = [weights_folder(str(result_of_run(str(path)))) for path in (after, base, chat)]
         lines = written(output, partial(add, *places))
     for line in lines:
@@ -69,7 +68,7 @@ def command(
 
 
 def merge_adapter(
-    folders: list[Path], output: Path, dtype: torch.dtype | None, max_shard_size: str, tolerance: float | None
+    folders: list[Path], output: Path, dtype: torch.dtype | None, tolerance: float | None
 ) -> Iterator[str]:
     if len(folders) != 2:
         raise RecipeError(f"--method lora takes two folders, BASE and ADAPTER, not {len(folders)}.")
@@ -77,12 +76,12 @@ def merge_adapter(
     trained = find_trained(adapter)
     if trained.kind != "adapter":
         raise CheckpointError(f"{adapter} is not a peft adapter. The order is: cpt merge --method lora BASE ADAPTER")
-    wish = ExportOptions(dtype or stored_dtype(weights_folder(str(base))), max_shard_size, tolerance=tolerance)
+    wish = ExportOptions(dtype or stored_dtype(weights_folder(str(base))), tolerance=tolerance)
     return export_whole(replace(trained, stated_base=base), output, wish)
 
 
-def average(folders: list[Path], output: Path, *, dtype: torch.dtype | None, max_shard_size: str) -> list[str]:
-    write_average(folders, output, dtype=dtype, max_shard_size=max_shard_size)
+def average(folders: list[Path], output: Path, *, dtype: torch.dtype | None) -> list[str]:
+    write_average(folders, output, dtype=dtype)
     return [f"The mean of {len(folders)} models: {', '.join(map(str, folders))}."]
 
 

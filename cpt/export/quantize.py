@@ -24,7 +24,7 @@ from transformers import (
     TorchAoConfig,
 )
 
-from cpt.checkpoints.model_folder import weight_files
+from cpt.checkpoints.model_folder import LARGEST_FILE, weight_files
 from cpt.errors import CheckpointError, CptError, DataError, ResourceError, install_line
 from cpt.evaluation.sets import data_of_recipe, open_evaluation_sets
 from cpt.export.export import copy_model_files, new_folder
@@ -115,7 +115,7 @@ def write_quantised(
     model = AutoModelForCausalLM.from_pretrained(whole, dtype=dtype, device_map=device, **quantized)
     yield describe_layers(model, method)
     expected = logits_of(model, proof.ids)
-    model.save_pretrained(folder, max_shard_size=options.max_shard_size)
+    model.save_pretrained(folder, max_shard_size=LARGEST_FILE)
     yield reload_and_compare(folder, proof, expected, dtype, device=device)
     after = bits_per_byte((logits_of(model, window) for window in text.windows), text)
     yield report_cost(before, after, method, max_rise)

@@ -27,7 +27,7 @@ class InputModel:
 
 
 def write_chat_vector(
-    after: Path, base: Path, chat: Path, output: Path, *, scale: float, dtype: torch.dtype | None, max_shard_size: str
+    after: Path, base: Path, chat: Path, output: Path, *, scale: float, dtype: torch.dtype | None
 ) -> list[str]:
     """Write after + scale * (chat - base), with the chat model's template, special tokens and generation config.
 
@@ -58,7 +58,7 @@ def write_chat_vector(
         for name, shape in trained.tensors.shapes.items()
     }
     output.mkdir(parents=True, exist_ok=True)
-    write_tensors(output, shapes, merged, max_shard_size)
+    write_tensors(output, shapes, merged)
     copy_model_files(after, output)
     chat_tokens = {number: token for token, number in speaker.tokenizer.get_vocab().items()}
     tokenizer = add_tokens(trained.tokenizer, speaker.tokenizer, rows)
