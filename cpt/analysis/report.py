@@ -143,9 +143,7 @@ def facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "host memory", format_number(hardware.get("host_memory_gib"), unit="GiB")
     yield "processes", format_count(environment.get("processes"))
     yield "started", (environment.get("started") or "")[:19].replace("T", " ")
-    yield "last update", (get(record.status, "updated") or "")[:19].replace("T", " ")
     yield "commit", f"{commit}{f' with {changed} uncommitted files' if changed else ''}"
-    yield "processor", hardware.get("processor") or ""
     yield "versions", ", ".join(f"{name} {versions[name]}" for name in SHOWN_VERSIONS if versions.get(name))
     yield "command", shlex.join(["cpt" if program.endswith("__main__.py") else Path(program).name, *words])
     yield "description", recipe.get("description") or ""
@@ -288,12 +286,7 @@ def against_plan(record: RunRecord) -> list[Part]:
     for name, (planned, measured) in compared.items():
         ratio = f"{measured / planned:.2f}" if planned and measured is not None else ""
         rows.append([name, format_number(planned), format_number(measured), ratio])
-    parts = get_dict(plan, "gpu_memory_gib")
-    rows += [[f"planned for {name} (GiB)", format_number(size), "", ""] for name, size in parts.items()]
-    found: list[Part] = [Table(("", "planned", "measured", "measured / planned"), rows)]
-    if mfu := plan.get("assumed_mfu"):
-        found.append(f"The planned speed assumes {format_share(mfu)} of the GPU's peak.")
-    return found
+    return [Table(("", "planned", "measured", "measured / planned"), rows)]
 
 
 def events(record: RunRecord) -> list[Part]:
