@@ -55,7 +55,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
     },
     "Use the model": {
         "export": ("cpt.commands.export:command", "Write a trained model for other programs, checked by its logits."),
-        "merge": ("cpt.commands.merge:command", "Merge models: adapter and base, chat vector, mean of checkpoints."),
+        "merge": ("cpt.commands.export:merge", "Merge models: adapter and base, chat vector, mean of checkpoints."),
         "serve": ("cpt.serving.serve:serve", "Serve a model to OpenAI clients, on Hugging Face's server."),
         "chat": ("cpt.serving.serve:chat", "Chat with a model in the terminal or in the browser."),
     },

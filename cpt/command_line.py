@@ -59,6 +59,7 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file
 Gpu = Annotated[str | None, typer.Option(help='"RTX 4090", A100-80GB, H100, ...; or cpu. Default: this machine.')]
 Processes = Annotated[int, typer.Option(min=1, help="Processes of a run on this machine, one per GPU.")]
 Launcher = Annotated[str | None, typer.Option(help='Or a launcher, such as "accelerate launch".')]
+LocalRank = Annotated[int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")]
 
 
 def run_command(function: Callable[..., None]) -> None:

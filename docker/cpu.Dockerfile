@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# cpt with torch 2.13.0 for the CPU; written by `python -m docker.write` from cpt/commands/doctor.py.
+# cpt with torch 2.13.0 for the CPU; written by `python -m docker.write` from docker/builds.py.
 #   docker build --file docker/cpu.Dockerfile --tag cpt:cpu .
 #   docker run --rm --shm-size=8g --volume "$PWD:/work" cpt:cpu doctor
 FROM python:3.11-slim-bookworm

@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# cpt with torch 2.11.0 for CUDA 12.6; written by `python -m docker.write` from cpt/commands/doctor.py.
+# cpt with torch 2.11.0 for CUDA 12.6; written by `python -m docker.write` from docker/builds.py.
 #   docker build --file docker/cuda126.Dockerfile --tag cpt:cuda126 .
 #   docker run --rm --gpus all --shm-size=8g --volume "$PWD:/work" cpt:cuda126 doctor
 FROM nvidia/cuda:12.6.3-devel-ubuntu24.04

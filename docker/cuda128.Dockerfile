@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# cpt with torch 2.11.0 for CUDA 12.8; written by `python -m docker.write` from cpt/commands/doctor.py.
+# cpt with torch 2.11.0 for CUDA 12.8; written by `python -m docker.write` from docker/builds.py.
 #   docker build --file docker/cuda128.Dockerfile --tag cpt:cuda128 .
 #   docker run --rm --gpus all --shm-size=8g --volume "$PWD:/work" cpt:cuda128 doctor
 FROM nvidia/cuda:12.8.1-devel-ubuntu24.04

@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# cpt with torch 2.13.0 for CUDA 13.0; written by `python -m docker.write` from cpt/commands/doctor.py.
+# cpt with torch 2.13.0 for CUDA 13.0; written by `python -m docker.write` from docker/builds.py.
 #   docker build --file docker/cuda130-torch213.Dockerfile --tag cpt:cuda130-torch213 .
 #   docker run --rm --gpus all --shm-size=8g --volume "$PWD:/work" cpt:cuda130-torch213 doctor
 FROM nvidia/cuda:13.0.2-devel-ubuntu24.04

@@ -1,4 +1,4 @@
-"""Write the Dockerfiles and their requirements from cpt/commands/doctor.py: `python -m docker.write`."""
+"""Write the Dockerfiles and their requirements from docker/builds.py: `python -m docker.write`."""
 
 import tomllib
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from cpt.commands.doctor import BUILDS, Build
+from docker.builds import BUILDS, Build
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON_OF_UBUNTU = "3.12"  # of 24.04, the base of NVIDIA's images
-WRITTEN = "written by `python -m docker.write` from cpt/commands/doctor.py"
+WRITTEN = "written by `python -m docker.write` from docker/builds.py"
 IMAGES = {  # CUDA -> image with its compiler
     "12.6": "nvidia/cuda:12.6.3-devel-ubuntu24.04",
     "12.8": "nvidia/cuda:12.8.1-devel-ubuntu24.04",

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from cpt.errors import ResourceError, install_line
 from cpt.files import write_atomic
 
-SMOOTHED_OVER = 0.02  # of the values of a curve
 STYLE: Any = {
     "path.simplify_threshold": 0.5,  # pixels: a long curve becomes small, and its spikes stay
     "svg.fonttype": "none",  # text stays text, a tenth of the size of outlines
@@ -80,16 +79,6 @@ def curves(
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     svg = text.getvalue()
     return [Plot(title, svg[svg.index("<svg") :], note)]
-
-
-def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Average each value with its neighbors, using fewer near the ends."""
-    reach = round(len(values) * SMOOTHED_OVER / 2)
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    places = np.arange(len(values))
-    low, high = np.maximum(0, places - reach), np.minimum(len(values), places + reach + 1)
-    means: NDArray[np.float64] = (sums[high] - sums[low]) / (high - low)
-    return means
 
 
 def as_label(text: str) -> str:

@@ -53,9 +53,6 @@ PLOTS: tuple[tuple[str, str, dict[str, str], float], ...] = (  # title, unit, na
     ("Time of a step", "seconds", {"median": "step_seconds_p50", "95th percentile": "step_seconds_p95"}, 1),
     ("GPU memory", "GiB", {name: f"gpu_memory_{name}_gib" for name in ("peak", "reserved", "allocated")}, 1),
     ("Host memory", "GiB", {"host memory": "host_memory_gib"}, 1),
-    ("GPU utilization", "%", {"GPU": "gpu_utilization_percent"}, 1),
-    ("GPU temperature", "°C", {"temperature": "gpu_temperature_celsius"}, 1),
-    ("GPU power", "W", {"power": "gpu_power_watts"}, 1),
     ("CPU utilization", "%", {"CPU": "cpu_percent"}, 1),
 )
 NOT_DRAWN = ("step", "tokens", "epoch", "loss", "num_tokens", "total_flos", "seconds_to_go", "cost", "cost_to_go")
@@ -146,9 +143,7 @@ def facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "host memory", format_number(hardware.get("host_memory_gib"), unit="GiB")
     yield "processes", format_count(environment.get("processes"))
     yield "started", (environment.get("started") or "")[:19].replace("T", " ")
-    yield "last update", (get(record.status, "updated") or "")[:19].replace("T", " ")
     yield "commit", f"{commit}{f' with {changed} uncommitted files' if changed else ''}"
-    yield "processor", hardware.get("processor") or ""
     yield "versions", ", ".join(f"{name} {versions[name]}" for name in SHOWN_VERSIONS if versions.get(name))
     yield "command", shlex.join(["cpt" if program.endswith("__main__.py") else Path(program).name, *words])
     yield "description", recipe.get("description") or ""
@@ -292,12 +287,7 @@ def against_plan(record: RunRecord) -> list[Part]:
     for name, (planned, measured) in compared.items():
         ratio = f"{measured / planned:.2f}" if planned and measured is not None else ""
         rows.append([name, format_number(planned), format_number(measured), ratio])
-    parts = get_dict(plan, "gpu_memory_gib")
-    rows += [[f"planned for {name} (GiB)", format_number(size), "", ""] for name, size in parts.items()]
-    found: list[Part] = [Table(("", "planned", "measured", "measured / planned"), rows)]
-    if mfu := plan.get("assumed_mfu"):
-        found.append(f"The planned speed assumes {format_share(mfu)} of the GPU's peak.")
-    return found
+    return [Table(("", "planned", "measured", "measured / planned"), rows)]
 
 
 def events(record: RunRecord) -> list[Part]:

@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from cpt.errors import CheckpointError
 
 Kind = Literal["model", "adapter", "zero", "nothing"]
+LARGEST_FILE = "5GB"
 WHOLE = ("model.safetensors", "pytorch_model.bin")
 INDEXES = tuple(f"{name}.index.json" for name in WHOLE)
 ADAPTER_CONFIG = "adapter_config.json"
@@ -119,10 +120,10 @@ def write_tensors(
     folder: Path,
     shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
     compute: Callable[[str], torch.Tensor],
-    max_shard_size: int | str,
+    max_shard_size: int | str = LARGEST_FILE,
 ) -> None:
-    """Compute each tensor once and write all as safetensors, in shards such as `5GB`, like transformers; `shapes` has
-    the (shape, dtype) of the results."""
+    """Compute each tensor once and write all as safetensors, in shards of LARGEST_FILE, like transformers; `shapes`
+    has the (shape, dtype) of the results."""
     planned = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items()}
     plan = split_torch_state_dict_into_shards(planned, max_shard_size=max_shard_size)
     for file, names in plan.filename_to_tensors.items():

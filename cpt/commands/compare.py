@@ -11,7 +11,7 @@ from rich.table import Column
 from rich.table import Table as RichTable
 
 from cpt.analysis.compare import MOST_COLUMNS, ComparedRun, Comparison, Topic, comparable_losses, compare
-from cpt.analysis.page import Curve, Part, Plot, Table, curves, html_page, smoothed, write_page
+from cpt.analysis.page import Curve, Part, Plot, Table, curves, html_page, write_page
 from cpt.command_line import AsJson
 from cpt.errors import CheckpointError
 from cpt.formatting import open_console
@@ -83,14 +83,12 @@ def plots(runs: Sequence[ComparedRun]) -> list[Plot]:
     """Losses, held-out sets and speed over tokens, one curve per run."""
     fits = comparable_losses(runs, [])
     comparable = [run for run, fit in zip(runs, fits, strict=True) if fit]
-    found = curves("Training loss", "nats per token", [smoothed_curve(run, "loss") for run in comparable])
+    found = curves("Training loss", "nats per token", curves_of(comparable, "loss_smoothed"))
     sets = {name: metric for run in runs for name, metric in run.record.metrics.held_out_sets.items()}
     for name, metric in sets.items():
-        lines = [Curve(run.name, *run.record.metrics.curve(metric), points=True) for run in runs]
-        found += curves(f"Held-out text: {name}", "bits per byte", lines)
-    return found + curves("Speed", "tokens/s", [smoothed_curve(run, "tokens_per_second") for run in runs])
+        found += curves(f"Held-out text: {name}", "bits per byte", curves_of(runs, metric, points=True))
+    return found + curves("Speed", "tokens/s", curves_of(runs, "tokens_per_second"))
 
 
-def smoothed_curve(run: ComparedRun, name: str) -> Curve:
-    tokens, values = run.record.metrics.curve(name)
-    return Curve(run.name, tokens, smoothed(values))
+def curves_of(runs: Sequence[ComparedRun], metric: str, *, points: bool = False) -> list[Curve]:
+    return [Curve(run.name, *run.record.metrics.curve(metric), points=points) for run in runs]

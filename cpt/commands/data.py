@@ -16,20 +16,20 @@ from rich.table import Column, Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from cpt.command_line import refuse_ignored, show_log
-from cpt.commands.data_check import OneSource, Overrides, RecipePath, chosen_sources
+from cpt.command_line import Overrides, RecipePath, refuse_ignored, show_log
 from cpt.commands.rewriting import PROMPTS, WRAP_TOKENS, Rewritten, Task, find_prompt, rewrite
 from cpt.commands.rewriting_model import Sampling
 from cpt.data.documents.convert import require_libraries
 from cpt.data.examples.encoder import CONTEXT, LEARNED, ROW, UNWANTED, ExampleEncoder, encoder_of
+from cpt.data.readers.columns import sections_of
 from cpt.data.readers.documents import BadRow
 from cpt.data.readers.filters import sieve_of, sift
 from cpt.data.readers.sources import pieces_of, read_piece
+from cpt.data.rows.open_sources import keyed_sources
 from cpt.data.rows.packing import pack
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.formatting import open_console
 from cpt.recipe.load import load_recipe
-from cpt.recipe.paths import DOCUMENT_FILES
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, DocumentSource, Model, Recipe
 from cpt.tokenizer.load import load_tokenizer
@@ -81,7 +81,6 @@ def see_source(
 def preview_command(
     recipe: RecipePath,
     overrides: Overrides = None,
-    source: OneSource = None,
     rows: Annotated[int, typer.Option(min=0, help="Packed rows, or examples, to show of each source.")] = 3,
     documents: Annotated[int, typer.Option(min=1, help="Documents to read of each source.")] = 1000,
 ) -> None:
@@ -93,7 +92,7 @@ def preview_command(
     loaded, console = load_recipe(recipe, overrides or ()), open_console()
     tokenizer = load_tokenizer(loaded.tokenizer, loaded.model)
     plain = DocumentEncoder(tokenizer)
-    for key, one in chosen_sources(loaded, source):
+    for key, one in keyed_sources(*sections_of(loaded)):
         encoder = encoder_of(one, plain, key)
         dropped = see_source(loaded.data, one, key, documents, encoder)
         kept, example = dropped.pop(None, []), Column("for example", overflow="fold")
@@ -216,10 +215,6 @@ def show_ingested(console: Console, done: "Ingested") -> None:
     if done.passed_over:
         skipped = ", ".join(f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common(KINDS_SHOWN))
         console.print(f"{done.passed_over.total():,} other file(s) were skipped ({skipped}).", markup=False)
-        readable = sorted(suffix for suffix in done.passed_over if suffix in DOCUMENT_FILES)
-        if readable:
-            known = ", ".join(readable)
-            console.print(f"A recipe reads {known} directly: data.sources: [{{path: THEIR FOLDER}}]", markup=False)
     if done.failed:
         first = {entry.reason: entry for entry in reversed(done.failed)}
         example = Column("for example", overflow="fold")

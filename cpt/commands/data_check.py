@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from cpt.command_line import refuse_ignored, show_log
+from cpt.command_line import AsJson, Overrides, RecipePath, refuse_ignored, show_log
 from cpt.data.examples.check import CUT, WORKERS_IMPORT, WRONG, ExampleReport, Inspector, missing_tokens
 from cpt.data.examples.encoder import ExampleEncoder, encoder_of
 from cpt.data.readers.columns import form_of_source, sections_of
@@ -30,26 +30,20 @@ from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError, RecipeError
 from cpt.formatting import open_console
-from cpt.plugins import did_you_mean
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import document_suffix
 from cpt.recipe.rules import reported_name
-from cpt.recipe.schema import Data, DocumentSource, Recipe, Source
+from cpt.recipe.schema import Data, DocumentSource, Source
 
 PIECE_BYTES, EXAMPLE_PIECE_BYTES = 16 * 2**20, 2 * 2**20  # examples are encoded, which takes longer
 PIECES_ALONE = 2  # starting processes pays off with more pieces
 BAD_ROWS_SHOWN, EXAMPLES_SHOWN, CONTAMINATED_SHOWN = 20, 5, 20
 TRUNCATED_SHARE = 0.05
 
-RecipePath = Annotated[Path, typer.Argument(help="The recipe's YAML file.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")]
-OneSource = Annotated[str | None, typer.Option(help="Check only the source with this name.")]
-
 
 def check_command(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, or a folder or file of documents.")],
     overrides: Overrides = None,
-    source: OneSource = None,
     output: Annotated[Path | None, typer.Option(help="List all bad rows in this file, as JSON lines.")] = None,
     truncated_share: Annotated[
         float, typer.Option(min=0, max=1, help="Share of examples that may be longer than data.sequence_length.")
@@ -62,13 +56,13 @@ def check_command(
     """
     console, loaded = open_console(), None
     if recipe.is_dir() or document_suffix(recipe.name):
-        if overrides or source:
-            raise RecipeError(f"{recipe} contains documents; key=value and --source need a recipe.")
+        if overrides:
+            raise RecipeError(f"{recipe} contains documents; key=value needs a recipe.")
         data = Data(sources=[Source(path=str(recipe))])
         sources: list[tuple[str, DocumentSource]] = [("data.sources[0]", data.sources[0])]
     else:
         loaded = load_recipe(recipe, overrides or ())
-        data, sources = loaded.data, list(chosen_sources(loaded, source))
+        data, sources = loaded.data, list(keyed_sources(*sections_of(loaded)))
     has_examples = any(form_of_source(one) != "document" for _, one in sources)
     refuse_ignored(
         {"--truncated-share": truncated_share != TRUNCATED_SHARE and not has_examples},
@@ -104,14 +98,6 @@ def check_command(
     outcome = f"{len(mistakes)} mistake(s)." if mistakes else "a run can read everything."
     console.print(f"{recipe}: {outcome}", markup=False)
     raise typer.Exit(2 if mistakes else 0)
-
-
-def chosen_sources(recipe: Recipe, name: str | None) -> Iterator[tuple[str, DocumentSource]]:
-    keyed = list(keyed_sources(*sections_of(recipe)))
-    names = [reported_name(one) for _, one in keyed]
-    if name is not None and name not in names:
-        raise RecipeError(f"unknown source `{name}`.{did_you_mean(name, names)} Sources: {', '.join(names)}.")
-    yield from ((key, one) for key, one in keyed if name in (None, reported_name(one)))
 
 
 def inspector_of(data: Data, source: DocumentSource, key: str, plain_encoder: DocumentEncoder) -> Inspector:
@@ -242,7 +228,7 @@ def contamination_command(
     overrides: Overrides = None,
     task: Annotated[list[str] | None, typer.Option(help="Also search for this lm-eval task. Repeat it.")] = None,
     task_folder: Annotated[Path | None, typer.Option(help="Folder of YAML files with lm-eval tasks.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with up to 100 places of each source.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Search all training sources for documents of the evaluation.
 

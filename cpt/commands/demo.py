@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.rule import Rule
@@ -23,7 +22,7 @@ from cpt.errors import LaunchError, ResourceError, TrainingError, install_line
 from cpt.files import SHIPPED_FILES
 from cpt.formatting import open_console
 from cpt.process import Child, free_port
-from cpt.runs.folder import VERDICT, VERDICT_PAGE, read_metrics, read_object
+from cpt.runs.folder import VERDICT, VERDICT_PAGE, read_object
 from cpt.runs.record import Run
 
 RECIPES = SHIPPED_FILES / "recipes"
@@ -43,16 +42,13 @@ Word = str | int | Path
 
 @dataclass(frozen=True)
 class SeedResult:
-    """One continued run: bits per byte of both held-out sets before and after, and training speed."""
+    """One continued run: bits per byte of both held-out sets before and after."""
 
     run: str
     domain_before: float
     domain_after: float
     general_before: float
     general_after: float
-    tokens: int
-    tokens_per_second: float
-    seconds: float
     worked: bool  # by its verdict: the interval of the domain's change is below zero
 
     @property
@@ -253,21 +249,18 @@ def read_result(run: Run) -> SeedResult:
         domain_after=domain["after"],
         general_before=general["before"],
         general_after=general["after"],
-        tokens=verdict["tokens"],
-        tokens_per_second=float(np.median(read_metrics(run.folder).curve("tokens_per_second")[1])),
-        seconds=run.status()["seconds"],
         worked=bool(verdict["worked"]),
     )
 
 
 def print_results(results: Sequence[SeedResult], headline: str, console: Console, folder: Path) -> None:
-    columns = ("domain before", "after", "change", "general before", "after", "change", "tokens/s")
+    columns = ("domain before", "after", "change", "general before", "after", "change")
     numbers = [Column(name, justify="right") for name in columns]
     table = Table("", *numbers, title="Bits per byte on held-out documents")
     for one in results:
         domain = (f"{one.domain_before:.3f}", f"{one.domain_after:.3f}", f"{one.domain_change:+.1f} %")
         general = (f"{one.general_before:.3f}", f"{one.general_after:.3f}", f"{one.general_change:+.1f} %")
-        table.add_row(one.run.removeprefix("code-"), *domain, *general, f"{one.tokens_per_second:,.0f}")
+        table.add_row(one.run.removeprefix("code-"), *domain, *general)
     console.print(table)
     num_passed = sum(one.passed for one in results)
     outcome = "[bold green]Passed" if num_passed == len(results) else "[bold red]NOT passed"
@@ -279,11 +272,9 @@ def print_results(results: Sequence[SeedResult], headline: str, console: Console
     first, last = (folder / results[number].run for number in (0, -1))
     lines = [
         f"The verdict: {first / VERDICT_PAGE}",
-        f"The summary: {folder / 'summary.json'}",
-        f"The model:   {folder / 'model'}",
+        f"The model: {folder / 'model'}",
         "Next:",
         f"  cpt report {first}",
         *([f"  cpt compare {first} {last}"] if first != last else []),
-        f"  cpt reproduce {first} --steps 100",
     ]
     console.print("\n".join(lines), highlight=False, soft_wrap=True)

@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,7 +11,6 @@ from typing import Annotated
 
 import typer
 from packaging.requirements import Requirement
-from packaging.version import Version
 from rich.markup import escape
 from rich.table import Column, Table
 
@@ -26,14 +24,6 @@ from cpt.recipe.load import load_recipe
 SMALL_SHARED_MEMORY_GIB = 1
 SMALL_DISK_GIB = 20
 PAGE = "docs/howto/installing.md"
-EXTRAS = {  # module -> feature that needs it; the name on PyPI is the same, with hyphens
-    "tensorboard": "curves in TensorBoard",
-    "wandb": "curves in Weights & Biases",
-    "trackio": "curves in Trackio",
-    "liger_kernel": "Liger's kernels: less memory for logits (`training.use_liger_kernel`)",
-    "matplotlib": "plots of `cpt report`, `cpt compare --html` and a search",
-    "bitsandbytes": "4-bit and 8-bit weights",
-}
 KERNELS = {  # module -> name on PyPI, feature that needs it
     "flash_attn": ("flash-attn", "`model.attention: flash_attention_2`; without it `auto` uses torch's varlen_attn"),
     "mamba_ssm": ("mamba-ssm", "Mamba kernels: without them Nemotron-H and Mamba are many times slower"),
@@ -124,8 +114,6 @@ def examine(machine: Machine) -> Iterator[Diagnosis]:
     if machine.gpus:
         yield from map(examine_kernel, KERNELS)
         yield examine_package("flash_attn_interface", "FlashAttention 3, for Hopper GPUs", FLASH_3)
-    for module, missing in EXTRAS.items():
-        yield examine_package(module, missing, f"pip install {module.replace('_', '-')}")
 
 
 def examine_torch(gpus: list[Gpu]) -> Iterator[Diagnosis]:
@@ -155,15 +143,9 @@ def has_code_for(capability: str, built: list[str]) -> bool:
 
 
 def examine_kernel(module: str) -> Diagnosis:
-    """Check a package that is compiled for one torch, and find the wheel for the installed torch."""
-    import torch  # here, so that a broken install becomes a row of the table
-
+    """Check a package that is compiled for one version of torch and CUDA."""
     package, missing = KERNELS[module]
-    release = Version(torch.__version__).release[:2]
-    lines = [one for one in BUILDS if one.cuda == torch.version.cuda and Version(one.torch).release[:2] == release]
-    wheel = next((wheel for one in lines for wheel in one.wheels if wheel.package == package), None)
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    remedy = wheel.install_line(python) if wheel else f"no known wheel for torch {torch.__version__}: {PAGE}"
+    remedy = f"install the wheel for this torch: {PAGE}"
     found = examine_package(module, missing, remedy, package)
     if found.here != "missing":
         try:
@@ -194,68 +176,3 @@ def examine_stack() -> Iterator[Diagnosis]:
             is_fine = requirement.specifier.contains(version, prereleases=True)
             found = Diagnosis(requirement.name, version) if is_fine else replace(found, here=version)
         yield found
-
-
-# --- builds of torch, and their kernels --------------------------------------------
-
-
-@dataclass(frozen=True)
-class Wheel:
-    """A prebuilt package of kernels, for one torch and one CUDA."""
-
-    package: str
-    version: str
-    """As shown by pip: 2.8.3+cu128torch2.11."""
-    index: str | None = None
-    """Package index, if not PyPI."""
-    url: str | None = None
-    """URL of the file, with `{python}` for cp311, cp312, ..."""
-
-    def requirement(self, python: str) -> str:
-        """Requirement for pip, for a Python such as 3.12."""
-        tag = f"cp{python.replace('.', '')}"
-        return f"{self.package} @ {self.url.format(python=tag)}" if self.url else f"{self.package}=={self.version}"
-
-    def install_line(self, python: str) -> str:
-        index = f"--extra-index-url {self.index} " if self.index else ""
-        return f"pip install {index}'{self.requirement(python)}'"
-
-
-@dataclass(frozen=True)
-class Build:
-    """A build of torch, and its kernels."""
-
-    name: str
-    torch: str
-    cuda: str | None = None
-    """None: the CPU build."""
-    wheels: tuple[Wheel, ...] = ()
-
-    @property
-    def index(self) -> str:
-        """The package index of this build of torch."""
-        return f"https://download.pytorch.org/whl/{'cu' + self.cuda.replace('.', '') if self.cuda else 'cpu'}"
-
-
-def flash_wheel(torch: str, cuda: str, release: str) -> Wheel:
-    """From github.com/mjun0812/flash-attention-prebuild-wheels; `torch` is a version such as 2.11."""
-    version = f"2.8.3+cu{cuda.replace('.', '')}torch{torch}"
-    place = "https://github.com/mjun0812/flash-attention-prebuild-wheels/releases/download"
-    return Wheel(
-        "flash-attn", version, url=f"{place}/{release}/flash_attn-{version}-{{python}}-{{python}}-linux_x86_64.whl"
-    )
-
-
-def build_with_all_kernels(cuda: str) -> Build:
-    """torch 2.11 is the newest with wheels for all three; Mamba's are by github.com/astral-sh-build."""
-    index = f"https://wheels.astral.sh/simple/cu{cuda.replace('.', '')}/"
-    kernels = (("mamba-ssm", "2.3.2.post1"), ("causal-conv1d", "1.6.2.post1"))
-    mamba = [Wheel(package, f"{version}+cu.{cuda}.torch.2.11", index=index) for package, version in kernels]
-    return Build(f"cuda{cuda.replace('.', '')}", "2.11.0", cuda, (flash_wheel("2.11", cuda, "v0.9.4"), *mamba))
-
-
-BUILDS = (
-    Build("cpu", "2.13.0"),
-    *map(build_with_all_kernels, ("12.6", "12.8", "13.0")),
-    Build("cuda130-torch213", "2.13.0", "13.0", (flash_wheel("2.13", "13.0", "v0.9.47"),)),
-)

@@ -17,7 +17,7 @@ from cpt.command_line import AsJson, Overrides, RecipePath
 from cpt.data.readers.columns import form_of_stage
 from cpt.data.rows.build import PreparedData, SourceReport, build_data, exceeds_max_epochs, rows_of_run
 from cpt.data.rows.mixture import asked_shares, from_row, shares_over
-from cpt.formatting import bars, open_console
+from cpt.formatting import open_console
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import reported_name
@@ -116,18 +116,12 @@ def find_deviations(sources: list[SourceForecast], rows: int) -> Iterator[str]:
         yield f"Estimated from the first chunks: {names}. `cpt prepare` reads all of it and makes the numbers exact."
 
 
-SHORTEST, LONGEST = 4, 20  # powers of two in the histogram; its ends include shorter and longer documents
-
-
 def print_forecast(forecast: Forecast, console: Console) -> None:
     headings = ("tokens", "documents", "held out", "asked", "seen", "epochs", "padding")
     columns = [Column(heading, justify="right", no_wrap=True) for heading in headings]
     licensed = any(source.licence for source in forecast.sources)
     title = f"Forecast of {escape(forecast.name)}"
     sources = Table("source", *columns, *(["licence"] if licensed else []), title=title)
-    documents = Table("source", title=f"Documents by length, from 2^{SHORTEST} to 2^{LONGEST} tokens")
-    documents.add_column("length", no_wrap=True)
-    documents.add_column("dropped")
     phases = Table("from token", "to token", title="Shares in each phase")
     for source in forecast.sources:
         name = escape(source.name)
@@ -135,29 +129,23 @@ def print_forecast(forecast: Forecast, console: Console) -> None:
         counts = [f"{about}{number:,}" for number in (source.tokens, source.documents, source.held_out)]
         cells = f"{source.asked:.2%}", f"{source.seen:.2%}", f"{source.epochs:.2f}", f"{source.padding:.2%}"
         sources.add_row(name, *counts, *cells, *([escape(source.licence or "")] if licensed else []))
-        dropped = [f"{count:,} {reason}" for reason, count in source.dropped.items()]
-        dropped += [f"{count:,} bad rows ({reason})" for reason, count in source.bad_rows.items()]
-        documents.add_row(name, histogram(source), escape(", ".join(dropped)) or "nothing")
         phases.add_column(name, justify="right")
     for phase in forecast.phases:
         end, rate = f"{phase.end_token:,}", phase.until_learning_rate
         if rate is not None:
             end += f" (learning rate at {rate:g} of its peak)"
         phases.add_row(f"{phase.first_token:,}", end, *(f"{share:.2%}" for share in phase.seen.values()))
-    for table in (sources, documents, *([phases] if forecast.phases else [])):
+    for table in (sources, *([phases] if forecast.phases else [])):
         console.print(table)
+    for source in forecast.sources:
+        dropped = [f"{count:,} {reason}" for reason, count in source.dropped.items()]
+        dropped += [f"{count:,} bad rows ({reason})" for reason, count in source.bad_rows.items()]
+        if dropped:
+            console.print(escape(f"Dropped from {source.name}: {', '.join(dropped)}."), highlight=False)
     for remark in forecast.remarks:
         console.print(escape(remark), highlight=False)
     verdict = "The mixture is reached" if forecast.is_reached else "[red]The mixture is not reached[/red]"
     console.print(f"{verdict}: {forecast.tokens:,} tokens in {forecast.rows:,} rows.", highlight=False)
-
-
-def histogram(source: SourceForecast) -> str:
-    """One bar per power of two, with the height of its share of the documents."""
-    heights = [0] * (LONGEST - SHORTEST + 1)
-    for length, count in source.lengths.items():
-        heights[min(max(length.bit_length() - 1, SHORTEST), LONGEST) - SHORTEST] += count
-    return bars(heights, max(heights))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from cpt.optim.gradients import check_release
 from cpt.planning.activations import ActivationCounts, count_activations
 from cpt.planning.check_resources import disk_needs
 from cpt.planning.dry_run import dry_run
-from cpt.planning.fitting import USABLE, USABLE_OF_HOST, Proposal, cheapest_that_fits, fits, with_chosen_values
+from cpt.planning.fitting import USABLE, USABLE_OF_HOST, FittingPlan, cheapest_that_fits, fits, with_chosen_values
 from cpt.planning.memory import SAMPLING, MemoryPlan, count_model, plan_memory
 from cpt.planning.memory_parts import MemorySnapshot
 from cpt.planning.model_sizes import KINDS, ModelSizes
@@ -184,7 +184,7 @@ def format_speed(speed: Speed, planned: "PlannedRun", target: Target, price: flo
     return f"{text}: {time} for {tokens:,} tokens{money}, without evaluation and saving.{waits}"
 
 
-def format_changes(proposal: Proposal, target: Target) -> Iterator[str]:
+def format_changes(proposal: FittingPlan, target: Target) -> Iterator[str]:
     for key, value in proposal.changes.items():
         yield f"  {key}: {in_yaml(value)}"
     host = "" if target.on_cpu else f", {proposal.plan.host.size / GIB:.0f} GiB on the host"

@@ -15,7 +15,6 @@ import typer
 
 from cpt.cache import cannot_keep, default_cache_dir
 from cpt.command_line import Overrides, RecipePath, show_log
-from cpt.commands.store import StoreFolder
 from cpt.data.readers.columns import form_of_stage
 from cpt.data.rows.build import PreparedData, as_asked, build_data
 from cpt.data.rows.contamination import with_decontamination
@@ -40,7 +39,6 @@ PASSED_ON = ("CPT_STORE", "HF_HUB_OFFLINE", "HF_HOME", "HF_TOKEN", "HF_ENDPOINT"
 def command(
     recipe: RecipePath,
     overrides: Overrides = None,
-    cache: StoreFolder = None,
     shard: Annotated[str | None, typer.Option(help="Make only part I of N, such as 3/16, of a shared store.")] = None,
     cluster: Annotated[Literal["ray"] | None, typer.Option("--with", help="Make shards on a Ray cluster.")] = None,
 ) -> None:
@@ -54,17 +52,17 @@ def command(
     if shard is not None and cluster is not None:
         raise RecipeError("--shard and --with ray both divide the work. Remove one of the two.")
     if cluster is not None:
-        typer.echo(f"{prepare_on_ray(loaded, cache):,} shards made by Ray ({time.monotonic() - start:.1f} s).")
+        typer.echo(f"{prepare_on_ray(loaded):,} shards made by Ray ({time.monotonic() - start:.1f} s).")
     if shard is not None:
         part = re.fullmatch(r"(\d+)/(\d+)", shard)
         if part is None or not 1 <= int(part[1]) <= int(part[2]):
             raise RecipeError(f"--shard: expected I/N with I from 1 to N, such as 3/16, got `{shard}`.")
-        count, missing = prepare_shard(loaded, int(part[1]), int(part[2]), cache)
+        count, missing = prepare_shard(loaded, int(part[1]), int(part[2]))
         typer.echo(f"{count:,} shards made for part {shard} ({time.monotonic() - start:.1f} s).")
         if missing:
             typer.echo(f"{missing:,} shards of other parts are missing. Afterwards: cpt prepare {recipe}")
             return
-    prepared = prepare_recipe(loaded, cache)
+    prepared = prepare_recipe(loaded)
     seconds = time.monotonic() - start
     if bounded := ", ".join(source.name for source in prepared.sources if source.is_estimate):
         typer.echo(f"Ready: the beginning of {bounded}; `data.disk_bytes` limits the store ({seconds:.1f} s).")
@@ -73,7 +71,7 @@ def command(
         typer.echo(f"{prepared.num_tokens:,} tokens of {documents:,} documents are ready ({seconds:.1f} s).")
 
 
-def prepare_recipe(recipe: Recipe, cache_dir: Path | None = None) -> PreparedData:
+def prepare_recipe(recipe: Recipe) -> PreparedData:
     """Make everything that the recipe's run reads; with `data.disk_bytes`, only its beginning. Upload it to $CPT_STORE
     if that is set."""
     prepared = build_data(
@@ -83,7 +81,6 @@ def prepare_recipe(recipe: Recipe, cache_dir: Path | None = None) -> PreparedDat
         evaluation=recipe.evaluation,
         form=form_of_stage(recipe.stage),
         budget=recipe.budget,
-        cache_dir=cache_dir,
         whole=recipe.data.disk_bytes is None,
     )
     if (store := bucket()) is not None:
@@ -110,10 +107,10 @@ def upload_shard(folder: Path, store: Bucket) -> None:
         raise cannot_keep(folder.parent, problem) from problem
 
 
-def prepare_shard(recipe: Recipe, part: int, of: int, cache_dir: Path | None = None) -> tuple[int, int]:
+def prepare_shard(recipe: Recipe, part: int, of: int) -> tuple[int, int]:
     """Make part `part` of `of` parts, counted from 1; return the number of shards made by this call, and of those
     still missing in the store. Parts may be made at the same time, on any machines."""
-    shards, store = all_shards(recipe, cache_dir or default_cache_dir()), bucket()
+    shards, store = all_shards(recipe), bucket()
     mine = unmade(shards[part - 1 :: of])
     workers = min(num_workers(), len(mine)) if len(mine) > 1 else 0
     for source, number in made(mine, workers, list({source for source, _ in mine})):
@@ -122,16 +119,15 @@ def prepare_shard(recipe: Recipe, part: int, of: int, cache_dir: Path | None = N
     return len(mine), len(unmade(shards))
 
 
-def prepare_on_ray(recipe: Recipe, cache_dir: Path | None = None) -> int:
+def prepare_on_ray(recipe: Recipe) -> int:
     """Make the missing shards as tasks of the Ray cluster at RAY_ADDRESS, by default on this machine; return their
     number. All machines must share the store's folder, or CPT_STORE."""
     try:
         import ray
     except ImportError as problem:
         raise ResourceError(f"--with ray needs Ray: {install_line('ray')}.") from problem
-    cache = (cache_dir or default_cache_dir()).absolute()
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    missing = unmade(all_shards(recipe, cache))
+    missing = unmade(all_shards(recipe))
     ray.init(ignore_reinit_error=True, logging_level=logging.ERROR, runtime_env={"env_vars": environment})
     try:
         task = ray.remote(num_cpus=1, max_retries=RETRIES, retry_exceptions=False)(make_remotely)
@@ -160,10 +156,11 @@ def make_remotely(work: ShardWork, shard: Shard, name: str, folder: str) -> None
         upload_shard(work.folder / name, store)
 
 
-def all_shards(recipe: Recipe, cache_dir: Path) -> list[Wanted]:
+def all_shards(recipe: Recipe) -> list[Wanted]:
     """Every shard of the sources and held-out sets that the run opens, in an order that all processes share."""
     if recipe.data.disk_bytes is not None:
         raise RecipeError("`data.disk_bytes` limits the store, so the run fills it. Remove it to prepare shards.")
+    cache_dir = default_cache_dir().absolute()  # Ray's tasks may start in another folder
     data, evaluation, _ = as_asked(phases_in_tokens(recipe), recipe.evaluation, form_of_stage(recipe.stage))
     clean = with_decontamination(data, evaluation, cache_dir)
     encoder = DocumentEncoder(load_tokenizer(recipe.tokenizer, recipe.model))

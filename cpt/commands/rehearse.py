@@ -22,7 +22,7 @@ from cpt import errors
 from cpt.cache import size_of
 from cpt.checkpoints.manifest import read_manifest, verify_path
 from cpt.checkpoints.resume import published_checkpoints
-from cpt.command_line import refuse_ignored
+from cpt.command_line import AsJson, Launcher, Overrides, Processes, RecipePath, refuse_ignored
 from cpt.distributed import environment_alone
 from cpt.errors import CheckpointError, CptError, LaunchError, RehearsalError, ResourceError, TrainingError
 from cpt.export.proof import logits_in_another_process, proof_text
@@ -281,14 +281,12 @@ def scratch_folder(recipe: Recipe) -> Iterator[Path]:
 
 
 def command(
-    recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
+    recipe: RecipePath,
+    overrides: Overrides = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
-    processes: Annotated[int, typer.Option(min=1, help="Processes on this machine, as for the run.")] = 1,
-    launcher: Annotated[
-        str | None, typer.Option(help='Launcher for the processes, such as "accelerate launch".')
-    ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    processes: Processes = 1,
+    launcher: Launcher = None,
+    as_json: AsJson = False,
 ) -> None:
     """Rehearse a run: longest rows, first steps, evaluation, save, export, resume, disk. Exit code 2 on failure.
 
@@ -307,7 +305,7 @@ def command(
     with scratch_folder(loaded) as scratch:
         is_kept = True
         try:
-            findings = Rehearsal(loaded, root, processes, launcher, scratch).rehearse(shows=not json_output)
+            findings = Rehearsal(loaded, root, processes, launcher, scratch).rehearse(shows=not as_json)
             failed = [finding.step for finding in findings if finding.verdict == "FAILED"]
             is_kept = bool(failed) and failed != ["recipe"]
         except KeyboardInterrupt as problem:
@@ -319,14 +317,14 @@ def command(
                 shutil.rmtree(scratch, ignore_errors=True)
                 with suppress(OSError):  # not empty: it has other runs
                     scratch.parent.rmdir()
-    if json_output:
+    if as_json:
         rows = [asdict(finding) for finding in findings]
         folder = str(scratch) if is_kept else None
         typer.echo(json.dumps({"passed": not failed, "folder": folder, "findings": rows}, indent=1))
     where = f" The rehearsal's folder is {scratch}; the next rehearsal replaces it." if is_kept else ""
     if failed:
         raise RehearsalError(f"the run would fail: {', '.join(failed)}.{where}")
-    if not json_output:
+    if not as_json:
         words = ["cpt", "train", str(recipe), *(overrides or ()), *(["--lora"] if lora else [])]
         if processes > 1 or launcher is not None:
             words += ["--supervise", *(["--launcher", launcher] if launcher else ["--processes", str(processes)])]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-from cpt.command_line import run_command, show_log  # first: it silences libraries that the others import
+from cpt.command_line import LocalRank, run_command, show_log  # first: it silences libraries that the others import
 
 # isort: split
 import numpy as np
@@ -141,9 +141,7 @@ def command(
     part: Annotated[str, typer.Argument(help="longest_rows, first_steps or resumed.")],
     recipe: Annotated[Path, typer.Argument(help="The rehearsed recipe.")],
     reports: Annotated[Path, typer.Argument(help="Folder for the measurements.")],
-    local_rank: Annotated[
-        int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")
-    ] = None,
+    local_rank: LocalRank = None,
 ) -> None:
     """Run one part."""
     train_in_own_process(recipe, lambda trainer: prepare(trainer, part, reports))

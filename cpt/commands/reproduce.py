@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from cpt.command_line import refuse_ignored, run_command  # first: it silences libraries that the others import
+# first: it silences libraries that the others import
+from cpt.command_line import AsJson, Launcher, LocalRank, refuse_ignored, run_command
 
 # isort: split
 import typer
@@ -85,10 +86,8 @@ def command(
     run: Annotated[str, typer.Argument(help="A run's folder, or its name below runs/.")],
     steps: Annotated[int | None, typer.Option(help="Number of steps; all by default.", min=1)] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Number of processes; by default as recorded.")] = None,
-    launcher: Annotated[
-        str | None, typer.Option(help='Launcher for the processes, such as "accelerate launch".')
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    launcher: Launcher = None,
+    as_json: AsJson = False,
 ) -> None:
     """Repeat a run from its record. Exit code 3 if losses differ; differences in code, versions and hardware are then
     printed.
@@ -390,9 +389,7 @@ def report(result: Reproduction, differences: Sequence[str]) -> list[str]:
 def run_recipe(
     recipe: Annotated[Path, typer.Argument(help="The recipe of the repetition.")],
     steps: Annotated[int | None, typer.Option(help="End at the log of this step.", min=1)] = None,
-    local_rank: Annotated[
-        int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")
-    ] = None,
+    local_rank: LocalRank = None,
 ) -> None:
     def ready(trainer: CPTTrainer) -> None:
         if steps is not None:

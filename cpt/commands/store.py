@@ -15,7 +15,7 @@ from rich.table import Table
 from cpt.cache import default_cache_dir, lock_file, size_of
 from cpt.data.store.token_files import SourceDescription, TokenFiles, read_description
 from cpt.errors import DataError
-from cpt.formatting import GIB, format_bytes, format_duration, open_console
+from cpt.formatting import format_bytes, format_duration, open_console
 
 Kind = Literal["tokens", "rows", "duplicates"]
 KINDS: tuple[Kind, ...] = ("tokens", "rows", "duplicates")
@@ -59,17 +59,14 @@ COMMANDS = {  # name -> module:function
     "verify": "cpt.commands.store:verify_command",
     "prune": "cpt.commands.store:prune_command",
 }
-StoreFolder = Annotated[
-    Path | None, typer.Option("--cache", help="The store's folder; by default $CPT_CACHE or ~/.cache/cpt.")
-]
 
 
-def list_command(cache: StoreFolder = None) -> None:
+def list_command() -> None:
     """List the stored entries, the last used first.
 
     Example: cpt store list
     """
-    found = entries(cache or default_cache_dir())
+    found = entries(default_cache_dir())
     table = Table("entry", "what", "source", "tokenizer", "tokens", "size", "last used")
     for entry in found:
         what = entry.kind if entry.state == "complete" else f"{entry.kind}, {entry.state}"
@@ -81,16 +78,16 @@ def list_command(cache: StoreFolder = None) -> None:
     console = open_console()
     console.print(table)
     total = format_bytes(sum(entry.num_bytes for entry in found))
-    console.print(f"{cache or default_cache_dir()}: {len(found)} entries, {total}", markup=False)
+    console.print(f"{default_cache_dir()}: {len(found)} entries, {total}", markup=False)
 
 
-def verify_command(cache: StoreFolder = None) -> None:
+def verify_command() -> None:
     """Read all stored tokens and compare them with their digests; exit code 2 if any is damaged.
 
-    Example: cpt store verify --cache /data/cpt
+    Example: cpt store verify
     """
     intact, skipped, damaged = 0, 0, []
-    for entry in entries(cache or default_cache_dir()):
+    for entry in entries(default_cache_dir()):
         if entry.kind != "tokens":
             continue
         if entry.state == "damaged":
@@ -119,21 +116,17 @@ def find_damage(folder: Path, description: SourceDescription) -> str | None:
 
 
 def prune_command(
-    cache: StoreFolder = None,
     unused_days: Annotated[float | None, typer.Option(min=0, help="Remove entries unused for this many days.")] = None,
-    keep_gib: Annotated[float | None, typer.Option(min=0, help="Keep at most this much, last used first.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
 ) -> None:
     """Remove old entries and leftovers of killed runs and of other versions of cpt. Entries in use are kept.
 
     Example: cpt store prune --unused-days 30 --dry-run
     """
-    kept = freed = 0
-    for entry in entries(cache or default_cache_dir()):
+    freed = 0
+    for entry in entries(default_cache_dir()):
         is_old = unused_days is not None and entry.unused_seconds > unused_days * 86_400
-        is_over = keep_gib is not None and kept + entry.num_bytes > keep_gib * GIB
-        if entry.state == "complete" and not is_old and not is_over:
-            kept += entry.num_bytes
+        if entry.state == "complete" and not is_old:
             continue
         is_removed = dry_run or remove(entry.folder)
         action = ("would remove" if dry_run else "removed") if is_removed else "in use, kept:"

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from cpt.command_line import AsJson
 from cpt.commands.tokenizer import MaxBytes, TextColumn, TextReader, Texts, open_texts
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.formatting import open_console
@@ -32,10 +33,7 @@ COMMANDS = {  # name -> module:function
 
 BATCH_CHARACTERS = 4_000_000
 PROOF_DOCUMENTS = 20  # of each text; gigatoken must encode them like Hugging Face's tokenizer
-SAMPLE_CHARACTERS = 20_000_000  # of each text, to find costly words
-COSTLY_WORDS = 10
-LONGEST_WORD = 60  # characters; longer ones are links or tables
-LONGEST_LIST = 300  # characters
+EXAMPLES = 10  # of unreachable tokens; --json lists all
 NEVER_IN_UTF8 = re.compile(rb"[\xc0\xc1\xf5-\xff]")
 BYTE_OF_CHARACTER = {character: byte for byte, character in bytes_to_unicode().items()}  # GPT-2's byte alphabet
 NO_UTF8 = "has bytes that are invalid in UTF-8"
@@ -79,7 +77,7 @@ def report_command(
     against: Annotated[str | None, typer.Option(help="Folder or Hub id of a tokenizer to compare with.")] = None,
     text_column: TextColumn = "text",
     max_mb: MaxBytes = 1000,
-    as_data: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the bytes per token of each text, and the tokens that are never used or cannot be used.
 
@@ -93,18 +91,15 @@ def report_command(
             tokenizer = load_tokenizer(Tokenizer(path=path), Model())
             encoder, largest = DocumentEncoder(tokenizer), max(tokenizer.get_vocab().values())
             subjects.append(Subject(path, tokenizer, encoder, encoder, np.zeros(largest + 1, np.int64)))
-    words: Counter[str] = Counter()
     for name, one in texts.items():
-        measure_text(subjects, name, one, words)
+        measure_text(subjects, name, one)
     vocabularies = [vocabulary_metrics(subject.tokenizer, subject.seen) for subject in subjects]
-    costly = costly_words(subjects[0].plain, words)
-    if as_data:
+    if as_json:
         content = [
             {
                 "tokenizer": subject.name,
                 "engine": subject.encoder.engine,
                 "texts": subject.texts,
-                "costly_words": [{"word": word, "count": count, "tokens": tokens} for word, count, tokens in costly],
                 "vocabulary": asdict(vocabulary),
             }
             for subject, vocabulary in zip(subjects, vocabularies, strict=True)
@@ -115,16 +110,11 @@ def report_command(
     print_texts(console, subjects)
     for subject, vocabulary in zip(subjects, vocabularies, strict=True):
         print_vocabulary(console, subject, vocabulary)
-    if costly:
-        table = Table("costliest words", *right("times", "tokens each"), title=escape(subjects[0].name))
-        for word, times, tokens in costly:
-            table.add_row(escape(word), f"{times:,}", f"{tokens:,}")
-        console.print(table)
 
 
-def measure_text(subjects: Sequence[Subject], name: str, text: TextReader, words: Counter[str]) -> None:
-    """Encode a text with every tokenizer, and add words from its beginning to `words`."""
-    num_words = num_characters = 0
+def measure_text(subjects: Sequence[Subject], name: str, text: TextReader) -> None:
+    """Encode a text with every tokenizer."""
+    num_words = 0
     num_tokens = [0 for _ in subjects]
     for number, batch in enumerate(batches(text)):
         for which, subject in enumerate(subjects):
@@ -134,12 +124,7 @@ def measure_text(subjects: Sequence[Subject], name: str, text: TextReader, words
             subject.seen += np.bincount(ids, minlength=len(subject.seen))
             num_added = 1 + (subject.plain.bos is not None)  # EOS and BOS of each document
             num_tokens[which] += int(lengths.sum()) - num_added * len(batch)
-        for document in batch:
-            split = document.split()
-            num_words += len(split)
-            if num_characters < SAMPLE_CHARACTERS:
-                words.update(split)
-                num_characters += len(document)
+        num_words += sum(len(document.split()) for document in batch)
     for subject, tokens in zip(subjects, num_tokens, strict=True):
         metrics = {
             "name": name,
@@ -164,16 +149,6 @@ def batches(documents: Iterable[str]) -> Iterator[list[str]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def costly_words(encoder: DocumentEncoder, words: Mapping[str, int]) -> list[tuple[str, int, int]]:
-    """Word, count and tokens of the words that would save the most tokens if each were one token."""
-    ordered = sorted(word for word in words if len(word) <= LONGEST_WORD)
-    lengths = encoder.encode([f"a {word}" for word in ordered] + ["a"])[1]
-    costs = dict(zip(ordered, (lengths[:-1] - lengths[-1]).tolist(), strict=True))  # as encoded after another word
-    spent = {word: words[word] * (costs[word] - 1) for word in ordered}
-    worst = sorted(ordered, key=lambda word: (-spent[word], word))[:COSTLY_WORDS]
-    return [(word, words[word], costs[word]) for word in worst if spent[word] > 0]
 
 
 def vocabulary_metrics(tokenizer: PreTrainedTokenizerBase, seen: NDArray[np.int64]) -> VocabularyMetrics:
@@ -237,15 +212,10 @@ def print_vocabulary(console: Console, subject: Subject, vocabulary: VocabularyM
     console.print(f"  never seen in these texts: {never:,} of {regular:,} ({100 * never / max(1, regular):.1f} %)")
     console.print(f"  unreachable: {len(vocabulary.unreachable):,}")
     for reason, count in Counter(one.why for one in vocabulary.unreachable).most_common():
-        examples = ", ".join(f"{one.token!r} ({one.id})" for one in vocabulary.unreachable if one.why == reason)
-        console.print(f"    {count:,}: {reason}: {shortened(examples)}", markup=False)
-    special = ", ".join(f"{text} ({number})" for number, text in vocabulary.special)
-    console.print(f"  {len(vocabulary.special):,} special and added tokens: {shortened(special)}", markup=False)
+        some = [f"{one.token!r} ({one.id})" for one in vocabulary.unreachable if one.why == reason][:EXAMPLES]
+        console.print(f"    {count:,}: {reason}, such as {', '.join(some)}", markup=False)
+    console.print(f"  special and added tokens: {len(vocabulary.special):,}")
 
 
 def right(*names: str) -> list[Column]:
     return [Column(name, justify="right") for name in names]
-
-
-def shortened(text: str) -> str:
-    return text if len(text) <= LONGEST_LIST else f"{text[:LONGEST_LIST].rpartition(', ')[0]}, ... (--json lists all)"

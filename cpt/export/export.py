@@ -193,7 +193,7 @@ def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path
 
     def write() -> None:
         with new_folder(run / AVERAGE, of_run=True) as unfinished:
-            write_average(folders, unfinished, dtype=None, max_shard_size="5GB")
+            write_average(folders, unfinished, dtype=None)
             tokenizer.save_pretrained(unfinished)
             finish(unfinished)
             carry_extension(recipe.model.path, unfinished)
@@ -202,7 +202,7 @@ def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path
     main_process_decides(write)
 
 
-def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype | None, max_shard_size: str) -> None:
+def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype | None) -> None:
     """Write the mean of the models' weights, as in LAWA and model soups (arXiv 2209.14981, 2203.05482), with the last
     one's config and tokenizer. Sums are in float64; the dtype is that of the last model if `dtype` is None. Raises
     CheckpointError for fewer than two models, folders without a model, or different shapes."""
@@ -223,7 +223,7 @@ def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype |
         return total / len(models)
 
     shapes = {name: (shape, written_dtype(last, name, dtype)) for name, shape in last.shapes.items()}
-    write_tensors(output, shapes, mean, max_shard_size)
+    write_tensors(output, shapes, mean)
     copy_model_files(last.folder, output)
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from cpt.checkpoints.model_folder import ADAPTER_CONFIG, config_json
+from cpt.checkpoints.model_folder import config_json
 from cpt.errors import CheckpointError, DataError
 from cpt.files import write_atomic
 from cpt.models.config import sha256_of, value_of
@@ -155,10 +155,6 @@ def brings_its_code(folder: Path) -> bool:
     return bool(files) and all((folder / f"{name}.py").is_file() for name in files)
 
 
-MAX_LORA_RANK = 16  # vLLM's default
-ENDS = ("embed_tokens", "wte", "lm_head", "embed_out")  # names of embeddings and heads
-
-
 def check_vocabulary(rows: int, tokenizer: PreTrainedTokenizerBase) -> str:
     """The line for the report; CheckpointError if there are more tokens than embedding rows."""
     tokens = max(tokenizer.get_vocab().values()) + 1
@@ -181,22 +177,6 @@ def model_warnings(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[str
     if not tokenizer.chat_template:
         lines.append("No chat template: servers only complete text. SFT on chats or a chat vector adds one.")
     return lines
-
-
-def adapter_warnings(folder: Path) -> list[str]:
-    """The parts of an adapter that vLLM does not support (vllm#9280)."""
-    config = json.loads((folder / ADAPTER_CONFIG).read_text())
-    targets = config.get("target_modules") or []
-    refused = {
-        "whole layers": config.get("modules_to_save"),
-        "embeddings or a head": any(name.split(".")[-1] in ENDS for name in targets),
-        "single tokens' embeddings": config.get("trainable_token_indices"),
-        "DoRA": config.get("use_dora"),
-    }
-    reasons = ", ".join(name for name, has in refused.items() if has)
-    lines = [f"warning: vLLM does not support adapters with {reasons}. Serve the merged model."] if reasons else []
-    rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
-    return lines + ([f"The rank is {rank}: vLLM needs --max-lora-rank {rank}."] if rank > MAX_LORA_RANK else [])
 
 
 SEAL, CARD = "export.json", "README.md"

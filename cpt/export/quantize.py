@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -24,7 +24,7 @@ from transformers import (
     TorchAoConfig,
 )
 
-from cpt.checkpoints.model_folder import weight_files
+from cpt.checkpoints.model_folder import LARGEST_FILE, weight_files
 from cpt.errors import CheckpointError, CptError, DataError, ResourceError, install_line
 from cpt.evaluation.sets import data_of_recipe, open_evaluation_sets
 from cpt.export.export import copy_model_files, new_folder
@@ -41,7 +41,6 @@ NF4_BLOCK = 64  # weights that share a scale in bitsandbytes
 GROUPS = (128, 64, 32)  # weights that share a scale: smaller is more accurate
 WINDOW = 256  # tokens per forward pass
 MOST_TOKENS = 8192
-MOST_LOGITS = 2**28  # 1 GiB in fp32
 BEGINNING = 4000  # characters per document, so that no long document dominates
 
 
@@ -55,26 +54,6 @@ class EvaluationText:
     def num_predicted(self) -> int:
         """Number of tokens that have a token before them."""
         return sum(len(window) - 1 for window in self.windows)
-
-
-@dataclass(frozen=True)
-class QuantizationCost:
-    before: float  # bits per byte
-    after: float
-    divergence: float  # mean Kullback-Leibler divergence of the quantised model's probabilities, in nats per token
-    agreement: float  # share of tokens with the same most probable next token
-
-    def report(self, method: str, max_rise: float) -> str:
-        """The line for the report; CheckpointError if bits per byte rise by more than this share."""
-        rise = self.after / self.before - 1
-        found = (
-            f"{self.before:.4f} -> {self.after:.4f} bits per byte ({rise:+.2%}); mean KL divergence"
-            f" {self.divergence:.2g} nats per token, same top prediction for {self.agreement:.1%} of tokens"
-        )
-        if not rise <= max_rise:  # also catches NaN
-            limit = f"{method} exceeds --max-rise {max_rise:g}"
-            raise CheckpointError(f"{limit}: {found}. Use --quantize int8, --text FILE, or a higher limit.")
-        return f"Loss from {method}: {found}."
 
 
 def check_quantising(method: Method, dtype: torch.dtype) -> None:
@@ -130,15 +109,16 @@ def write_quantised(
     text = evaluation_text(trained, tokenizer, config, options.text)
     proof = proof_text(tokenizer, config, options.text)
     plain = AutoModelForCausalLM.from_pretrained(whole, dtype=dtype, device_map=device)
-    before = [logits_of(plain, window) for window in text.windows]
+    before = bits_per_byte((logits_of(plain, window) for window in text.windows), text)
     quantized = {"quantization_config": quantisation(method, plain, dtype)}
     del plain
     model = AutoModelForCausalLM.from_pretrained(whole, dtype=dtype, device_map=device, **quantized)
     yield describe_layers(model, method)
     expected = logits_of(model, proof.ids)
-    model.save_pretrained(folder, max_shard_size=options.max_shard_size)
+    model.save_pretrained(folder, max_shard_size=LARGEST_FILE)
     yield reload_and_compare(folder, proof, expected, dtype, device=device)
-    yield measure_cost(before, model, text).report(method, max_rise)
+    after = bits_per_byte((logits_of(model, window) for window in text.windows), text)
+    yield report_cost(before, after, method, max_rise)
     yield f"Measured on {text.num_predicted:,} tokens of {text.where}."
 
 
@@ -207,7 +187,7 @@ def in_windows(
 ) -> EvaluationText:
     """The beginnings of documents, in windows of tokens, until there are enough."""
     length = min(WINDOW, value_of(config, "max_position_embeddings") or WINDOW)
-    rest = min(MOST_TOKENS, MOST_LOGITS // value_of(config, "vocab_size"))
+    rest = MOST_TOKENS
     windows: list[list[int]] = []
     num_bytes = 0
     for document in documents:
@@ -225,16 +205,18 @@ def in_windows(
     return EvaluationText(where, windows, max(1, num_bytes))
 
 
-def measure_cost(before: Sequence[torch.Tensor], after: nn.Module, text: EvaluationText) -> QuantizationCost:
-    """Compare two models window by window; `before` has the unquantised model's logits, [T, V] per window."""
-    nats = torch.zeros(2, dtype=torch.float64)
-    divergence, same = 0.0, 0
-    for window, logits in zip(text.windows, before, strict=True):
-        targets = torch.tensor(window[1:])
-        old, new = logits[:-1].log_softmax(-1), logits_of(after, window)[:-1].log_softmax(-1)
-        losses = [F.nll_loss(one, targets, reduction="sum").item() for one in (old, new)]
-        nats += torch.tensor(losses, dtype=torch.float64)
-        divergence += F.kl_div(new, old, reduction="sum", log_target=True).item()
-        same += int((old.argmax(-1) == new.argmax(-1)).sum())
-    old_bits, new_bits = (nats / math.log(2) / text.num_bytes).tolist()
-    return QuantizationCost(old_bits, new_bits, divergence / text.num_predicted, same / text.num_predicted)
+def bits_per_byte(logits: Iterable[torch.Tensor], text: EvaluationText) -> float:
+    """Of a model's logits, [T, V] per window."""
+    pairs = zip(logits, text.windows, strict=True)
+    nats = sum(F.cross_entropy(one[:-1], torch.tensor(window[1:]), reduction="sum").item() for one, window in pairs)
+    return nats / math.log(2) / text.num_bytes
+
+
+def report_cost(before: float, after: float, method: str, max_rise: float) -> str:
+    """The line for the report; CheckpointError if bits per byte rise by more than this share."""
+    rise = after / before - 1
+    found = f"{before:.4f} -> {after:.4f} bits per byte ({rise:+.2%})"
+    if not rise <= max_rise:  # also catches NaN
+        limit = f"{method} exceeds --max-rise {max_rise:g}"
+        raise CheckpointError(f"{limit}: {found}. Use --quantize int8, --text FILE, or a higher limit.")
+    return f"Loss from {method}: {found}."

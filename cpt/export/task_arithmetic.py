@@ -20,14 +20,14 @@ from cpt.tokenizer.load import from_folder_or_hub
 
 
 @dataclass(frozen=True)
-class Part:
+class InputModel:
     tensors: Tensors
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase
 
 
 def write_chat_vector(
-    after: Path, base: Path, chat: Path, output: Path, *, scale: float, dtype: torch.dtype | None, max_shard_size: str
+    after: Path, base: Path, chat: Path, output: Path, *, scale: float, dtype: torch.dtype | None
 ) -> list[str]:
     """Write after + scale * (chat - base), with the chat model's template, special tokens and generation config.
 
@@ -38,7 +38,7 @@ def write_chat_vector(
     Raises:
         CheckpointError: the three models differ in architecture or tokenizer.
     """
-    trained, origin, speaker = open_part(after), open_part(base), open_part(chat)
+    trained, origin, speaker = open_source(after), open_source(base), open_source(chat)
     names = vocabulary_tensors(trained.config, trained.tensors.files)
     for other in (origin, speaker):
         refuse_other_shapes(trained.tensors, other.tensors, apart_from=sorted(names))
@@ -58,7 +58,7 @@ def write_chat_vector(
         for name, shape in trained.tensors.shapes.items()
     }
     output.mkdir(parents=True, exist_ok=True)
-    write_tensors(output, shapes, merged, max_shard_size)
+    write_tensors(output, shapes, merged)
     copy_model_files(after, output)
     chat_tokens = {number: token for token, number in speaker.tokenizer.get_vocab().items()}
     tokenizer = add_tokens(trained.tokenizer, speaker.tokenizer, rows)
@@ -69,15 +69,15 @@ def write_chat_vector(
     return [f"Tokens added from {chat}: {len(rows.added):,}{names_added}; {kept}."]
 
 
-def open_part(folder: Path) -> Part:
+def open_source(folder: Path) -> InputModel:
     tensors = open_model(folder)
     config = saved_config(folder)
     if config.model_type in FAMILIES:
         raise CheckpointError(f"{folder} is a `{config.model_type}`. Export it first: cpt export {folder} -o FOLDER")
-    return Part(tensors, config, from_folder_or_hub(str(folder), None, False))
+    return InputModel(tensors, config, from_folder_or_hub(str(folder), None, False))
 
 
-def write_configs(output: Path, chat: Part, chat_tokens: dict[int, str], ids: dict[str, int], rows: int) -> None:
+def write_configs(output: Path, chat: InputModel, chat_tokens: dict[int, str], ids: dict[str, int], rows: int) -> None:
     """The trained model's shape, and the chat model's special tokens and sampling, in ids of the merged vocabulary."""
 
     def new_id(old: Any) -> Any:

@@ -16,7 +16,7 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cpt.checkpoints.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, weight_files
+from cpt.checkpoints.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LARGEST_FILE, weight_files
 from cpt.data.readers.hub import broken
 from cpt.errors import CheckpointError, RecipeError, ResourceError
 from cpt.export.export import BASE_WEIGHTS, HUB_ID, UNKNOWN_LICENCE, build_base, finish, new_folder, write_model_card
@@ -24,7 +24,6 @@ from cpt.export.proof import (
     CARD,
     LogitDifference,
     ProofText,
-    adapter_warnings,
     check_vocabulary,
     difference,
     logits_of,
@@ -46,7 +45,6 @@ DtypeName = Literal["bfloat16", "float16", "float32"]
 @dataclass(frozen=True)
 class ExportOptions:
     dtype: torch.dtype = torch.bfloat16
-    max_shard_size: str = "5GB"
     text: Path | None = None  # text to compare logits on
     tolerance: float | None = None  # allowed share of the largest logit
 
@@ -60,10 +58,7 @@ class MergeProof:
     changed: int  # tensors that differ from the base in the export's dtype
 
 
-def check_output(output: Path, max_shard_size: str) -> None:
-    number = max_shard_size.rstrip("KMGTBi")
-    if not number.isdigit() or int(number) == 0 or not max_shard_size.endswith("B"):
-        raise RecipeError(f"--max-shard-size: expected a size like 5GB, got `{max_shard_size}`.")
+def check_output(output: Path) -> None:
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise CheckpointError(f"--output {output} is not empty. Choose a new folder, or remove it.")
     nearest = next(parent for parent in output.absolute().parents if parent.exists())
@@ -102,7 +97,7 @@ def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iter
     vocabulary = check_vocabulary(vocabulary_size(model.config), tokenizer)
     expected = logits_of(model, text.ids)
     with new_folder(output) as unfinished:
-        model.save_pretrained(unfinished, max_shard_size=options.max_shard_size)
+        model.save_pretrained(unfinished, max_shard_size=LARGEST_FILE)
         tokenizer.save_pretrained(unfinished)
         del model
         finish(unfinished)
@@ -147,8 +142,6 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
             yield reload_and_compare(unfinished, text, expected, torch.float32, base=source.path)
         else:
             yield f"NOT VERIFIED with plain peft: {source.path} does not match the adapter's base. Export it merged."
-        notes = adapter_warnings(unfinished)
-    yield from notes
     yield f"Wrote {output}: the adapter alone. It needs its base, {source.path}."
 
 

@@ -212,13 +212,13 @@ def this_machine(processes: int, *, on_cpu: bool, gpus: list[Gpu] | None = None)
 
 
 @dataclass(frozen=True)
-class Proposal:
+class FittingPlan:
     setup: Setup
     plan: MemoryPlan
     changes: Changes
     slower: float
     """Time relative to the unchanged recipe's, if that fitted."""
-    others: tuple["Proposal", ...] = ()
+    others: tuple["FittingPlan", ...] = ()
     """Alternative changes that fit, cheapest first."""
 
 
@@ -235,7 +235,7 @@ def host_room(plan: MemoryPlan, target: Target) -> float:
 
 def cheapest_that_fits(
     setup: Setup, target: Target, count: Callable[[Setup], Counts], *, mfu: float, share: float = 1.0
-) -> Proposal | None:
+) -> FittingPlan | None:
     """Find the fastest plan for all parameters with the recipe's optimizer; each change counts as 3 % of the time.
 
     If that does not fit, or only in more host memory than is known, also propose adapters, and bfloat16 weights with
@@ -252,7 +252,7 @@ def cheapest_that_fits(
 
     own_seconds = setup.tokens_per_step / planned_speed(counted(setup)[0], setup, target, mfu).tokens_per_second
 
-    def evaluated(candidate: Setup, changes: Changes) -> tuple[float, Proposal] | None:
+    def evaluated(candidate: Setup, changes: Changes) -> tuple[float, FittingPlan] | None:
         facts, activations = counted(candidate)
         plan = plan_memory(facts, candidate, activations)
         if not fits(plan, target, share * (CAREFUL if changes else 1)):
@@ -264,11 +264,11 @@ def cheapest_that_fits(
         needs_host = candidate.zero is not None and candidate.zero.offload_optimizer
         unsure = UNKNOWN_HOST if not target.host_is_known and needs_host else 1
         cost = seconds * CHANGE**number * HALVED**halvings * unsure
-        return cost, Proposal(candidate, plan, changes, seconds / own_seconds)
+        return cost, FittingPlan(candidate, plan, changes, seconds / own_seconds)
 
-    found: list[Proposal] = []
+    found: list[FittingPlan] = []
     for kinds in ([with_all_parameters], [with_small_states, with_adapters]):
-        best: list[tuple[float, Proposal]] = []
+        best: list[tuple[float, FittingPlan]] = []
         for kind in kinds:
             fitting = [one for pair in kind(setup, target) if (one := evaluated(*pair)) is not None]
             best += [min(fitting, key=lambda pair: pair[0])] if fitting else []

@@ -24,17 +24,28 @@ def hashes_of(cache):
     return {str(path.relative_to(cache)): xxh3_128_hexdigest(path.read_bytes()) for path in files}
 
 
-def test_with_a_bounded_disk_only_the_beginning_is_prepared(cpt, tiny_recipe, tmp_path):
+@pytest.fixture
+def prepare(cpt, monkeypatch):
+    """`prepare(folder, file)`: `cpt prepare` into a store in this folder."""
+
+    def run(folder, *words):
+        monkeypatch.setenv("CPT_CACHE", str(folder))
+        return cpt("prepare", *words)
+
+    return run
+
+
+def test_with_a_bounded_disk_only_the_beginning_is_prepared(prepare, tiny_recipe, tmp_path):
     tiny_recipe["data"] |= {"chunk_bytes": 4_000, "disk_bytes": 40_000}
     path = write_recipe(tiny_recipe, tmp_path / "tiny.yaml")
-    code, said = cpt("prepare", path, "--cache", tmp_path / "cache")
+    code, said = prepare(tmp_path / "cache", path)
     assert code == 0 and "the beginning of domain, general" in said
-    assert cpt("prepare", path, "--shard", "1/2")[0] == 2
+    assert prepare(tmp_path / "cache", path, "--shard", "1/2")[0] == 2
 
 
-def test_parts_made_apart_are_the_store_that_one_machine_makes(cpt, file, tmp_path):
-    assert cpt("prepare", file, "--cache", tmp_path / "one")[0] == 0
-    said = [cpt("prepare", file, "--shard", f"{part}/3", "--cache", tmp_path / "parts")[1] for part in (2, 3, 1)]
+def test_parts_made_apart_are_the_store_that_one_machine_makes(prepare, file, tmp_path):
+    assert prepare(tmp_path / "one", file)[0] == 0
+    said = [prepare(tmp_path / "parts", file, "--shard", f"{part}/3")[1] for part in (2, 3, 1)]
     assert ["are missing" in one for one in said] == [True, True, False]
     assert hashes_of(tmp_path / "parts") == hashes_of(tmp_path / "one")
 
@@ -46,7 +57,7 @@ def test_a_bad_row_is_reported_by_the_part_that_holds_it(file, tiny_recipe, tmp_
     recipe = load_recipe(write_recipe(tiny_recipe, file))
     with pytest.raises(DataError, match=r"bad.jsonl:101"):
         for part in (1, 2, 3):
-            prepare_shard(recipe, part, 3, tmp_path / "cache")
+            prepare_shard(recipe, part, 3)
 
 
 @pytest.mark.parametrize("words", [["0/3"], ["4/3"], ["x"], ["1/2", "--with", "ray"]], ids=" ".join)
@@ -56,8 +67,8 @@ def test_a_wrong_part_is_refused(cpt, file, words):
 
 
 @pytest.mark.long
-def test_ray_makes_the_same_store(cpt, file, tmp_path):
+def test_ray_makes_the_same_store(prepare, file, tmp_path):
     pytest.importorskip("ray")
-    assert cpt("prepare", file, "--with", "ray", "--cache", tmp_path / "ray")[0] == 0
-    assert cpt("prepare", file, "--cache", tmp_path / "one")[0] == 0
+    assert prepare(tmp_path / "ray", file, "--with", "ray")[0] == 0
+    assert prepare(tmp_path / "one", file)[0] == 0
     assert hashes_of(tmp_path / "ray") == hashes_of(tmp_path / "one")

@@ -42,7 +42,8 @@ def cache(tmp_path):
 def store(cpt, cache, monkeypatch):
     """`store("prune")`: the exit code and what was printed."""
     monkeypatch.setenv("COLUMNS", "200")
-    return lambda *words: cpt("store", *words, "--cache", cache)
+    monkeypatch.setenv("CPT_CACHE", str(cache))
+    return lambda *words: cpt("store", *words)
 
 
 def entries(cache):
@@ -70,7 +71,7 @@ def test_verify_finds_a_flipped_bit_in_every_array(cache, store, name):
     [
         ((), "new old packing"),
         (("--unused-days", "10"), "new packing"),
-        (("--keep-gib", "0"), ""),
+        (("--unused-days", "0"), ""),
         (("--unused-days", "10", "--dry-run"), "new old packing foreign killed"),
     ],
 )
@@ -86,8 +87,8 @@ def test_prune_keeps_what_a_process_reads(cache, store):
 
     reader = Reader()
     hold(cache / "tokens" / "new", reader)
-    assert "in use, kept: tokens/new" in store("prune", "--keep-gib", "0")[1]
+    assert "in use, kept: tokens/new" in store("prune", "--unused-days", "0")[1]
     assert entries(cache) == {"new"}
     del reader
-    store("prune", "--keep-gib", "0")
+    store("prune", "--unused-days", "0")
     assert not entries(cache)

@@ -31,7 +31,7 @@ def three(tokenizer_folder, tmp_path):
 
 
 def merge(three, output, scale=1.0):
-    return write_chat_vector(*three, output, scale=scale, dtype=None, max_shard_size="50KB")
+    return write_chat_vector(*three, output, scale=scale, dtype=None)
 
 
 @pytest.fixture

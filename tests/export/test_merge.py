@@ -97,7 +97,7 @@ def three(tokenizer_folder, tmp_path_factory):
 
 
 def average(folders, output, dtype=None):
-    write_average(folders, output, dtype=dtype, max_shard_size="50KB")
+    write_average(folders, output, dtype=dtype)
     return Tensors(output)
 
 

@@ -5,13 +5,12 @@ import shutil
 
 import pytest
 import torch
-from tiny_checkpoints import save_adapter, save_llama
+from tiny_checkpoints import save_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig, LlamaForSequenceClassification
 
 from cpt.errors import CheckpointError, DataError
 from cpt.export.proof import (
     NUM_TOKENS,
-    adapter_warnings,
     brings_its_code,
     check_seal,
     difference,
@@ -93,14 +92,6 @@ def test_another_end_of_generation_is_a_warning(base_folder, tokenizer, tmp_path
     config = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps(config | {"eos_token_id": 99}))
     assert "eos_token_id" in model_warnings(folder, tokenizer)[0]
-
-
-def test_an_adapter_that_vllm_refuses_is_a_warning(base_folder, adapter_folder, tmp_path):
-    assert adapter_warnings(adapter_folder) == []
-    whole = save_adapter(tmp_path / "whole", base_folder, modules_to_save=["embed_tokens"], r=32)
-    head = save_adapter(tmp_path / "head", base_folder, target_modules=["q_proj", "lm_head"])
-    assert "whole layers" in adapter_warnings(whole)[0] and "--max-lora-rank 32" in adapter_warnings(whole)[1]
-    assert "embeddings or a head" in adapter_warnings(head)[0]
 
 
 # --- the seal --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from tiny import write_documents
 
 from cpt import files
-from cpt.commands.doctor import BUILDS
+from docker.builds import BUILDS
 
 ROOT = Path(__file__).parents[2]
 PIP = (sys.executable, "-m", "pip", "install", "--quiet")

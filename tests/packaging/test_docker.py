@@ -1,4 +1,4 @@
-"""Docker images and the builds that `cpt doctor` names follow cpt/commands/doctor.py and pyproject.toml."""
+"""Docker images follow docker/builds.py and pyproject.toml."""
 
 import re
 import tomllib
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from cpt.commands.doctor import BUILDS
 from docker import write
+from docker.builds import BUILDS
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
