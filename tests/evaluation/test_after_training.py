@@ -10,6 +10,7 @@ from launching import launch
 from tiny import write_documents, write_recipe
 from tiny_checkpoints import random_llama
 
+from cpt.data.rows.contamination import Contamination
 from cpt.evaluation.evaluate import complete_verdict, evaluate_after_training, needs_verdict
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Tokenizer
@@ -163,4 +164,4 @@ def test_a_run_of_two_processes_ends_with_its_whole_verdict_which_its_card_has_t
     assert content["is_complete"] and content["contamination"]["evaluated"] == 71  # one of 72 is too short
     assert str(folder / "verdict.md") in ended.stdout and "cpt serve" in ended.stdout
     card = (folder / "final" / "README.md").read_text()
-    assert "training documents contain at least half of one of 71" in card and "cpt serve tiny" in card
+    assert Contamination(**content["contamination"]).summary() in card and "cpt serve tiny" in card
