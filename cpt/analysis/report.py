@@ -53,6 +53,9 @@ PLOTS: tuple[tuple[str, str, dict[str, str], float], ...] = (  # title, unit, na
     ("Time of a step", "seconds", {"median": "step_seconds_p50", "95th percentile": "step_seconds_p95"}, 1),
     ("GPU memory", "GiB", {name: f"gpu_memory_{name}_gib" for name in ("peak", "reserved", "allocated")}, 1),
     ("Host memory", "GiB", {"host memory": "host_memory_gib"}, 1),
+    ("GPU utilization", "%", {"GPU": "gpu_utilization_percent"}, 1),
+    ("GPU temperature", "°C", {"temperature": "gpu_temperature_celsius"}, 1),
+    ("GPU power", "W", {"power": "gpu_power_watts"}, 1),
     ("CPU utilization", "%", {"CPU": "cpu_percent"}, 1),
 )
 NOT_DRAWN = ("step", "tokens", "epoch", "loss", "num_tokens", "total_flos", "seconds_to_go", "cost", "cost_to_go")

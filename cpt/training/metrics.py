@@ -1,5 +1,6 @@
-"""Metrics added to the logs: tokens and time, cost, smoothed loss, realized shares, FLOPs utilization, memory."""
+"""Metrics added to the logs: tokens and time, cost, smoothed loss, realized shares, FLOPs utilization, memory, GPU."""
 
+import importlib.util
 import logging
 import math
 import statistics
@@ -33,7 +34,7 @@ DECAY = 0.9  # weight of a log relative to the next one: the last ten have two t
 COST = "cost"
 ROWS_MEASURED = 32
 TOKENS_PER_SECOND = "tokens_per_second"
-SECONDS_BETWEEN_LOOKS = 30.0  # at processes and heartbeats, which take some milliseconds each
+SECONDS_BETWEEN_LOOKS = 30.0  # at processes, NVML and heartbeats, which take some milliseconds each
 PEAK = "gpu_memory_peak_gib"
 
 
@@ -242,13 +243,15 @@ class MachineUse(TrainerCallback):
     """Adds GPU memory to each log of the training loss, and the other metrics every 30 seconds.
 
     `gpu_memory_allocated_gib` and `gpu_memory_reserved_gib` are the main process's current values; the peak is the
-    maximum over all processes, from their heartbeats. `cpu_percent` is the machine's mean since the last call.
+    maximum over all processes, from their heartbeats. `cpu_percent` is the machine's mean since the last call. NVML
+    provides the GPU's temperature, power and utilization.
     """
 
     def __init__(self, run: Path) -> None:
         self.run = run
         self.next_look = -math.inf
         self.largest_peak = 0.0
+        self.has_nvml = importlib.util.find_spec("pynvml") is not None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         psutil.cpu_percent()  # the next call returns the mean since this one
@@ -267,6 +270,7 @@ class MachineUse(TrainerCallback):
                     memory += process.memory_info().rss
             logs.update({"host_memory_gib": round(memory / GIB, 3), "cpu_percent": psutil.cpu_percent()})
             if has_gpu:
+                logs.update(self.gpu_state())
                 # higher ranks are from an earlier start
                 signs = [sign for sign in read_heartbeats(self.run) if sign.rank < args.world_size]
                 self.largest_peak = max([self.largest_peak, *(sign.gpu_peak_gib or 0.0 for sign in signs)])
@@ -275,3 +279,19 @@ class MachineUse(TrainerCallback):
             for kind in ("allocated", "reserved"):
                 logs[f"gpu_memory_{kind}_gib"] = round(stats.get(f"{kind}_bytes.all.current", 0) / GIB, 3)
             logs[PEAK] = max(round(stats.get("allocated_bytes.all.peak", 0) / GIB, 3), self.largest_peak)
+
+    def gpu_state(self) -> dict[str, float]:
+        """Empty if NVML does not answer, as in some containers and on GPU slices; do not retry then."""
+        if not self.has_nvml:
+            return {}
+        from pynvml import NVMLError
+
+        try:
+            return {
+                "gpu_temperature_celsius": torch.cuda.temperature(),
+                "gpu_power_watts": torch.cuda.power_draw() / 1000,
+                "gpu_utilization_percent": torch.cuda.utilization(),
+            }
+        except (NVMLError, RuntimeError):
+            self.has_nvml = False
+            return {}

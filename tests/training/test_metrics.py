@@ -117,6 +117,8 @@ def machine(tmp_path):
 def gpu(monkeypatch):
     memory = {"allocated_bytes.all.current": 2, "reserved_bytes.all.current": 5, "allocated_bytes.all.peak": 4}
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {name: size * GIB for name, size in memory.items()})
+    for name, value in {"temperature": 61, "power_draw": 423_500, "utilization": 97}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
 
 
 def test_the_main_process_adds_the_machines_use_to_logs_of_the_training_loss(machine):
