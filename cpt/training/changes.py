@@ -314,8 +314,9 @@ class RecipeChanges:
             "inputs": read_sealed(found.source / INPUTS) or {},
             "from": str(checkpoint) if found.is_branch else None,
         }
-        # Changes at later steps are dropped: the run has gone back before them, and takes another way.
-        kept = [one for one in found.lines if one["step"] <= step or not found.from_this_step]
+        # Changes at later steps are dropped if the run has gone back before them and continues in another way.
+        is_other = found.is_branch or found.from_this_step
+        kept = [one for one in found.lines if one["step"] <= step or not is_other]
         self.lines = sorted([*kept, line], key=lambda one: int(one["step"]))
         return part_after(self.lines, step, self.recipe)
 

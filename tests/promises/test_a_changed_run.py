@@ -183,6 +183,14 @@ def test_a_change_holds_only_from_its_step_if_its_checkpoint_is_lost(train, stop
     assert typed.returncode == 0 and weights(run) == whole, typed.output
 
 
+def test_a_branch_from_before_a_change_does_not_make_it(cpt, train, file, stopped, straight):
+    assert train("optimizer.learning_rate=1e-3", "--change").returncode == 0
+    words = ["--from-checkpoint", "runs/run/checkpoint-2", "name=other"]
+    typed = cpt("train", file, *words, folder=stopped)
+    assert typed.returncode == 0 and losses(stopped / "runs/other") == losses(straight), typed.output
+    assert [line["step"] for line in history(stopped / "runs/other")] == [2]
+
+
 def test_a_held_out_set_may_be_added_and_the_sources_read_on(train, straight, stopped, corpus):
     words = [f"evaluation.perplexity=[{{path: {corpus}/held_out.jsonl}}]", "evaluation.every_steps=2"]
     typed = train(*words, "--change")
