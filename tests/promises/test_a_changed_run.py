@@ -72,6 +72,7 @@ def test_free_changes_are_applied_and_change_no_loss(train, straight, stopped, t
     assert [path.name for path in sorted(run.glob("checkpoint-*"))] == ["checkpoint-6", "checkpoint-8"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -140,6 +141,7 @@ def test_a_change_that_a_run_cannot_follow_is_refused_and_nothing_is_written(tra
     assert after["runs/run/recipe.yaml"] == before["runs/run/recipe.yaml"]
 
 
+@pytest.mark.slow
 def test_a_mixture_that_changes_twice_between_kills_is_the_same_run_as_without_kills(cpt, train, file, stopped):
     new = "{path: new.jsonl, weight: 1}"
     first = [f"data.sources={sources(file, 0.5, 0.2, new)}", "--change"]
@@ -162,6 +164,7 @@ def sources(file: Path, domain: float, general: float | None, new: str) -> str:
     return f"[{', '.join([*known, new])}]"
 
 
+@pytest.mark.slow
 def test_a_run_with_three_changes_is_reproduced_bit_for_bit(cpt, train, stopped):
     assert train("optimizer.learning_rate=1e-3", "--change", environment={"TROUBLE": "kill@7"}).returncode < 0
     words = ["optimizer.learning_rate=1e-3", "training.per_device_train_batch_size=4", "budget.tokens=3072"]
@@ -172,6 +175,7 @@ def test_a_run_with_three_changes_is_reproduced_bit_for_bit(cpt, train, stopped)
     assert typed.returncode == 0 and "Bit-equal" in typed.output, typed.output
 
 
+@pytest.mark.slow
 def test_a_change_holds_only_from_its_step_if_its_checkpoint_is_lost(train, stopped):
     run = stopped / "runs/run"
     assert train("data.sources.0.weight=0.1", "optimizer.learning_rate=1e-3", "--change").returncode == 0
@@ -183,6 +187,7 @@ def test_a_change_holds_only_from_its_step_if_its_checkpoint_is_lost(train, stop
     assert typed.returncode == 0 and weights(run) == whole, typed.output
 
 
+@pytest.mark.slow
 def test_a_branch_from_before_a_change_does_not_make_it(cpt, train, file, stopped, straight):
     assert train("optimizer.learning_rate=1e-3", "--change").returncode == 0
     words = ["--from-checkpoint", "runs/run/checkpoint-2", "name=other"]
@@ -200,6 +205,7 @@ def test_a_held_out_set_may_be_added_and_the_sources_read_on(train, straight, st
     assert losses(run)[:4] == losses(straight)[:4] and history(run)[0]["new_stretch"]
 
 
+@pytest.mark.slow
 def test_a_branch_begins_with_the_optimizer_and_data_of_its_checkpoint(cpt, file, straight):
     words = ["--from-checkpoint", "runs/run/checkpoint-4"]
     typed = cpt("train", file, *words, "name=same", folder=file.parent)
