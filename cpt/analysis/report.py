@@ -262,7 +262,7 @@ def mixture(record: RunRecord) -> list[Part]:
         names = [reported_name(source) for source in data.sources]
         tokens = [get(record.inputs, "data", "sources", name, "tokens") or 1 for name in names]
         num_rows = max(1, round((record.metrics.last("tokens") or 0) / data.sequence_length))
-        if not any(line["new_stretch"] for line in record.history):  # else `cpt mixture RUN` has each stretch's
+        if not any(line.get("new_stretch") for line in record.history):  # else `cpt mixture RUN` has each stretch's
             requested = dict(zip(names, shares_over(asked_shares(data, tokens), num_rows).tolist(), strict=True))
     for name, column in realized.items():
         wanted, had = requested.get(name), record.metrics.last(column) or 0.0
