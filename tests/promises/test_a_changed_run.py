@@ -101,6 +101,7 @@ def test_a_longer_budget_follows_the_new_schedule_once_it_is_accepted(train, str
     assert losses(run)[:4] == losses(straight)[:4] and history(run)[0]["note"] == "more"
 
 
+@pytest.mark.slow
 def test_a_finished_run_continues_with_a_larger_budget(cpt, file, straight, tmp_path):
     shutil.copytree(straight.parents[1], tmp_path / "copy", ignore=shutil.ignore_patterns("killed"))
     words = ["--resume", "runs/run/checkpoint-6", "budget.tokens=3072", "--change"]
@@ -108,6 +109,7 @@ def test_a_finished_run_continues_with_a_larger_budget(cpt, file, straight, tmp_
     assert typed.returncode == 0 and len(losses(tmp_path / "copy/runs/run")) == 12, typed.output
 
 
+@pytest.mark.slow
 def test_another_learning_rate_holds_from_the_next_step_on(train, straight, stopped):
     assert train("optimizer.learning_rate=1e-3", "--change").returncode == 0
     run = stopped / "runs/run"
@@ -196,6 +198,7 @@ def test_a_branch_from_before_a_change_does_not_make_it(cpt, train, file, stoppe
     assert [line["step"] for line in history(stopped / "runs/other")] == [2]
 
 
+@pytest.mark.slow
 def test_a_held_out_set_may_be_added_and_the_sources_read_on(train, straight, stopped, corpus):
     words = [f"evaluation.perplexity=[{{path: {corpus}/held_out.jsonl}}]", "evaluation.every_steps=2"]
     typed = train(*words, "--change")

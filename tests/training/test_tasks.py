@@ -48,6 +48,7 @@ def test_scores_have_the_step_of_their_weights_which_are_removed(trainer):
     assert (4, 1024, 0.25) in scores(run) and published(run) == ["checkpoint-4"]
 
 
+@pytest.mark.slow
 def test_steps_wait_and_the_oldest_of_too_many_is_skipped(trainer, monkeypatch):
     monkeypatch.setattr(tasks, "MOST_WAITING", 1)
     run = trainer("import time; time.sleep(2)\n" + GOOD, steps=8)
@@ -56,12 +57,14 @@ def test_steps_wait_and_the_oldest_of_too_many_is_skipped(trainer, monkeypatch):
     assert events(run) == [("tasks_skipped", 4), ("tasks_skipped", 6)] and published(run) == ["checkpoint-8"]
 
 
+@pytest.mark.slow
 def test_all_steps_that_waited_are_evaluated(trainer):
     run = trainer("import time; time.sleep(0.5)\n" + GOOD, steps=8)
     run.train()
     assert [step for step, *_ in scores(run)] == [2, 4, 6, 8] and events(run) == []
 
 
+@pytest.mark.slow
 def test_on_the_gpu_of_the_run_training_waits_for_each(trainer, monkeypatch):
     monkeypatch.setattr(tasks.TaskEvaluations, "on_own_gpu", True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
@@ -83,6 +86,7 @@ def test_a_task_that_crashes_costs_an_event(trainer, program, said):
     assert events(run)[-1] == ("tasks_failed", 4) and said in read_events(run.run_folder)[-1]["message"]
 
 
+@pytest.mark.slow
 def test_a_task_that_takes_too_long_is_killed(trainer, monkeypatch):
     monkeypatch.setattr(tasks, "LONGEST_SECONDS", 0.5)
     run, began = trainer("import time; time.sleep(500)"), time.monotonic()
