@@ -22,7 +22,8 @@ from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Recipe
-from cpt.runs.folder import HISTORY, RECIPE, read_object, read_objects
+from cpt.runs.folder import HISTORY, RECIPE, read_object
+from cpt.runs.history import part_after, read_history
 from cpt.tokenizer.load import load_tokenizer
 from cpt.training.resuming import POSITION
 
@@ -164,10 +165,13 @@ class SourceRead:
 
 def read_stretches(run: Path) -> list[SourceRead]:
     """What a run has read until its newest checkpoint; empty if its mixture has never changed."""
-    lines = [line for line in read_objects(run / HISTORY) if line.get("new_stretch")]
+    if not (run / HISTORY).exists():
+        return []
+    recipe = load_recipe(run / RECIPE)
+    lines = part_after(read_history(run), sys.maxsize, recipe).stretches
     if not lines:
         return []
-    recipes = [*(Recipe.model_validate(line["recipe"]) for line in lines), load_recipe(run / RECIPE)]
+    recipes = [*(Recipe.model_validate(line["recipe"]) for line in lines), recipe]
     newest = complete_checkpoints(run)[-1:]
     position = {"step": step_of(newest[0]), **read_object(newest[0] / POSITION)} if newest else {}
     lines.append(position if position.get("row", 0) > lines[-1]["row"] else lines[-1])

@@ -24,6 +24,7 @@ from cpt.recipe.load import UNSET, Change, changes_between, dump_recipe, load_re
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import (
     HELD_OUT,
+    HISTORY,
     INPUTS,
     METRICS,
     RECIPE,
@@ -117,16 +118,16 @@ class Proposal:
             )
 
     def problems_of_budget(self) -> Iterator[str]:
-        if not any(one.key.startswith(("budget.", "schedule.")) for one in self.from_this_step):
-            return
         trained, (old, new) = self.trained_tokens, self.totals
-        if old is None or new is None:
+        if old is None or new is None or not self.from_this_step:
             return
         if new <= trained:
             yield (
-                f"the run has trained {trained:,} tokens already, and `budget` would be {new:,.0f}. Set a larger"
-                " budget, or resume from an earlier checkpoint: --resume CHECKPOINT."
+                f"the run has trained {trained:,} tokens already, and `budget` is {new:,.0f}. Set a larger budget, or"
+                " resume from an earlier checkpoint: --resume CHECKPOINT."
             )
+            return
+        if not any(one.key.startswith(("budget.", "schedule.")) for one in self.from_this_step):
             return
         section = self.after.schedule
         check_schedule(section.name, section.options, new)
@@ -159,7 +160,7 @@ class Proposal:
         """The changes and their first step, with a plot of the learning rate if it changes."""
         where = f"{self.folder} changes from step {self.step + 1:,} on:"
         if self.is_branch:
-            where = f"{self.folder} continues from step {self.step:,} of another run, with these changes:"
+            where = f"{self.folder} continues {self.source} from step {self.step:,}, with these changes:"
         return "\n".join([where, listed(self.from_this_step), *self.plot()])
 
     def plot(self) -> Iterator[str]:
@@ -198,20 +199,23 @@ def listed(changes: Sequence[Change]) -> str:
     return "\n".join(f"  {change}" for change in changes)
 
 
-def propose(recipe: Recipe, folder: Path, checkpoint: Path | None, *, is_branch: bool) -> Proposal | None:
+def propose(
+    recipe: Recipe, folder: Path, checkpoint: Path | None, *, is_branch: bool = False, goes_back: bool = False
+) -> Proposal | None:
     """Compare the recipe with that of its run, or of the run that it branches from, at a checkpoint. None if there is
-    no other recipe, or no difference."""
+    no other recipe, or no difference. If the run `goes_back` to this checkpoint, later changes do not count."""
     source = checkpoint.parent if is_branch and checkpoint is not None else folder
     if not (source / RECIPE).exists():
         return None
     saved = load_recipe(source / RECIPE)
-    if not is_branch and not changes_between(saved, recipe):
+    if not is_branch and not goes_back and not changes_between(saved, recipe):
         return None
     manifest = read_manifest(checkpoint) if checkpoint is not None and (checkpoint / MANIFEST).exists() else None
     step, lines = steps_in(checkpoint), read_history(source)
     before = part_after(lines, step, saved).recipe
     found = Proposal(folder, before, recipe, step, lines, manifest, source)
-    return found if found.changes or is_branch else None
+    is_other = is_branch or goes_back and any(line["step"] > step for line in lines)
+    return found if found.changes or is_other else None
 
 
 def steps_in(checkpoint: Path | None) -> int:
@@ -248,6 +252,8 @@ class RecipeChanges:
                     print_once(str(found))
                 return True
             self.branch_of = None  # a later start
+        elif self.resume == "none":  # any recipe may start over
+            return True
         elif isinstance(self.resume, Path) and (self.resume.parent / RECIPE).exists() and not has_results(folder):
             raise RecipeError(
                 f"--resume {self.resume}: {folder} is a new run. To begin it from a checkpoint of another:"
@@ -263,12 +269,7 @@ class RecipeChanges:
         return True
 
     def agree(self, found: Proposal) -> None:
-        """Show the changes. RecipeError if they are not wanted, or come after the run's end."""
-        is_longer = any(change.key.startswith("budget.") for change in found.from_this_step)
-        if Run(found.folder).is_finished and not is_longer:
-            raise RecipeError(
-                f"{found.folder} is finished: only a larger `budget` continues it. Or start a new run: --new."
-            )
+        """Show the changes. RecipeError if they are not wanted."""
         remedy = "Otherwise restore the recipe, or give the run another name: name=..., or --new."
         if callable(self.accept):
             if not self.accept(str(found)):
@@ -280,10 +281,8 @@ class RecipeChanges:
 
     def of_run(self, folder: Path) -> Proposal | None:
         """The changes of a started run at the checkpoint to resume from, which is not verified yet."""
-        checkpoint = self.resume if isinstance(self.resume, Path) else None
-        if self.resume == "latest":
-            checkpoint = latest_checkpoint(folder) or began_from(folder)
-        return propose(self.recipe, folder, checkpoint, is_branch=False)
+        checkpoint = self.resume if isinstance(self.resume, Path) else latest_checkpoint(folder) or began_from(folder)
+        return propose(self.recipe, folder, checkpoint, goes_back=isinstance(self.resume, Path))
 
     def part(self, run: Run, point: ResumePoint) -> Part:
         """Return the next part of the run, with its changes. For the main process.
@@ -291,9 +290,13 @@ class RecipeChanges:
         Raises:
             CheckpointError: the mixture changes, but the checkpoint lacks the position of its data.
         """
-        checkpoint = point.checkpoint
+        checkpoint, is_branch = point.checkpoint, self.branch_of is not None
+        goes_back = isinstance(self.resume, Path)
         step, lines = steps_in(checkpoint), read_history(run.folder)
-        found = propose(self.recipe, run.folder, checkpoint, is_branch=self.branch_of is not None)
+        if self.resume == "none":
+            self.lines = []
+            return Part(self.recipe)
+        found = propose(self.recipe, run.folder, checkpoint, is_branch=is_branch, goes_back=goes_back)
         if found is None:
             return part_after(lines, step, self.recipe)
         position = {} if checkpoint is None else read_object(checkpoint / POSITION)
@@ -315,17 +318,19 @@ class RecipeChanges:
             "from": str(checkpoint) if found.is_branch else None,
         }
         # Changes at later steps are dropped if the run has gone back before them and continues in another way.
-        is_other = found.is_branch or found.from_this_step
+        is_other = is_branch or goes_back or found.from_this_step
         kept = [one for one in found.lines if one["step"] <= step or not is_other]
-        self.lines = sorted([*kept, line], key=lambda one: int(one["step"]))
+        new = [line] if found.changes or is_branch else []
+        self.lines = sorted([*kept, *new], key=lambda one: int(one["step"]))
         return part_after(self.lines, step, self.recipe)
 
     def record(self, run: Run) -> None:
         """Write the history and the recipe of now. For the main process."""
         if self.lines is not None:
-            if (checkpoint := self.lines[-1]["from"]) is not None and not has_results(run.folder):
-                copy_record(Path(checkpoint), run.folder, int(self.lines[-1]["step"]))
-            write_history(run.folder, self.lines)
+            if self.branch_of is not None and not has_results(run.folder):
+                copy_record(self.branch_of, run.folder, steps_in(self.branch_of))
+            if self.lines or (run.folder / HISTORY).exists():
+                write_history(run.folder, self.lines)
             write_atomic(run.folder / RECIPE, dump_recipe(self.recipe), reuse_space=True)
             (run.folder / INPUTS).unlink(missing_ok=True)  # this start describes them again
 

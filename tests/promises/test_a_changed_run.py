@@ -190,6 +190,16 @@ def test_a_change_holds_only_from_its_step_if_its_checkpoint_is_lost(train, stop
 
 
 @pytest.mark.slow
+def test_a_run_goes_back_before_a_change_with_the_recipe_of_then(train, straight, stopped):
+    run = stopped / "runs/run"
+    assert train("optimizer.learning_rate=1e-3", "budget.tokens=3072", "--change").returncode == 0
+    typed = train("--resume", "runs/run/checkpoint-2")
+    assert typed.returncode == 0 and weights(run) == weights(straight) and history(run) == [], typed.output
+    typed = train("--resume", "none", "seed=1", "budget.tokens=1024")
+    assert typed.returncode == 0 and len(losses(run)) == 4 and "seed: 1" in (run / "recipe.yaml").read_text()
+
+
+@pytest.mark.slow
 def test_a_branch_from_before_a_change_does_not_make_it(cpt, train, file, stopped, straight):
     assert train("optimizer.learning_rate=1e-3", "--change").returncode == 0
     words = ["--from-checkpoint", "runs/run/checkpoint-2", "name=other"]
