@@ -86,9 +86,9 @@ class Proposal:
         fixed = [one for one in self.from_this_step if one.kind == "fixed"]
         if fixed:
             raise RecipeError(
-                f"{self.source} is a run of another recipe. These keys are fixed once a run has started (there ->"
-                f" here):\n{listed(fixed)}\nRestore them; or start another run: name=..., or --new; from this run's"
-                f" weights: model.path={self.source}"
+                f"`{fixed[0].key}`: {self.source} is a run of another recipe. These keys are fixed once a run has"
+                f" started (there -> here):\n{listed(fixed)}\nRestore them; or start another run: name=..., or --new;"
+                f" from this run's weights: model.path={self.source}"
             )
         problems = [*self.problems_of_batch(), *self.problems_of_budget()]
         if self.changes_data:
@@ -98,7 +98,8 @@ class Proposal:
                 read.append(self.before.data)
             problems += problems_of_change(read, self.after.data)
         if problems:
-            raise RecipeError(f"{self.folder} cannot be changed at step {self.step:,}: {' '.join(problems)}")
+            where = f"`{self.changes[0].key}`: {self.folder} cannot be changed at step {self.step:,}"
+            raise RecipeError(f"{where}: {' '.join(problems)}")
 
     def problems_of_batch(self) -> Iterator[str]:
         if self.manifest is None or not self.manifest.step or all(one.key not in BATCH for one in self.changes):
