@@ -118,7 +118,7 @@ def test_a_run_goes_on_bit_for_bit_and_merges_into_the_whole_base(tiny_recipe, t
     assert merged.keys() == expected.keys() and all(torch.equal(merged[name], expected[name]) for name in expected)
 
     again = recipe_of(tiny_recipe, tmp_path, base, name="again", model=model, **every)
-    again = train(again, resume=final.parent / "checkpoint-4")
+    again = train(again, from_checkpoint=final.parent / "checkpoint-4")
     one, other = (load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (final, again))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
