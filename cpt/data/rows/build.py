@@ -22,8 +22,7 @@ from cpt.data.rows.mixture import MixtureRows, Stretch, Turns, asked_shares, fro
 from cpt.data.rows.open_sources import open_sources
 from cpt.data.rows.packing import Layout
 from cpt.data.rows.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
-from cpt.data.rows.stretches import EndedStretch as EndedStretch
-from cpt.data.rows.stretches import Position as Position
+from cpt.data.rows.stretches import EndedStretch, Position
 from cpt.data.store.shards import shuffled
 from cpt.data.store.token_files import Hashes
 from cpt.data.store.tokenization import DocumentEncoder
