@@ -65,6 +65,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_free_changes_are_applied_and_change_no_loss(train, straight, stopped, tmp_path):
     words = ["checkpoints.keep=2", "checkpoints.every_steps=3", f"checkpoints.archive={tmp_path}/archive"]
     words += ["evaluation.prompts=[the model]", "data.sources.0.licence=CC0-1.0", "training.logging_steps=2"]
+    words += ["training.dataloader_num_workers=1", "training.dataloader_prefetch_factor=4"]
+    words += ["training.dataloader_persistent_workers=true", "training.dataloader_pin_memory=true"]
     typed, run = train(*words), stopped / "runs/run"
     assert typed.returncode == 0, typed.output
     assert weights(run) == weights(straight) and (run / "samples.jsonl").exists()
@@ -80,6 +82,7 @@ def test_free_changes_are_applied_and_change_no_loss(train, straight, stopped, t
         ("training.per_device_train_batch_size=4",),
         ("training.gradient_checkpointing=true",),
         ("model.attention=eager", "model.fused_loss=true"),
+        ("training.torch_compile=true", "training.torch_compile_backend=aot_eager"),
     ],
 )
 def test_another_way_to_compute_a_step_changes_losses_by_rounding_only(train, straight, stopped, words):
