@@ -1,0 +1,159 @@
+"""`python -m benchmarks.replay`: continue with no replay, public replay, and samples of the base itself (arXiv 2605.26097).
+
+Writes benchmarks/results/replay.json and its table in benchmarks/README.md; `--page` only writes the table.
+"""  # noqa: E501
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from transformers.utils.logging import disable_progress_bar
+
+from benchmarks.readme import table, write_part
+from benchmarks.rewarming.corpus import GENERAL, tokenizer_texts, write_library
+from benchmarks.rewarming.results import interval
+from benchmarks.rewarming.training import BASE, RECIPES, SCALE, Experiment
+from cpt.command_line import show_log
+from cpt.evaluation.scoring import read_course
+from cpt.recipe.load import load_recipe
+from cpt.tokenizer.train_bpe import train_bpe
+from cpt.train import train
+
+RESULTS = Path(__file__).parent / "results" / "replay.json"
+DOMAIN = "strong"  # the library's code, far from the base's prose
+SHARE = 0.25  # of the tokens: arXiv 2403.08763, for a strong shift
+LEARNING_RATE = 2.5e-3  # the demo's
+NONE, PUBLIC, SELF = "no replay", "public replay", "self-replay"
+KL_WEIGHTS = (0.1, 1.0)
+ARMS: dict[str, float | None] = {  # arm -> weight of the KL divergence from the base, on the replayed rows
+    NONE: None,
+    PUBLIC: None,
+    SELF: None,
+    **{f"{SELF} + KL {weight:g}": weight for weight in KL_WEIGHTS},
+}
+SET_NAMES = {DOMAIN: "domain", GENERAL: "general"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each arm, each from a base model of its own")
+    parser.add_argument("--folder", type=Path, help="keeps the runs; finished ones are not run again")
+    parser.add_argument("--page", action="store_true", help="only write the table again")
+    options = parser.parse_args()
+    if not options.page:
+        show_log()
+        disable_progress_bar()
+        with tempfile.TemporaryDirectory() as temporary:
+            results = measure((options.folder or Path(temporary)).resolve(), options.seeds)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    write_part("benchmarks.replay", page(json.loads(RESULTS.read_text())))
+
+
+def measure(folder: Path, seeds: int) -> dict[str, Any]:
+    """Train the base and every arm of every seed: bits per byte of both held-out sets after the last step."""
+    texts = write_library(Path(sysconfig.get_path("stdlib")), folder / "corpus")
+    del texts["weak"]
+    experiment = Experiment(texts, folder / "tokenizer", folder)
+    if not experiment.tokenizer.exists():
+        recipe = load_recipe(RECIPES / "demo" / "pretrain.yaml", [f"tokenizer.path={experiment.tokenizer}"])
+        train_bpe(tokenizer_texts(texts), int((recipe.model.config or {})["vocab_size"]), experiment.tokenizer)
+    runs: dict[str, list[Mapping[str, float]]] = {arm: [] for arm in (BASE, *ARMS)}
+    for seed in range(1, seeds + 1):
+        runs[BASE].append(experiment.run_base(seed).bits_per_byte)
+        samples = generate(folder / f"{BASE}-seed{seed}" / "final", folder / f"samples-seed{seed}", seed)
+        for arm, kl in ARMS.items():
+            replayed = {NONE: None, PUBLIC: texts[GENERAL].train}.get(arm, samples)
+            runs[arm].append(run_arm(experiment, arm, seed, replayed, kl))
+    return {
+        "python": platform.python_version(),
+        "libraries": {name: metadata.version(name) for name in ("torch", "transformers")},
+        "tokens": {"base": SCALE.base_tokens, "continued": SCALE.tokens, "step": SCALE.batch_tokens},
+        "share": SHARE,
+        "learning_rate": LEARNING_RATE,
+        "arms": {arm: compare(arm, runs) for arm in runs},
+    }
+
+
+def generate(base: Path, output: Path, seed: int) -> Path:
+    """Samples of the base, enough for one epoch of the replayed tokens."""
+    tokens = round(1.1 * SHARE * SCALE.tokens)
+    words = ["data", "generate-replay", str(base), "--tokens", str(tokens), "--output", str(output)]
+    subprocess.run([sys.executable, "-m", "cpt", *words, "--seed", str(seed)], check=True)
+    return output
+
+
+def run_arm(
+    experiment: Experiment, arm: str, seed: int, replayed: Path | None, kl: float | None
+) -> Mapping[str, float]:
+    sources: list[dict[str, Any]] = [{"path": str(experiment.texts[DOMAIN].train), "name": "domain"}]
+    if replayed is not None:
+        sources[0]["weight"] = 1 - SHARE
+        sources.append({"path": str(replayed), "name": "replay", "weight": SHARE, "replay_kl": kl})
+    sets = [
+        {"path": str(text.held_out), "name": kind, "max_documents": SCALE.evaluated_documents}
+        for kind, text in experiment.texts.items()
+    ]
+    overrides = [
+        f"name={arm.replace(' + ', '-').replace(' ', '_')}-seed{seed}",
+        f"seed={seed}",
+        f"output_dir={experiment.folder}",
+        f"model.path={experiment.folder / f'{BASE}-seed{seed}' / 'final'}",
+        f"data.sources={json.dumps(sources)}",
+        f"budget.tokens={SCALE.tokens}",
+        f"budget.global_batch_tokens={SCALE.batch_tokens}",
+        "training.per_device_train_batch_size=2",
+        f"optimizer.learning_rate={LEARNING_RATE!r}",
+        f"evaluation.perplexity={json.dumps(sets)}",
+        "evaluation.prompts=[]",
+    ]
+    run = train(load_recipe(RECIPES / "demo.yaml", overrides)).parent
+    return read_course(run / "metrics.jsonl")[-1].bits_per_byte
+
+
+def compare(arm: str, runs: Mapping[str, list[Mapping[str, float]]]) -> dict[str, Any]:
+    """Of both sets: bits per byte, and differences from the base and from no replay, in percent of the base, paired
+    by seed; each a mean with the 95 % interval by Student's t."""
+    found: dict[str, Any] = {}
+    for kind, name in SET_NAMES.items():
+        own, base = ([one[kind] for one in runs[which]] for which in (arm, BASE))
+        found[name] = {"bits_per_byte": interval(own)}
+        for other in (BASE, NONE):
+            from_other = zip(own, (one[kind] for one in runs[other]), base, strict=True)
+            found[name][f"against {other}"] = interval([100 * (mine - its) / of for mine, its, of in from_other])
+    return found
+
+
+def page(results: Mapping[str, Any]) -> str:
+    tokens, arms = results["tokens"], results["arms"]
+    seeds = len(arms[NONE]["domain"]["bits_per_byte"]["values"])
+    begin = (
+        f"Base: the demo's model, {tokens['base']:,} tokens of prose; continued on {tokens['continued']:,} of code, of"
+        f" which replay takes {100 * results['share']:.0f} %. Learning rate {results['learning_rate']:g}. Seeds:"
+        f" {seeds}, each with its own base; intervals: 95 %, paired by seed.\n\n"
+    )
+    rows = []
+    for arm in ARMS:
+        cells = [arm]
+        for name in SET_NAMES.values():
+            of = arms[arm][name]
+            cells += [percent(of[f"against {BASE}"]), "" if arm == NONE else percent(of[f"against {NONE}"])]
+        rows.append(cells)
+    heads = ["", "domain, against the base", "against no replay", "general, against the base", "against no replay"]
+    return begin + table(heads, rows)
+
+
+def percent(found: Mapping[str, Any]) -> str:
+    reach = "" if found["reach"] is None else f" ± {found['reach']:.1f}"
+    return f"{found['mean']:+.1f}{reach} %"
+
+
+if __name__ == "__main__":
+    main()
