@@ -148,7 +148,7 @@ def merge(
     folders, chosen = models or [], None if dtype == "stored" else DTYPES[dtype]
     arithmetic = (after, base, chat)
     if method != "task_arithmetic" and (any(arithmetic) or scale != 1.0):
-        raise RecipeError(f"--after, --base, --chat and --scale need --method task_arithmetic, got {method}.")
+        raise RecipeError("--after, --base, --chat and --scale need --method task_arithmetic.")
     if method != "lora" and tolerance is not None:
         raise RecipeError("--tolerance needs --method lora: other merges have no reference logits.")
     of_line = {"--points": points != POINTS, "--point": point is not None, "--recipe": recipe is not None}
@@ -161,7 +161,7 @@ def merge(
     if interpolate:
         lines = walk_line(folders, output, points, point, recipe, text or [], chosen)
     elif output is None or method is None:
-        raise RecipeError("--method and --output are missing: cpt merge --method METHOD ... --output FOLDER")
+        raise RecipeError("--method or --output is missing: cpt merge --method METHOD ... --output FOLDER")
     elif method == "lora":
         lines = merge_adapter(folders, output, chosen, tolerance)
     elif method == "average":
