@@ -18,9 +18,9 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.analysis.page import Curve, curves
 from cpt.checkpoints.model_folder import config_json, weight_files
 from cpt.command_line import refuse_ignored, show_log
+from cpt.commands.evaluate import held_out_sets
 from cpt.errors import CheckpointError, RecipeError
-from cpt.evaluation.evaluate import known_positions, model_at
-from cpt.evaluation.sets import DEFAULT_LENGTH, data_of_recipe, data_of_texts
+from cpt.evaluation.evaluate import model_at
 from cpt.export.export import finish, new_folder, write_average
 from cpt.export.interpolate import Line, LinePoint, best_point, compare_points, conclusion
 from cpt.export.proof import (
@@ -235,15 +235,11 @@ def walk_line(
     own = load_recipe(file) if file else None
     if len(models) == 1 and own is not None and not own.model.from_scratch:
         models = [Path(str(own.model.path)), *models]
-    if len(models) != 2 or not (own or texts):
+    ends = [model_at(str(path), own.model if own else None) for path in models]
+    held = held_out_sets(own, texts, None, ends, None if recipe else run) if len(ends) == 2 else None
+    if held is None:
         usage = "cpt merge --interpolate BASE TRAINED --text domain=a.jsonl --text general=b.jsonl"
         raise RecipeError(f"--interpolate takes a run that has a base, or two models and held-out sets: {usage}")
-    ends = [model_at(str(path), own.model if own else None) for path in models]
-    if texts or own is None:
-        length = min(own.data.sequence_length if own else DEFAULT_LENGTH, *map(known_positions, ends))
-        held = data_of_texts(texts, length)
-    else:
-        held = data_of_recipe(own, None if recipe else run)
     general = {*held.evaluation.retain, *(text.partition("=")[0] for text in texts if text.startswith("general"))}
     shares = {number / (count - 1) for number in range(count)} | ({share} if share is not None else set())
     line = Line(*ends)
@@ -278,14 +274,13 @@ def save_points(folder: Path, points: Sequence[LinePoint]) -> str:
     rows = [{**asdict(one), "helps": one.helps, "is_on_frontier": one.is_on_frontier(points)} for one in points]
     best, content = best_point(points), {"conclusion": conclusion(points), "points": rows}
     write_atomic(folder / "interpolation.json", json.dumps(content, indent=2) + "\n")
-    frontier = [one for one in points if one.is_on_frontier(points)]
-    drawn = {"points": points, "frontier": frontier, "base": points[:1], "trained": points[-1:]}
-    drawn |= {f"best: {best.share:g}": [best]} if best else {}
-    over = "general text, bits per byte" if points[0].general else "point"
+    some = {"points": points, "base": points[:1], "trained": points[-1:], "best": [best] if best else []}
+    some["on the frontier"] = [one for one in points if one.is_on_frontier(points)]
     lines = []
-    for name, some in drawn.items():
-        x = [one.place[1] if one.general else one.share for one in some]
-        lines.append(Curve(name, x, [one.place[0] for one in some], points=True))
+    for name, shown in some.items():
+        x = [one.place[1] if one.general else one.share for one in shown]
+        lines.append(Curve(name, x, [one.place[0] for one in shown], points=True))
+    over = "general text, bits per byte" if points[0].general else "point"
     (plot,) = curves("From base to trained", "domain, bits per byte", lines, over=over)
     write_atomic(folder / "interpolation.svg", plot.svg)
     return f"Wrote {folder / 'interpolation.svg'} and interpolation.json."

@@ -29,37 +29,30 @@ def texts(corpus):
     return [f"domain={corpus / 'held_out.jsonl'}", f"general={corpus / 'general.jsonl'}"]
 
 
-def stored(folder, output, dtype):
-    AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).save_pretrained(output)
-    AutoTokenizer.from_pretrained(folder).save_pretrained(output)
-    return output
-
-
-def mean_of(one, other, output, dtype):
-    first, second = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for folder in (one, other))
+def write_mean(output, dtype, *folders):
+    models = [AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64) for folder in folders]
     with torch.no_grad():
-        for mine, its in zip(first.parameters(), second.parameters(), strict=True):
-            mine.copy_((mine.double() + its.double()) / 2)
-    first.to(dtype).save_pretrained(output)
-    AutoTokenizer.from_pretrained(one).save_pretrained(output)
+        for of_each in zip(*(model.parameters() for model in models), strict=True):
+            of_each[0].copy_(torch.stack(of_each).mean(0))
+    models[0].to(dtype).save_pretrained(output)
+    AutoTokenizer.from_pretrained(folders[0]).save_pretrained(output)
     return output
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "bfloat16")])
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16)]
+)
 def test_the_ends_are_both_models_and_the_middle_is_their_stored_mean(
     base_folder, trained_folder, texts, tmp_path, dtypes
 ):
-    base, trained = (
-        stored(folder, tmp_path / name, getattr(torch, dtype))
-        for folder, name, dtype in zip((base_folder, trained_folder), ("base", "trained"), dtypes, strict=True)
-    )
-    middle = mean_of(base, trained, tmp_path / "middle", getattr(torch, dtypes[0]))
+    base = write_mean(tmp_path / "base", dtypes[0], base_folder)
+    trained = write_mean(tmp_path / "trained", dtypes[1], trained_folder)
+    middle = write_mean(tmp_path / "middle", dtypes[0], base, trained)
     held = data_of_texts(texts, 64)
     found = Line(Model(path=str(base)), Model(path=str(trained))).walk(held, [0, 0.5, 1], {"general"})
     for share, folder in zip(found, (base, middle, trained), strict=True):
-        expected = measure(Model(path=str(folder)), EvaluationRequest(held)).losses
-        for name, losses in expected.items():
+        for name, losses in measure(Model(path=str(folder)), EvaluationRequest(held)).losses.items():
             assert np.array_equal(found[share][name].nats, losses.nats), (share, name)
 
 
