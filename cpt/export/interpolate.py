@@ -110,7 +110,7 @@ class LinePoint:
 
     @property
     def place(self) -> tuple[float, float]:
-        """Bits per byte of the domain and of general text, 0 if there is none."""
+        """Bits per byte of the domain and of general text; 0 without general text."""
         return self.domain["base"].after, self.general["base"].after if self.general else 0.0
 
     @property
