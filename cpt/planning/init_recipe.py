@@ -240,11 +240,6 @@ class RecipeChoices:
         return self.replay == STRONG_REPLAY
 
     @property
-    def accumulated(self) -> int:
-        """Micro-batches of a step on one device."""
-        return self.batch_tokens // (self.way.micro_batch * self.sequence_length)
-
-    @property
     def beta2(self) -> float:
         """A half-life in tokens, at most a tenth of the run."""
         return round(max(SHORTEST_BETA2, 0.5 ** (self.batch_tokens / min(HALF_LIFE_TOKENS, self.tokens / 10))), 4)
