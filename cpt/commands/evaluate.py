@@ -54,7 +54,8 @@ def command(
     saved = Path(model).expanduser() / RECIPE
     own = load_recipe(recipe or saved) if recipe is not None or saved.exists() else None
     models = [model_at(path, None if own is None else own.model) for path in (model, against) if path is not None]
-    evaluated = held_out_sets(own, text or [], sequence_length, models)
+    run = saved.parent if recipe is None else None
+    evaluated = held_out_sets(own, text or [], sequence_length, models, run)
     if evaluated is None and not task:
         raise RecipeError(f"nothing to evaluate {model} on. Add --text name=held_out.jsonl, --recipe or --task.")
     request = EvaluationRequest(
@@ -80,13 +81,13 @@ def command(
 
 
 def held_out_sets(
-    recipe: Recipe | None, texts: list[str], sequence_length: int | None, models: list[Model]
+    recipe: Recipe | None, texts: list[str], sequence_length: int | None, models: list[Model], run: Path | None
 ) -> EvaluationData | None:
-    """The held-out sets of the command line, or else of the recipe."""
+    """The held-out sets of the command line, or else of the recipe, which may be that of a run."""
     if texts:
         default = recipe.data.sequence_length if recipe is not None else DEFAULT_LENGTH
         return data_of_texts(texts, sequence_length or min(default, *map(known_positions, models)))
-    return None if recipe is None else data_of_recipe(recipe)
+    return None if recipe is None else data_of_recipe(recipe, run)
 
 
 def print_report(found: EvaluationReport) -> None:

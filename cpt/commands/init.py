@@ -20,7 +20,10 @@ from cpt.formatting import format_duration
 from cpt.hardware import find_gpus
 from cpt.planning.init_recipe import (
     ADAPTERS_ONLY,
+    BITS_OF_PARAMETER,
+    FEW_TOKENS,
     TOKENISED,
+    TOO_FEW_FOR_FACTS,
     BaseModel,
     DocumentStatistics,
     RecipeChoices,
@@ -139,6 +142,9 @@ def recipe_text(
         general=general,
         why_adapters=f"since {refused} by plan" if refused else "as requested",
         adapters=json.dumps(ADAPTERS_ONLY),
+        is_small=facts.tokens < FEW_TOKENS,
+        lacks_wordings=facts.tokens < TOO_FEW_FOR_FACTS,
+        lacks_rank=choices.way.name != "full" and facts.tokens > BITS_OF_PARAMETER * choices.way.trained,
         repeated=f"{100 * facts.repeats / facts.documents_read:.1f} %",
         max_bad_share=max(0.001, round(1.5 * facts.bad_share, 4)),
         public_general=PUBLIC_GENERAL,

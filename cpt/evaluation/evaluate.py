@@ -89,12 +89,6 @@ def measure(
     tokenizer = load_tokenizer(Tokenizer(path=None if adapter is None else str(adapter)), model)
     sets = open_evaluation_sets(fitting(request.held_out, model), tokenizer) if request.held_out is not None else {}
     rows = {name: of_set.rows for name, of_set in of_texts(sets, request).items()}
-    if request.is_compared and (alone := [name for name, of_set in rows.items() if of_set.num_documents < FEWEST]):
-        raise DataError(
-            f"the held-out set `{alone[0]}` has one document, but comparing two models needs at least {FEWEST}, and"
-            f" {FEW} for a useful interval. Hold out more, or split the document"
-            " (`text_documents` in a recipe)."
-        )
     if unknown := [name for name in request.domain_test if name not in sets]:
         known = ", ".join(sets) or "none"
         raise DataError(f"--domain-test {unknown[0]}: unknown held-out set. Known: {known}.")
@@ -125,13 +119,19 @@ def measure(
 
 def of_texts(sets: dict[str, EvaluationSet], request: EvaluationRequest) -> dict[str, EvaluationSet]:
     """The sets of texts and conversations; pairs and prompts need the run's trainer. Raises DataError if nothing
-    remains to be measured."""
+    remains to be measured, or if a set is too small to compare models."""
     found = {name: of_set for name, of_set in sets.items() if of_set.rows.form not in ONE_A_ROW}
     if others := ", ".join(name for name in sets if name not in found):
         reason = f"held-out pairs and prompts ({others}) are evaluated by the run: see verdict.md and metrics.jsonl"
         if not (found or request.tasks or request.made):
             raise DataError(f"{reason}. Name texts to evaluate here: --text domain=held_out.jsonl")
         log.info(f"Not evaluated here: {reason}.")
+    if request.is_compared and (alone := [name for name, one in found.items() if one.rows.num_documents < FEWEST]):
+        raise DataError(
+            f"the held-out set `{alone[0]}` has one document, but comparing two models needs at least {FEWEST}, and"
+            f" {FEW} for a useful interval. Hold out more, or split the document"
+            " (`text_documents` in a recipe)."
+        )
     return found
 
 

@@ -59,6 +59,11 @@ WEAK_REPLAY, STRONG_REPLAY = 0.05, 0.25  # arXiv 2403.08763
 EPOCHS = ((500_000_000, 1), (50_000_000, 2), (0, 4))  # up to 4 are nearly as good as new text: arXiv 2305.16264
 STEPS_WANTED, FEWEST_STEPS_ON_GPU, FEWEST_STEPS = 400, 100, 10
 LARGEST_BATCH = 524_288
+# Adam's second moment forgets by tokens, not by steps (arXiv 2507.07101): as beta2 0.95 does at LARGEST_BATCH.
+HALF_LIFE_TOKENS, SHORTEST_BETA2 = 7_100_000, 0.95
+REPEATED_DECAY, MEAN_OF_SCHEDULE = 3.0, 0.55  # 30 times the usual decay: arXiv 2509.14786; of the peak rate
+FEW_TOKENS, TOO_FEW_FOR_FACTS = 50_000_000, 10_000_000  # of the documents; our choice, above what was measured
+BITS_OF_PARAMETER = 2  # that it can store (arXiv 2404.05405); we assume a bit of news in each token
 RATES_BY_SIZE = ((200_000_000, 1e-4), (1_000_000_000, 5e-5), (5_000_000_000, 2e-5), (math.inf, 1e-5))
 REWARMED_TO = 0.3  # of the base's peak, for a strong shift: between the usual end, 0.1, and arXiv 2403.08763's 1
 LORA_FACTOR, LARGEST_LORA_RATE, LEAST_RATE = 10, 5e-4, 1e-6
@@ -206,6 +211,8 @@ class TrainingMethod:
     micro_batch: int
     checkpointing: bool
     memory_gib: float
+    trained: int
+    """Parameters."""
     hours: tuple[float, float, float]
     """Expected, and for the lowest and highest published efficiency, without evaluation and saving."""
     refused: list[str]
@@ -231,6 +238,17 @@ class RecipeChoices:
     @property
     def is_strong_shift(self) -> bool:
         return self.replay == STRONG_REPLAY
+
+    @property
+    def beta2(self) -> float:
+        """A half-life in tokens, at most a tenth of the run."""
+        return round(max(SHORTEST_BETA2, 0.5 ** (self.batch_tokens / min(HALF_LIFE_TOKENS, self.tokens / 10))), 4)
+
+    @property
+    def shrinking(self) -> float:
+        """The share of a weight without gradients that `REPEATED_DECAY` would remove during the run."""
+        steps = self.tokens / self.batch_tokens
+        return 1 - math.exp(-REPEATED_DECAY * self.learning_rate * MEAN_OF_SCHEDULE * steps)
 
     def tokens_between(self, times: int) -> int:
         return max(self.batch_tokens, self.tokens // times)
@@ -376,7 +394,8 @@ def first_method_that_fits(
             shares = (assumed_mfu(setup), MFU_RANGE[1], MFU_RANGE[0])
             expected, least, most = (planned_speed(facts, setup, target, mfu).hours(tokens) for mfu in shares)
             memory, hours = plan.peak.size / GIB, (expected, least, most)
-            return TrainingMethod(name, profile, setup.micro_batch, setup.checkpointing, memory, hours, refused)
+            batch_and_memory = (setup.micro_batch, setup.checkpointing, memory)
+            return TrainingMethod(name, profile, *batch_and_memory, facts.trained, hours, refused)
         what = {"full": "all parameters", "lora": "LoRA with embeddings and head", "adapters": "LoRA"}[name]
         needs = f"{plan.peak.size / GIB:.1f} GiB of {target.memory_gib:.0f} on the GPU"
         if not has_host or fits(plan, target):

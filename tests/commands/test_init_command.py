@@ -1,6 +1,7 @@
 """Documents and a model in, a recipe out that `cpt check` passes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,25 @@ def test_bad_rows_and_repeats_become_settings(run, tmp_path):
     assert (data.on_bad_row, data.deduplicate, data.sources[0].text_column) == ("skip", "exact", "content")
     assert data.max_bad_share >= 1 / 202
     assert check_reality(recipe).mistakes == []
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("tokens", "options", "advised"),
+    [
+        (10**6, {}, {"2409.07431", "2603.04964", "2509.14786"}),
+        (10**6, {"general": "none", "tokens": 10**5}, {"2409.07431"}),  # no replay, not repeated
+        (2 * 10**7, {"shift": "strong"}, {"2603.04964", "2509.14786", "2510.14865"}),
+        (10**9, {}, set()),
+        (10**9, {"full": False}, {"raise `r`"}),
+    ],
+)
+def test_advice_appears_where_the_corpus_has_the_size_for_it(run, monkeypatch, tokens, options, advised):
+    read = init.read_documents
+    monkeypatch.setattr(init, "read_documents", lambda *given: replace(read(*given), tokens=tokens))
+    run(**options)
+    known = ("2409.07431", "2603.04964", "2509.14786", "2510.14865", "raise `r`")
+    assert {one for one in known if one in Path("recipe.yaml").read_text()} == advised
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The choices of `cpt init`: rules about documents, bases and machines."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from cpt.errors import DataError, ResourceError
 from cpt.models.inventory import build_on_meta, count_model_parameters, longest_row
 from cpt.models.known_bases import known_base
 from cpt.planning import init_recipe
-from cpt.planning.init_recipe import BaseModel, choose, own_run, read_documents
+from cpt.planning.init_recipe import BaseModel, RecipeChoices, TrainingMethod, choose, own_run, read_documents
 from cpt.planning.speed import find_target
 
 FAR = {"bytes_per_token": 2.4, "compared_with_english": 0.6}
@@ -88,6 +89,26 @@ def test_a_model_that_does_not_fit_is_trained_with_adapters_or_refused(choices):
     assert large.way.name == "lora" and large.way.refused[0].startswith("all parameters")
     with pytest.raises(ResourceError, match="RTX 4080"):
         choices(LLAMA_13B, "RTX 4080")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch", "half_life"),
+    [
+        (10**10, 131_072, 7.1e6),
+        (10**10, 32_768, 7.1e6),
+        (10**7, 32_768, 1e6),
+        (32_000, 512, None),
+        (10**10, 2**20, None),
+    ],
+)
+def test_the_second_moment_averages_over_tokens_but_never_over_fewer_steps_than_usual(tokens, batch, half_life):
+    way = TrainingMethod("full", None, 1, False, 1.0, 10**9, (1.0, 1.0, 1.0), [])
+    beta2 = RecipeChoices(way, 4096, "", 0.05, 1, tokens, batch, 1e-5, "", batch, 0.1, 5).beta2
+    assert (
+        beta2 == 0.95
+        if half_life is None
+        else batch * math.log(0.5) / math.log(beta2) == pytest.approx(half_life, 0.02)
+    )
 
 
 def test_too_little_text_and_a_model_without_layers_for_adapters_are_refused(choices):

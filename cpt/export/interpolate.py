@@ -1,0 +1,162 @@
+"""Walk the line between a base and the model trained from it, (1 - share) * base + share * trained: what each point
+keeps of the domain and of general text (WiSE-FT, arXiv 2109.01903)."""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from cpt.checkpoints.model_folder import LARGEST_FILE
+from cpt.errors import CheckpointError, DataError
+from cpt.evaluation.evaluate import EvaluationRequest, fitting, of_texts
+from cpt.evaluation.paired import Difference, DocumentLosses, bits_per_byte_difference
+from cpt.evaluation.scoring import document_losses
+from cpt.evaluation.sets import EvaluationData, open_evaluation_sets
+from cpt.export.export import write_model_card
+from cpt.export.trained import stored_dtype
+from cpt.export.write import rounded_to
+from cpt.models.build import build_model
+from cpt.models.config import load_config, weights_folder
+from cpt.models.inventory import build_on_meta
+from cpt.models.new_rows import carry_extension
+from cpt.recipe.schema import Model, Tokenizer
+from cpt.tokenizer.load import load_tokenizer
+
+log = logging.getLogger("cpt")
+KEPT_GAIN = 0.9  # share of the domain gain that the best point must keep
+SAME_IN_BOTH = ("model_type", "tie_word_embeddings", "rope_parameters")  # of the configs
+
+
+class Line:
+    """Both ends in host memory, in the wider of their stored dtypes.
+
+    Raises:
+        CheckpointError: the ends differ in architecture, shapes or tokenizer, or are not on this machine.
+    """
+
+    def __init__(self, base: Model, trained: Model) -> None:
+        dtypes = [stored_dtype(weights_folder(str(end.path), end.revision)) for end in (base, trained)]
+        self.trained, self.dtype = trained, torch.promote_types(*dtypes)
+        self.tokenizer = load_tokenizer(Tokenizer(), trained)
+        refuse_unlike(base, trained)
+        self.ends = [self.load(end, self.dtype).state_dict() for end in (base, trained)]
+
+    def load(self, end: Model, dtype: torch.dtype) -> PreTrainedModel:
+        loaded = build_model(end, self.tokenizer, dtype=dtype)
+        assert isinstance(loaded, PreTrainedModel), "no adapter was requested"
+        return loaded.eval()
+
+    def put(self, model: PreTrainedModel, share: float) -> None:
+        """Copy a point's weights into a model: the sum in fp32, rounded to the ends' dtype, as it would be stored."""
+        for name, tensor in model.state_dict().items():
+            base, trained = (end[name] for end in self.ends)
+            if trained.dtype.is_floating_point:
+                tensor.copy_(((1 - share) * base.float() + share * trained.float()).to(trained.dtype))
+
+    def walk(
+        self, held: EvaluationData, shares: Sequence[float], general: Collection[str]
+    ) -> dict[float, dict[str, DocumentLosses]]:
+        """The losses of each point on each held-out set, as `cpt evaluate` measures them; no point is written. Raises
+        DataError if all sets are `general`."""
+        sets = open_evaluation_sets(fitting(held, self.trained), self.tokenizer)
+        rows = {name: one.rows for name, one in of_texts(sets, EvaluationRequest(is_compared=True)).items()}
+        if not rows.keys() - set(general):
+            raise DataError(f"all held-out sets ({', '.join(rows)}) are general text. Add one of the domain.")
+        on_gpu, found = torch.cuda.is_available(), {}
+        model = self.load(self.trained, torch.bfloat16 if on_gpu else torch.float32)
+        model.to("cuda" if on_gpu else "cpu")  # type: ignore[arg-type]
+        for number, share in enumerate(shares, 1):
+            log.info(f"Point {number} of {len(shares)}: {share:g}")
+            self.put(model, share)
+            found[share] = document_losses(model, rows, batch_size=8)
+        return found
+
+    def write(self, output: Path, *, share: float, dtype: torch.dtype | None) -> list[str]:
+        """Write one point; returns a line about it."""
+        model = self.load(self.trained, self.dtype)
+        self.put(model, share)
+        rounded_to(model, dtype or self.dtype).save_pretrained(output, max_shard_size=LARGEST_FILE)
+        self.tokenizer.save_pretrained(output)
+        carry_extension(self.trained.path, output)
+        write_model_card(output, None, output.name)
+        return [f"The point {share:g} on the line from the base to {self.trained.path}."]
+
+
+def refuse_unlike(base: Model, trained: Model) -> None:
+    facts = list[dict[str, object]]()
+    for end in (base, trained):
+        config = load_config(end)
+        shapes = {name: list(part.shape) for name, part in build_on_meta(config).state_dict().items()}
+        same = {key: config.to_dict().get(key) for key in SAME_IN_BOTH}
+        facts.append({**same, **shapes, "the tokenizer": load_tokenizer(Tokenizer(), end).get_vocab()})
+    for name in facts[0] | facts[1]:
+        one, other = (known.get(name, "missing") for known in facts)
+        if one != other:
+            values = "" if isinstance(one, dict) else f": {one} and {other}"
+            remedy = "Use the base of the training; if the vocabulary grew, the one that `cpt tokenizer extend` wrote"
+            raise CheckpointError(f"{name} differs between {base.path} and {trained.path}{values}. {remedy}.")
+
+
+@dataclass(frozen=True)
+class LinePoint:
+    """A point's bits per byte on all sets of a kind together, compared with both ends: `base` and `trained`."""
+
+    share: float
+    domain: dict[str, Difference]
+    general: dict[str, Difference] | None
+
+    @property
+    def place(self) -> tuple[float, float]:
+        """Bits per byte of the domain and of general text; 0 without general text."""
+        return self.domain["base"].after, self.general["base"].after if self.general else 0.0
+
+    @property
+    def helps(self) -> bool:
+        """Whether, for each end, there is a kind of text on which the point is clearly better."""
+        kinds = [kind for kind in (self.domain, self.general) if kind is not None]
+        return all(any(kind[end].outcome() == "better" for kind in kinds) for end in ("base", "trained"))
+
+    def is_on_frontier(self, points: Sequence["LinePoint"]) -> bool:
+        """Whether no other point is as good on both kinds of text and better on one."""
+        domain, general = self.place
+        others = [one.place for one in points if one.place != self.place]
+        return not any(one[0] <= domain and one[1] <= general for one in others)
+
+
+def compare_points(losses: Mapping[float, Mapping[str, DocumentLosses]], general: Collection[str]) -> list[LinePoint]:
+    """Compare each point with both ends, the shares 0 and 1."""
+    domain, others = ([name for name in losses[0] if (name in general) == wanted] for wanted in (False, True))
+
+    def against_ends(share: float, names: list[str]) -> dict[str, Difference]:
+        base, point, trained = ([losses[one][name] for name in names] for one in (0, share, 1))
+        return {"base": bits_per_byte_difference(base, point), "trained": bits_per_byte_difference(trained, point)}
+
+    return [LinePoint(one, against_ends(one, domain), against_ends(one, others) if others else None) for one in losses]
+
+
+def best_point(points: Sequence[LinePoint]) -> LinePoint | None:
+    """The point with the lowest loss on general text among those that keep `KEPT_GAIN` of the domain gain, if it
+    helps; the last point is the trained model."""
+    gain = points[-1].domain["base"].difference
+    kept = [one for one in points[1:-1] if one.helps and one.domain["base"].difference <= KEPT_GAIN * gain]
+    return min(kept, key=lambda one: one.place[1], default=None) if gain < 0 and points[-1].general else None
+
+
+def conclusion(points: Sequence[LinePoint]) -> str:
+    """One sentence: what the best point keeps, or that no point helps."""
+    best, trained = best_point(points), points[-1]
+    if trained.general is None:
+        return "General text was not evaluated: add it to `evaluation.retain`, or with --text general=FILE."
+    if not any(one.helps for one in points[1:-1]):
+        return "No point helps: each may be no better than the base, or than the trained model (95 % intervals)."
+    if best is None or best.general is None:
+        return f"No point that is clearly better than the trained model keeps {KEPT_GAIN:.0%} of its domain gain."
+    kept = best.domain["base"].difference / trained.domain["base"].difference
+    change, low, high = best.general["trained"].percents
+    return (
+        f"Best point: {best.share:g} keeps {kept:.0%} of the domain gain. Its bits per byte of general text are"
+        f" {change:+.1f} % against the trained model's (95 % interval {low:+.1f} to {high:+.1f} %)."
+    )
