@@ -6,13 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo, CheckpointEngine
 
 from cpt.checkpoints.model_folder import load_data
 from cpt.deepspeed_internals import without_recovery_script
 
-SCRIPTS = ("zero_to_fp32.py", "zero_to_torch.py")  # convert the weights without DeepSpeed
 LATEST = "latest"
 
 
@@ -51,29 +49,11 @@ def capture_states(engine: Any, folder: Path) -> Iterator[CapturingCheckpointEng
     """
     captured, before = CapturingCheckpointEngine(folder), engine.checkpoint_engine
     engine.checkpoint_engine = captured
-    # With it, DeepSpeed would copy swapped tensors between collective operations.
-    engine.zero_nvme_offload_optimizer = lambda: False
     try:
         with without_recovery_script(engine):
             yield captured
     finally:
         engine.checkpoint_engine = before
-        del engine.zero_nvme_offload_optimizer
-
-
-def files_beside(engine: Any, rank: int) -> dict[str, Path]:
-    """The files that DeepSpeed adds to a checkpoint: its scripts, and the tensors swapped to disk."""
-    tag = tag_of(engine)
-    copies: dict[str, Path] = {}
-    if rank == 0:
-        scripts = Path(deepspeed.__file__).parent / "utils"
-        copies |= {name: scripts / name for name in SCRIPTS}
-    if engine.zero_nvme_offload_optimizer():
-        swapped = Path(engine.optimizer.optimizer_swapper.swap_folder)
-        for path in swapped.rglob("*"):
-            if path.is_file() and "gradient" not in path.name:
-                copies[f"{tag}/offloaded_tensors/rank{rank}/{path.relative_to(swapped).as_posix()}"] = path
-    return copies
 
 
 def tag_of(engine: Any) -> str:

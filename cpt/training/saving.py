@@ -191,8 +191,8 @@ class Checkpointer:
         step = self.trainer.state.global_step
         zero = self.trainer.engine.zero_section or {}
         offload = zero.get("offload_optimizer", {})
-        # If DeepSpeed keeps optimizer states on disk or steps asynchronously, they may change at any time.
-        changes = offload.get("device") == "nvme" or bool(offload.get("super_offload")) or "zenflow" in zero
+        # If DeepSpeed steps asynchronously, optimizer states may change at any time.
+        changes = bool(offload.get("super_offload")) or "zenflow" in zero
         contents = self.take_snapshot(full=kind == "full")
         if self.trainer.recipe.checkpoints.in_background and not changes and self.detach(contents):
             moment = mark() if self.trainer.args.device.type != "cpu" else None
@@ -338,13 +338,12 @@ class Checkpointer:
         """Take moments, master weights, schedule, and fp16's loss scale."""
         trainer = self.trainer
         if trainer.is_deepspeed_enabled:
-            from cpt.checkpoints.deepspeed_engine import LATEST, capture_states, files_beside, tag_of
+            from cpt.checkpoints.deepspeed_engine import LATEST, capture_states, tag_of
 
             engine, of_adapter = trainer.model_wrapped, isinstance(trainer.model, PeftModel)
             with capture_states(engine, Path(folder)) as kept:
                 engine.save_checkpoint(folder, save_latest=False, exclude_frozen_parameters=of_adapter)
             taken.states |= kept.states
-            taken.copies |= files_beside(engine, trainer.args.process_index)
             if trainer.args.should_save:
                 taken.texts[LATEST] = tag_of(engine)
         elif trainer.is_fsdp_enabled:
