@@ -198,17 +198,15 @@ def last_common_step(runs: Sequence[ComparedRun]) -> int:
 
 def changes_topic(runs: Sequence[ComparedRun], fork: int) -> Topic:
     """Changes of the recipe, by step and key, that decide what the runs learned."""
-    found = [
-        {
-            f"step {one['step']}: {one['key']}": f"{shown(one['before'])} -> {shown(one['after'])}"
-            + (f" ({one['note']})" if one["note"] else "")
-            for one in run.record.changes
-            if one["kind"] != "free" and one["step"] >= fork
-        }
-        for run in runs
-    ]
+    found = [defaultdict[str, list[str]](list) for _ in runs]
+    for texts, run in zip(found, runs, strict=True):
+        for one in run.record.changes:
+            if one["kind"] != "free" and one["step"] >= fork:
+                note = f" ({one['note']})" if one["note"] else ""
+                change = f"{shown(one['before'])} -> {shown(one['after'])}{note}"
+                texts[f"step {one['step']}: {one['key']}"].append(change)
     names = dict.fromkeys(name for texts in found for name in texts)
-    rows = [Row(name, tuple(texts.get(name, "unchanged") for texts in found)) for name in names]
+    rows = [Row(name, tuple(", then ".join(texts.get(name, ["unchanged"])) for texts in found)) for name in names]
     return Topic("Changes during the run", [row for row in rows if row.differs])
 
 

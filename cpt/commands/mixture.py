@@ -22,7 +22,7 @@ from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Recipe
-from cpt.runs.folder import HISTORY, RECIPE, read_object
+from cpt.runs.folder import HISTORY, RECIPE, find_run, read_object
 from cpt.runs.history import part_after, read_history
 from cpt.tokenizer.load import load_tokenizer
 from cpt.training.resuming import POSITION
@@ -214,14 +214,15 @@ def command(
 
     Example: cpt mixture recipe.yaml
     """
-    if recipe.is_dir():
-        if stretches := read_stretches(recipe):
+    if not recipe.is_file() and recipe.suffix not in (".yaml", ".yml"):
+        folder = find_run(str(recipe))
+        if stretches := read_stretches(folder):
             if as_json:
                 sys.stdout.write(json.dumps([asdict(one) for one in stretches], indent=2) + "\n")
             else:
                 print_stretches(stretches, open_console())
             return
-        recipe /= RECIPE
+        recipe = folder / RECIPE
     loaded = load_recipe(recipe, overrides or ())
     data = build_data(  # without the budget: the forecast reports sources that are too small
         phases_in_tokens(loaded),

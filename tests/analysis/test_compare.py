@@ -86,9 +86,13 @@ def test_changes_during_a_run_are_differences_unless_they_are_free_or_the_same(t
     free = changed(5, "checkpoints.keep", 2, kind="free")
     same = changed(8, "data.sources[code].weight", 2.0)
     write_lines(first / "history.jsonl", [same])
-    write_lines(second / "history.jsonl", [free, same, changed(9, "optimizer.learning_rate", 0.5, note="too fast")])
+    slower = [changed(9, "optimizer.learning_rate", 0.7), changed(9, "optimizer.learning_rate", 0.5, note="too fast")]
+    write_lines(second / "history.jsonl", [free, same, *slower])
     assert differences(compare([first, second])) == {
-        ("Changes during the run", "step 9: optimizer.learning_rate"): ("unchanged", "1.0 -> 0.5 (too fast)")
+        ("Changes during the run", "step 9: optimizer.learning_rate"): (
+            "unchanged",
+            "1.0 -> 0.7, then 1.0 -> 0.5 (too fast)",
+        )
     }
 
 
