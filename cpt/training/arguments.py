@@ -271,13 +271,22 @@ def check_parallelism(
         check_shared_rows(model.config, sizes.sp_size, attention)
 
 
-def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, earlier: Sequence[EndedStretch] = ()) -> PreparedData:
+def data_of(
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerBase,
+    earlier: Sequence[EndedStretch] = (),
+    *,
+    checks_budget: bool = True,
+    whole: bool = False,
+) -> PreparedData:
+    """`build_data` of a recipe; unless it `checks_budget`, a source may have too few tokens."""
     return build_data(
         phases_in_tokens(recipe),
         tokenizer,
         seed=recipe.seed,
         evaluation=recipe.evaluation,
-        budget=recipe.budget,
+        budget=recipe.budget if checks_budget else None,
+        whole=whole,
         form=form_of_stage(recipe.stage),
         earlier=earlier,
     )

@@ -12,9 +12,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from cpt.checkpoints.deepspeed_engine import capture_states
 from cpt.checkpoints.manifest import MANIFEST, file_of_part
 from cpt.checkpoints.sharding import (
+    capture_states,
     consolidated_state,
     full_weights,
     load_parts,
@@ -134,9 +134,9 @@ class Engine:
 
 def test_deepspeeds_states_are_captured_without_writing_and_the_engine_is_left_as_it_was(tmp_path):
     engine = Engine()
-    with capture_states(engine, tmp_path / "nowhere") as captured:
+    with capture_states(engine, str(tmp_path / "nowhere")) as states:
         engine.save_checkpoint(str(tmp_path / "nowhere"))
-    assert captured.states == {"global_step3/states.pt": {"step": 3}} and list(tmp_path.iterdir()) == []
+    assert states == {"global_step3/states.pt": {"step": 3}} and list(tmp_path.iterdir()) == []
     assert engine.checkpoint_engine == "DeepSpeed's"
     with pytest.raises(AssertionError, match="it would write"):
         engine._copy_recovery_script(tmp_path)
