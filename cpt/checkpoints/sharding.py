@@ -6,6 +6,7 @@ import shutil
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,12 @@ def capture_states(engine: Any, folder: str) -> Iterator[dict[str, Any]]:
             yield states
     finally:
         engine.checkpoint_engine = before
+
+
+def scripts_of_deepspeed() -> dict[str, str]:
+    """Programs that DeepSpeed adds to its checkpoints, to convert the weights without DeepSpeed."""
+    utils = files("deepspeed.utils")
+    return {name: (utils / name).read_text("utf-8") for name in ("zero_to_fp32.py", "zero_to_torch.py")}
 
 
 def consolidated_state(checkpoint: Path) -> dict[str, torch.Tensor]:

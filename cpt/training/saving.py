@@ -31,7 +31,7 @@ from transformers.training_args import ParallelMode
 from cpt.checkpoints.manifest import FORMAT, MANIFEST, FileEntry, Manifest, file_of_part, write_manifest
 from cpt.checkpoints.resume import published_checkpoints, step_of
 from cpt.checkpoints.retention import Archive, published_in, rotate
-from cpt.checkpoints.sharding import LATEST, capture_states, full_weights, part_here
+from cpt.checkpoints.sharding import LATEST, capture_states, full_weights, part_here, scripts_of_deepspeed
 from cpt.checkpoints.snapshot import (
     HostCopies,
     changed_by_steps,
@@ -343,7 +343,7 @@ class Checkpointer:
                 engine.save_checkpoint(folder, save_latest=False, exclude_frozen_parameters=of_adapter)
             taken.states |= states
             if trainer.args.should_save:
-                taken.texts[LATEST] = f"global_step{engine.global_steps}"
+                taken.texts |= {LATEST: f"global_step{engine.global_steps}", **scripts_of_deepspeed()}
         elif trainer.is_fsdp_enabled:
             part = part_here(trainer.model, trainer.engine.optimizer)
             taken.states[file_of_part(trainer.args.process_index, trainer.args.world_size)] = part
