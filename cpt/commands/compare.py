@@ -66,7 +66,10 @@ def tables_of(topics: Iterable[Topic], names: Sequence[str]) -> Iterator[tuple[T
 
 def comparison_page(comparison: Comparison) -> str:
     def parts(topics: Sequence[Topic]) -> list[Part]:
-        return [part for table, remarks in tables_of(topics, comparison.names) for part in (table, *remarks)]
+        found: list[Part] = []
+        for table, remarks in tables_of(topics, comparison.names):
+            found += [table, *remarks]
+        return found
 
     sections: dict[str, Sequence[Part]] = {
         "Differences of setup": parts(comparison.differences),
