@@ -132,7 +132,6 @@ def plan_run(
     gpus: int = 1,
     nodes: int = 1,
     host_memory: float | None = None,
-    max_memory: float = 1.0,
 ) -> RunPlan:
     """Plan memory and speed of a run without its weights.
 
@@ -140,7 +139,6 @@ def plan_run(
         gpu: its name ("RTX 4090", "H100"), or "cpu".
         gpus: on all machines together.
         host_memory: GiB of each machine.
-        max_memory: share of a GPU's memory that the run may use, if `safety.max_gpu_memory` does not allow less.
 
     Raises:
         ResourceError: the GPU is unknown, or the model's config cannot be read.
@@ -148,12 +146,12 @@ def plan_run(
     """
     name, number = named_gpus(gpu, gpus, nodes, [])
     target = find_target(name, number, host_memory)
-    max_memory = target.usable_share(recipe.safety.max_gpu_memory, max_memory)
-    planned = plan_recipe(recipe, target, number, nodes, max_memory)
-    mfu, is_enough = assumed_mfu(planned.setup), fits(planned.memory, target, max_memory)
+    share = target.usable_share(recipe.safety.max_gpu_memory)
+    planned = plan_recipe(recipe, target, number, nodes)
+    mfu, is_enough = assumed_mfu(planned.setup), fits(planned.memory, target, share)
     proposal = None
     if not is_enough:
-        proposal = cheapest_that_fits(planned.setup, target, planned.count, mfu=mfu, share=max_memory)
+        proposal = cheapest_that_fits(planned.setup, target, planned.count, mfu=mfu, share=share)
     return RunPlan(
         fits=is_enough,
         gpu_terms={moment.name: {term.name: term.size for term in moment.terms} for moment in planned.memory.moments},

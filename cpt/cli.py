@@ -143,7 +143,8 @@ def command_of(target: str) -> Callable[..., None]:
             from cpt.recipe.paths import document_suffix
 
             path = options["recipe"]
-            if not (path.is_dir() or document_suffix(path.name)):  # `cpt data check` takes documents too
+            # `cpt data check` takes documents too, and `cpt mixture` runs
+            if path.suffix and not (path.is_dir() or document_suffix(path.name)):
                 load_recipe(path, options["overrides"] or (), lora=options.get("lora", False))
         getattr(import_module(module), name)(*values, **options)
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from cpt.errors import CptError, LaunchError, RecipeError, ResourceError
+from cpt.errors import CptError, LaunchError, RecipeError
 from cpt.files import training_program
 from cpt.hardware import announce_compiling, require_programs, scripts_folder
 from cpt.hf_internals import exit_now, run_exit_functions
@@ -276,12 +276,8 @@ def start_deepspeed(launched: LaunchedAs) -> None:
     """
     if launched.deepspeed_config is None:
         return
-    try:
-        import deepspeed  # reads DS_ACCELERATOR when it is imported
-    except ImportError as problem:
-        raise ResourceError(
-            f"the recipe uses DeepSpeed, which cannot be imported: {problem}. Install it: pip install deepspeed"
-        ) from problem
+    import deepspeed  # reads DS_ACCELERATOR when it is imported
+
     backend = "gloo" if launched.on_cpu else "nccl"
     if launched.on_cpu and is_main_process():
         announce_compiling("deepspeed_shm_comm", "DeepSpeed compiles its communication for the CPU")

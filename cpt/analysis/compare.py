@@ -162,8 +162,8 @@ def compare(folders: Sequence[Path]) -> Comparison:
     kinds = sorted({kind for count in counts for kind in count})
     events = [number_row(kind, [count[kind] for count in counts], format_count) for kind in kinds]
     results.append(Topic("Events", events))
-    differences = [topic for topic in differences if topic.rows or topic.remarks]
-    return Comparison(runs, differences, [topic for topic in results if topic.rows], not_compared, fork)
+    differences, results = ([topic for topic in topics if topic.rows] for topics in (differences, results))
+    return Comparison(runs, differences, results, not_compared, fork)
 
 
 def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
@@ -198,22 +198,20 @@ def last_common_step(runs: Sequence[ComparedRun]) -> int:
 
 def changes_topic(runs: Sequence[ComparedRun], fork: int) -> Topic:
     """Changes of the recipe, by step and key, that decide what the runs learned."""
-    found = [
-        {
-            f"step {one['step']}: {one['key']}": f"{shown(one['before'])} -> {shown(one['after'])}"
-            + (f" ({one['note']})" if one["note"] else "")
-            for one in run.record.changes
-            if one["kind"] != "free" and one["step"] >= fork
-        }
-        for run in runs
-    ]
+    found = [defaultdict[str, list[str]](list) for _ in runs]
+    for texts, run in zip(found, runs, strict=True):
+        for one in run.record.changes:
+            if one["kind"] != "free" and one["step"] >= fork:
+                note = f" ({one['note']})" if one["note"] else ""
+                change = f"{shown(one['before'])} -> {shown(one['after'])}{note}"
+                texts[f"step {one['step']}: {one['key']}"].append(change)
     names = dict.fromkeys(name for texts in found for name in texts)
-    rows = [Row(name, tuple(texts.get(name, "unchanged") for texts in found)) for name in names]
+    rows = [Row(name, tuple(", then ".join(texts.get(name, ["unchanged"])) for texts in found)) for name in names]
     return Topic("Changes during the run", [row for row in rows if row.differs])
 
 
 def recipe_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
-    """A row for each key that differs. A path to the same files is a remark, not a difference."""
+    """A row for each key that differs."""
     trees: list[Content] = []
     for run in runs:
         tree = run.record.recipe
@@ -223,14 +221,11 @@ def recipe_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
             why = "its recipe.yaml is cut off or of another version, and is compared as written"
             not_compared.append(f"defaults of {run.name}: {why}.")
         trees.append({key: value for key, value in tree.items() if key not in ("name", "output_dir")})
-    same, rows, remarks = keys_of_same_files(runs), [], []
+    rows = []
     for key, values in differing_values([tree for tree in trees if tree]):
-        if key in same:
-            remarks.append(f"{key} is written differently, but the files are the same.")
-        else:
-            cells = iter(values)
-            rows.append(Row(key, tuple(shown(next(cells)) if tree else None for tree in trees)))
-    return Topic("Recipe", rows, remarks)
+        cells = iter(values)
+        rows.append(Row(key, tuple(shown(next(cells)) if tree else None for tree in trees)))
+    return Topic("Recipe", rows)
 
 
 def shown(value: Any) -> str:
@@ -245,20 +240,6 @@ def shown(value: Any) -> str:
 
 def short_hash(text: str) -> str:
     return xxh3_64_hexdigest(text.encode(errors="replace"))[:8]
-
-
-def keys_of_same_files(runs: Sequence[ComparedRun]) -> set[str]:
-    """Keys of paths below which all runs had the same content."""
-    contents: dict[str, list[Any]] = {"tokenizer.path": [get(run.record.inputs, "tokenizer", "xxh3") for run in runs]}
-    hashes: dict[str, tuple[str, ...]] = {"model.path": ("weights", "sha256")}
-    for source in get_dict(runs[0].record.inputs, "data", "sources"):
-        hashes[f"data.sources[{source}].path"] = ("data", "sources", source, "files")
-    contents |= {key: [sorted(run.file_hashes(*keys).values()) for run in runs] for key, keys in hashes.items()}
-    for name in runs[0].losses:
-        found = [run.losses[name].hashes.tolist() if name in run.losses else None for run in runs]
-        contents[f"evaluation.perplexity[{name}].path"] = found
-    same = {key for key, found in contents.items() if found[0] and found.count(found[0]) == len(runs)}
-    return same if "tokenizer.path" in same else same - {"model.path"}
 
 
 def environment_topics(runs: Sequence[ComparedRun]) -> list[Topic]:

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -13,9 +14,9 @@ from fsspec.implementations.local import LocalFileSystem
 from cpt.checkpoints.manifest import MANIFEST, STATE, read_manifest, wrong_names_and_sizes
 from cpt.checkpoints.transaction import remove
 from cpt.distributed import is_main_process
-from cpt.errors import CheckpointError, RecipeError
+from cpt.errors import CheckpointError
 from cpt.files import write_atomic
-from cpt.plugins import check_options, find
+from cpt.plugins import check_options, find, with_key
 from cpt.recipe.schema import Component
 from cpt.runs.events import record_event
 from cpt.runs.folder import HELD_OUT, VERDICT_PAGE
@@ -43,12 +44,7 @@ def newest(
         last: number of newest checkpoints to keep.
         every: keep checkpoints whose step is a multiple of this.
         best: a metric of the evaluation; the checkpoint with its lowest value is also kept.
-
-    Raises:
-        RecipeError: a number is below 1.
     """
-    if last < 1 or every is not None and every < 1:
-        raise RecipeError(f"`checkpoints.keep`: last and every must be 1 or more, got last {last}, every {every}.")
     kept = [*checkpoints[-last:]]
     if every is not None:
         kept += [checkpoint for checkpoint in checkpoints if checkpoint.step % every == 0]
@@ -63,13 +59,8 @@ RULES: dict[str, Rule] = {"newest": newest}
 
 def find_rule(keep: Component) -> Rule:
     """The rule in the recipe; RecipeError for an unknown rule or option."""
-    try:
-        rule = find("rule", keep.name, RULES)
-    except RecipeError as problem:
-        raise RecipeError(f"`checkpoints.keep.name`: {problem}") from problem
+    rule: Rule = with_key("checkpoints.keep.name", partial(find, "rule", keep.name, RULES))
     check_options(rule, keep.options, "checkpoints.keep")
-    if keep.name in RULES:
-        rule([], **keep.options)  # validates the values
     return rule
 
 

@@ -1,10 +1,12 @@
 """How the processes that write a checkpoint shard the model: not at all, by FSDP2, or by DeepSpeed's ZeRO."""
 
 import io
+import os
 import shutil
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from cpt.checkpoints.manifest import FSDP_FOLDER, FSDP_PART, MANIFEST, Manifest, parts_in, read_manifest
 from cpt.checkpoints.model_folder import load_data, only_data
+from cpt.deepspeed_internals import without_recovery_script
 from cpt.errors import CheckpointError, ResourceError
 
 # The FSDP2 part of a checkpoint is fsdp/part_0_of_2.pt: for each process its rows of every parameter and its moments,
@@ -22,6 +25,7 @@ from cpt.errors import CheckpointError, ResourceError
 
 PLAIN, FSDP = "plain", "fsdp"
 ZERO = "zero-"  # followed by the stage, if cpt wrote the checkpoint
+LATEST = "latest"  # the file with the name of DeepSpeed's folder
 
 
 def sharding_of(manifest: Manifest) -> str:
@@ -37,7 +41,7 @@ def sharding_in(checkpoint: Path) -> str:
         return sharding_of(read_manifest(checkpoint))
     if (checkpoint / FSDP_FOLDER).is_dir():
         return FSDP
-    return ZERO if (checkpoint / "latest").exists() else PLAIN
+    return ZERO if (checkpoint / LATEST).exists() else PLAIN
 
 
 def is_zero(sharding: str) -> bool:
@@ -158,6 +162,47 @@ def reading(checkpoint: Path, what: str, *, trust: bool = False) -> Iterator[Non
         raise CheckpointError(f"{checkpoint} {what}: {' '.join(str(problem).split())[:300]}") from problem
 
 
+@contextmanager
+def capture_states(engine: Any, folder: str) -> Iterator[dict[str, Any]]:
+    """Make a DeepSpeed engine assemble its state, in step with the other processes, without writing it.
+
+    Inside, `engine.save_checkpoint(folder, save_latest=False)` adds what it would write to the yielded mapping, by
+    path relative to the folder, which does not have to exist.
+    """
+    from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+
+    states: dict[str, Any] = {}
+
+    class Capturing(CheckpointEngine):  # type: ignore[misc]
+        def create(self, info: object) -> None:
+            pass
+
+        def makedirs(self, path: str, exist_ok: bool = False) -> None:
+            pass
+
+        def save(self, state_dict: Any, path: str) -> None:
+            states[Path(os.path.relpath(path, folder)).as_posix()] = state_dict
+
+        def load(self, path: str, map_location: Any = None) -> Any:
+            raise NotImplementedError
+
+        def commit(self, info: object) -> bool:
+            return True
+
+    before, engine.checkpoint_engine = engine.checkpoint_engine, Capturing()
+    try:
+        with without_recovery_script(engine):
+            yield states
+    finally:
+        engine.checkpoint_engine = before
+
+
+def scripts_of_deepspeed() -> dict[str, str]:
+    """Programs that DeepSpeed adds to its checkpoints, to convert the weights without DeepSpeed."""
+    utils = files("deepspeed.utils")
+    return {name: (utils / name).read_text("utf-8") for name in ("zero_to_fp32.py", "zero_to_torch.py")}
+
+
 def consolidated_state(checkpoint: Path) -> dict[str, torch.Tensor]:
     """The fp32 master weights of a ZeRO checkpoint by the run's names; frozen ones if they were saved."""
     try:
@@ -194,7 +239,7 @@ def make_universal(checkpoint: Path, folder: Path, *, trust: bool = False) -> Pa
     """
     from deepspeed.checkpoint.ds_to_universal import main as convert  # slow import, only needed here
 
-    tag = (checkpoint / "latest").read_text().strip()
+    tag = (checkpoint / LATEST).read_text().strip()
     target = folder / f"{UNIVERSAL}{checkpoint.name.rpartition('-')[2]}"
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()

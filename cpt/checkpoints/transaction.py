@@ -50,8 +50,6 @@ class Contents:
     states: dict[str, Any] = field(default_factory=dict)
     """States to write by `torch.save`."""
     texts: dict[str, str] = field(default_factory=dict)
-    copies: dict[str, Path] = field(default_factory=dict)
-    """Files to copy into the checkpoint."""
     write_model: Callable[[Path, Weights | None], None] | None = None
     """On the main process: writes the model's files into a folder, with these weights or else the current ones."""
     weights: Weights | None = None
@@ -107,7 +105,7 @@ def prepare(staging: Path, needed: int) -> None:
 def write(contents: Contents, staging: Path) -> dict[str, FileEntry]:
     if contents.check is not None:
         contents.check(contents.weights)
-    files: dict[str, Any] = {**contents.states, **contents.texts, **contents.copies}
+    files: dict[str, Any] = {**contents.states, **contents.texts}
     tasks = [entry_of(path, partial(write_state, staging / path, content)) for path, content in files.items()]
     write_files = contents.write_model
     if write_files is None:
@@ -222,11 +220,8 @@ class HashedFile(FileIO):
 
 
 def write_state(path: Path, content: Any) -> FileEntry:
-    """Write a text, copy the file at a `Path`, or save anything else by `torch.save`."""
+    """Write a text, or save anything else by `torch.save`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(content, Path):
-        shutil.copy(content, path)
-        return hash_durably(path)
     with HashedFile(path) as file:
         try:
             if isinstance(content, str):

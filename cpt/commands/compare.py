@@ -40,12 +40,11 @@ def command(
         console.print(escape(comparison.headline()), style="bold")
         for table, remarks in tables_of([*comparison.differences, *comparison.results], comparison.names):
             console.print(f"\n{escape(table.title)}", style="bold")
-            if table.rows:
-                columns = [Column(escape(column), overflow="fold") for column in table.columns]
-                shown = RichTable(*columns, box=None, pad_edge=False, header_style="cyan")
-                for row in table.rows:
-                    shown.add_row(*map(escape, row))
-                console.print(shown)
+            columns = [Column(escape(column), overflow="fold") for column in table.columns]
+            shown = RichTable(*columns, box=None, pad_edge=False, header_style="cyan")
+            for row in table.rows:
+                shown.add_row(*map(escape, row))
+            console.print(shown)
             for remark in remarks:
                 console.print(escape(remark))
         if comparison.not_compared:
@@ -62,13 +61,15 @@ def tables_of(topics: Iterable[Topic], names: Sequence[str]) -> Iterator[tuple[T
         table = [["", *names], *cells]
         if len(names) > MOST_COLUMNS:
             table = [list(column) for column in zip(*table, strict=True)]
-        yield Table(table[0], table[1:] if topic.rows else [], topic.title), topic.remarks
+        yield Table(table[0], table[1:], topic.title), topic.remarks
 
 
 def comparison_page(comparison: Comparison) -> str:
     def parts(topics: Sequence[Topic]) -> list[Part]:
-        tables = tables_of(topics, comparison.names)
-        return [part for table, remarks in tables for part in ([table] if table.rows else []) + list(remarks)]
+        found: list[Part] = []
+        for table, remarks in tables_of(topics, comparison.names):
+            found += [table, *remarks]
+        return found
 
     sections: dict[str, Sequence[Part]] = {
         "Differences of setup": parts(comparison.differences),

@@ -14,17 +14,17 @@ from rich.table import Column, Table
 
 from cpt.checkpoints.resume import complete_checkpoints, step_of
 from cpt.command_line import AsJson, Overrides, RecipePath
-from cpt.data.readers.columns import form_of_stage
-from cpt.data.rows.build import PreparedData, SourceReport, build_data, exceeds_max_epochs, rows_of_run
+from cpt.data.rows.build import PreparedData, SourceReport, exceeds_max_epochs, rows_of_run
 from cpt.data.rows.mixture import asked_shares, from_row, shares_over
 from cpt.formatting import open_console
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Recipe
-from cpt.runs.folder import HISTORY, RECIPE, read_object
+from cpt.runs.folder import HISTORY, RECIPE, find_run, read_object
 from cpt.runs.history import part_after, read_history
 from cpt.tokenizer.load import load_tokenizer
+from cpt.training.arguments import data_of
 from cpt.training.resuming import POSITION
 
 CLOSE = 0.001  # a smaller deviation of a share is not reported
@@ -214,23 +214,18 @@ def command(
 
     Example: cpt mixture recipe.yaml
     """
-    if recipe.is_dir():
-        if stretches := read_stretches(recipe):
+    if not recipe.is_file() and recipe.suffix not in (".yaml", ".yml"):
+        folder = find_run(str(recipe))
+        if stretches := read_stretches(folder):
             if as_json:
                 sys.stdout.write(json.dumps([asdict(one) for one in stretches], indent=2) + "\n")
             else:
                 print_stretches(stretches, open_console())
             return
-        recipe /= RECIPE
+        recipe = folder / RECIPE
     loaded = load_recipe(recipe, overrides or ())
-    data = build_data(  # without the budget: the forecast reports sources that are too small
-        phases_in_tokens(loaded),
-        load_tokenizer(loaded.tokenizer, loaded.model),
-        seed=loaded.seed,
-        evaluation=loaded.evaluation,
-        form=form_of_stage(loaded.stage),
-    )
-    found = forecast(loaded, data)
+    tokenizer = load_tokenizer(loaded.tokenizer, loaded.model)
+    found = forecast(loaded, data_of(loaded, tokenizer, checks_budget=False))  # it reports few tokens
     if as_json:
         sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
     else:

@@ -1,7 +1,6 @@
 """`cpt pipeline FILE`: run several recipes in sequence. Finished runs are skipped, interrupted runs resume."""
 
 import json
-import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +10,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from cpt.command_line import Launcher, Processes, refuse_ignored, show_log
+from cpt.command_line import Launcher, Processes, show_log
 from cpt.distributed import print_once
-from cpt.errors import Interrupted, LaunchError, RecipeError
+from cpt.errors import Interrupted, RecipeError
 from cpt.formatting import open_console
-from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt
+from cpt.launch.supervise import command_of_attempt, refuse_launcher
 from cpt.planning.gate import report
 from cpt.plugins import did_you_mean
 from cpt.process import Child
@@ -73,10 +72,7 @@ def command(
     Example: cpt pipeline pipeline.yaml --dry-run
     """
     show_log()
-    if "RANK" in os.environ:
-        hint = '--launcher "accelerate launch --config_file FILE"'
-        raise LaunchError(f"a pipeline starts processes itself. Run `cpt pipeline FILE` directly, with {hint}.")
-    refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
+    refuse_launcher("pipeline", sets_processes=processes > 1, launcher=launcher)
     pipeline = load_pipeline(file, overrides or ())
     print_status(pipeline)
     if mistakes := sum(check_step(pipeline, step) for step in pipeline.steps):

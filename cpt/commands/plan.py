@@ -47,7 +47,6 @@ def command(
     memory_gib: Annotated[float | None, typer.Option(help="GiB of memory of an unknown GPU.", min=0.1)] = None,
     peak_tflops: Annotated[float | None, typer.Option(help="Its dense peak in bf16, TFLOP/s.", min=0.1)] = None,
     host_memory: Annotated[float | None, typer.Option(help="GiB of host memory per machine.", min=0.1)] = None,
-    max_memory: Annotated[float, typer.Option(help="Share of GPU memory to use.", min=0.05, max=1)] = 1.0,
     mfu: Annotated[float | None, typer.Option(help="Share of the GPU's peak.", min=0.01, max=1)] = None,
     measured: Annotated[Path | None, typer.Option(help="A run to take the tokens per second from.")] = None,
     price_per_gpu_hour: Annotated[float | None, typer.Option(help="Adds the cost, in any currency.", min=0)] = None,
@@ -73,11 +72,11 @@ def command(
     of_gpus = {"--memory-gib": memory_gib is not None, "--peak-tflops": peak_tflops is not None}
     refuse_ignored(of_gpus if target.on_cpu else {}, f"with {target.name}")
     limit = loaded.safety.max_gpu_memory
-    max_memory = target.usable_share(limit, max_memory)
-    planned = plan_recipe(loaded, target, number, nodes, max_memory)
+    share = target.usable_share(limit)
+    planned = plan_recipe(loaded, target, number, nodes)
     setup, facts = planned.setup, planned.facts
     print_once(f"{format_setup(facts, setup, target)}\n")
-    print_once("\n".join(format_plan(planned.memory, setup, target, max_memory)))
+    print_once("\n".join(format_plan(planned.memory, setup, target, share)))
     if limit is not None:
         effect = "has no effect on a CPU" if target.on_cpu else f"leaves the run {limit:.0%} of each GPU"
         print_once(f"  `safety.max_gpu_memory` {effect}.")
@@ -92,7 +91,7 @@ def command(
     checkpoints = f"{needs.checkpoints_at_once} checkpoints of {needs.checkpoint / GIB:.1f} GiB at once"
     print_once(f"Disk: {needs.total / GIB:,.0f} GiB: {checkpoints}, and the model of {needs.export / GIB:.1f}.\n")
     where = f"{target.name} x {setup.gpus}"
-    if fits(planned.memory, target, max_memory):
+    if fits(planned.memory, target, share):
         which = "a machine with" if nodes == 1 else f"{nodes} machines, each with"
         host = f" in {which} {planned.memory.host.size / USABLE_OF_HOST / GIB:.0f} GiB of host memory"
         print_once(f"Verdict: it fits {where}{'' if target.host_is_known else host}.")
@@ -100,7 +99,7 @@ def command(
             raise RecipeError(f"--write: the recipe fits without changes, so {write} was not written.")
         return
     print_once(f"Verdict: it does not fit {where}.")
-    proposal = cheapest_that_fits(setup, target, planned.count, mfu=mfu, share=max_memory)
+    proposal = cheapest_that_fits(setup, target, planned.count, mfu=mfu, share=share)
     if proposal is None:
         print_once("No change of other keys makes it fit. Use a smaller model, shorter rows, or more GPUs.")
         raise typer.Exit(DOES_NOT_FIT)
@@ -211,9 +210,9 @@ class PlannedRun:
         return count_model(self.config, setup)
 
 
-def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int, share: float) -> PlannedRun:
-    """Count the model's parameters and add up its memory; `gpus` on all machines together, `share` of a GPU's memory
-    that the run may use. CptError if the recipe cannot run there, or the model's config cannot be read."""
+def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int) -> PlannedRun:
+    """Count the model's parameters and add up its memory; `gpus` on all machines together. CptError if the recipe
+    cannot run there, or the model's config cannot be read."""
     tokens, length = recipe.budget.global_batch_tokens, recipe.data.sequence_length
     # each process, or group of processes that share rows, needs a row per step
     readers = groups_of_rows(recipe.training, gpus)
@@ -226,7 +225,7 @@ def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int, share: fl
     if complaints := check_fsdp(recipe, here=False):
         raise RecipeError("\n".join(complaints))
     config = config_without_weights(recipe.model)
-    recipe = with_chosen_values(recipe, config=config, target=target, processes=gpus, nodes=nodes, share=share)
+    recipe = with_chosen_values(recipe, config=config, target=target, processes=gpus, nodes=nodes)
     profile = read_profile(recipe.training["deepspeed"]) if recipe.training.get("deepspeed") else None
     attention = attention_on_gpu(recipe, config)
     setup = read_setup(recipe, gpus, profile, attention=attention, on_cpu=target.on_cpu, nodes=nodes)

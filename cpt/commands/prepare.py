@@ -16,7 +16,7 @@ import typer
 from cpt.cache import cannot_keep, default_cache_dir
 from cpt.command_line import Overrides, RecipePath, show_log
 from cpt.data.readers.columns import form_of_stage
-from cpt.data.rows.build import PreparedData, as_asked, build_data
+from cpt.data.rows.build import PreparedData, as_asked
 from cpt.data.rows.contamination import with_decontamination
 from cpt.data.rows.open_sources import keyed_sources, open_sources
 from cpt.data.store.parallel import num_workers
@@ -29,6 +29,7 @@ from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.tokenizer.load import load_tokenizer
+from cpt.training.arguments import data_of
 
 log = logging.getLogger("cpt")
 UPLOADS_AT_ONCE = 16
@@ -74,15 +75,8 @@ def command(
 def prepare_recipe(recipe: Recipe) -> PreparedData:
     """Make everything that the recipe's run reads; with `data.disk_bytes`, only its beginning. Upload it to $CPT_STORE
     if that is set."""
-    prepared = build_data(
-        phases_in_tokens(recipe),
-        load_tokenizer(recipe.tokenizer, recipe.model),
-        seed=recipe.seed,
-        evaluation=recipe.evaluation,
-        form=form_of_stage(recipe.stage),
-        budget=recipe.budget,
-        whole=recipe.data.disk_bytes is None,
-    )
+    tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
+    prepared = data_of(recipe, tokenizer, whole=recipe.data.disk_bytes is None)
     if (store := bucket()) is not None:
         log.info(f"{upload(prepared, store):,} shards uploaded to {store.url}.")
     return prepared

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 import shlex
 import shutil
@@ -22,14 +21,14 @@ from cpt import errors
 from cpt.cache import size_of
 from cpt.checkpoints.manifest import read_manifest, verify_path
 from cpt.checkpoints.resume import published_checkpoints
-from cpt.command_line import AsJson, Launcher, Overrides, Processes, RecipePath, refuse_ignored
+from cpt.command_line import AsJson, Launcher, Overrides, Processes, RecipePath
 from cpt.distributed import environment_alone
 from cpt.errors import CheckpointError, CptError, LaunchError, RehearsalError, ResourceError, TrainingError
 from cpt.export.proof import logits_in_another_process, proof_text
 from cpt.files import locked
 from cpt.formatting import format_bytes, open_console, show_step, while_working
 from cpt.hardware import host_memory_gib
-from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
+from cpt.launch.supervise import command_of_attempt, refuse_launcher, refuse_more_than_the_machine_holds
 from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once
 from cpt.planning.gate import probe, refuse_mistakes
 from cpt.plugins import import_user_module
@@ -294,9 +293,7 @@ def command(
 
     Example: cpt rehearse recipe.yaml --processes 2
     """
-    if "RANK" in os.environ:
-        raise LaunchError("`cpt rehearse` starts processes itself. Use --processes N, or --launcher.")
-    refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
+    refuse_launcher("rehearse", sets_processes=processes > 1, launcher=launcher)
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
     if launcher is None:
         refuse_more_than_the_machine_holds(processes, on_gpus=not loaded.training.get("use_cpu"))

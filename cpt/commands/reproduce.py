@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 # first: it silences libraries that the others import
-from cpt.command_line import AsJson, Launcher, LocalRank, refuse_ignored, run_command
+from cpt.command_line import AsJson, Launcher, LocalRank, run_command
 
 # isort: split
 import typer
@@ -21,18 +20,10 @@ from cpt.commands.rehearse_program import EndAtLog, train_in_own_process
 from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import states_of
 from cpt.distributed import environment_alone, print_once
-from cpt.errors import (
-    CheckpointError,
-    CptError,
-    DataError,
-    LaunchError,
-    ResourceError,
-    RestartNeeded,
-    TrainingError,
-)
+from cpt.errors import CheckpointError, CptError, DataError, LaunchError, ResourceError, RestartNeeded, TrainingError
 from cpt.files import size_and_hash
 from cpt.hardware import count_cpu_cores, find_gpus
-from cpt.launch.supervise import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
+from cpt.launch.supervise import command_of_attempt, refuse_launcher, refuse_more_than_the_machine_holds
 from cpt.models.config import hash_weights
 from cpt.process import Child
 from cpt.recipe.load import dump_recipe, load_recipe
@@ -96,9 +87,7 @@ def command(
 
     Example: cpt reproduce runs/my-run --steps 100
     """
-    if "RANK" in os.environ:
-        raise LaunchError("`cpt reproduce` starts processes itself. Run it directly, with --launcher.")
-    refuse_ignored({"--processes": processes is not None and launcher is not None}, BY_THE_LAUNCHER)
+    refuse_launcher("reproduce", sets_processes=processes is not None, launcher=launcher)
     folder = find_run(run)
     record = read_complete(folder)
     environment = record.environment

@@ -1,7 +1,6 @@
 """`cpt runs` lists runs with their newest metrics; `cpt verify` checks checkpoints for damage."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -76,10 +75,7 @@ def decimal(number: float | None) -> str:
     return "" if number is None else f"{number:.4f}"
 
 
-def verify_command(
-    path: Annotated[Path, typer.Argument(help="A run's folder, or one checkpoint.")],
-    as_json: AsJson = False,
-) -> None:
+def verify_command(path: Annotated[Path, typer.Argument(help="A run's folder, or one checkpoint.")]) -> None:
     """Verify sizes and hashes of checkpoints; exit code 2 if files are damaged.
 
     Example: cpt verify runs/my-run
@@ -88,22 +84,9 @@ def verify_command(
 
     verified = verify_path(path)
     damaged = [one for one in verified if one.found]
-    if as_json:
-        content = [
-            {
-                "folder": str(one.folder),
-                "intact": not one.found,
-                "step": one.step,
-                "bytes": one.num_bytes,
-                "damages": [asdict(damage) for damage in one.found],
-            }
-            for one in verified
-        ]
-        typer.echo(json.dumps(content, indent=1))
-    else:
-        for one in verified:
-            if not one.found:
-                typer.echo(f"{one.folder}: intact (step {one.step}, {one.num_bytes / GIB:.2f} GiB read)")
+    for one in verified:
+        if not one.found:
+            typer.echo(f"{one.folder}: intact (step {one.step}, {one.num_bytes / GIB:.2f} GiB read)")
     if damaged:
         listing = "\n".join(f"  {damage}" for one in damaged for damage in [f"{one.folder}:", *map(str, one.found)])
         raise CheckpointError(

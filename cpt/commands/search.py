@@ -8,10 +8,10 @@ import typer
 
 from cpt.command_line import Launcher, Overrides, Processes, RecipePath, refuse_ignored, show_log
 from cpt.distributed import print_once
-from cpt.errors import Interrupted, LaunchError, RecipeError, ResourceError
+from cpt.errors import Interrupted, RecipeError, ResourceError
 from cpt.files import free_name, locked, write_atomic
 from cpt.hardware import find_gpus
-from cpt.launch.supervise import BY_THE_LAUNCHER
+from cpt.launch.supervise import refuse_launcher
 from cpt.plugins import did_you_mean
 from cpt.recipe.load import differing_keys, dump_recipe, load_recipe
 from cpt.recipe.rules import reported_name
@@ -47,9 +47,7 @@ def command(
     Example: cpt search recipe.yaml --space space.yaml --parallel 2
     """
     show_log()
-    if "RANK" in os.environ:
-        raise LaunchError("a search starts processes itself. Run `cpt search` directly, with --processes N.")
-    refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
+    refuse_launcher("search", sets_processes=processes > 1, launcher=launcher)
     options = options_of_train(processes, launcher)
     if learning_rates is not None and space is None:
         ignored = {"--parallel": parallel > 1, "--storage": storage is not None, "--dry-run": dry_run}

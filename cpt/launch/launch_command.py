@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from cpt.command_line import refuse_ignored
 from cpt.distributed import groups_of_rows, print_once
 from cpt.errors import LaunchError
 from cpt.plugins import did_you_mean
@@ -19,7 +18,6 @@ from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import shown_path
 
-PORT = 29500
 TEMPLATES = Path(__file__).parent / "templates"
 NAME = re.compile(r"@([A-Z_]+)@")
 PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
@@ -40,10 +38,10 @@ LAUNCHERS = {  # name -> the command for one node, and for each of several nodes
     "slurm": (f"torchrun {TOGETHER} --master-port $MASTER_PORT",) * 2,
 }
 ALONE = """NODE_RANK=0
-MASTER_PORT=${MASTER_PORT:-@PORT@} # two runs on one machine need different ones"""
+MASTER_PORT=${MASTER_PORT:-29500} # two runs on one machine need different ones"""
 ONE_OF_SEVERAL = """NODE_RANK=${1:?index of this node in the hostfile, 0 for the first}
 mapfile -t -n "$NODES" HOSTS < <(awk 'NF && $1 !~ /^#/ { print $1 }' "$FOLDER/hostfile")
-MASTER_ADDR=${HOSTS[0]} MASTER_PORT=${MASTER_PORT:-@PORT@} # two runs with the same first host need different ports"""
+MASTER_ADDR=${HOSTS[0]} MASTER_PORT=${MASTER_PORT:-29500} # two runs with the same first host need different ports"""
 IN_SLURM = """NODE_RANK=${SLURM_NODEID:?srun starts this script, from @FOLDER@/job.sbatch}
 mapfile -t HOSTS < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 MASTER_ADDR=${HOSTS[0]} MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) # a different port for each job"""
@@ -60,7 +58,6 @@ def command(
     output: Annotated[
         Path | None, typer.Option(help="Folder for the files; by default launch/NAME-LAUNCHER-NODESxGPUS.")
     ] = None,
-    port: Annotated[int, typer.Option(min=1024, max=65535, help="Rendezvous port on the first node.")] = PORT,
     venv: Annotated[Path | None, typer.Option(help="Virtual environment on the nodes; default: this one.")] = None,
     sbatch: Annotated[
         list[str] | None,
@@ -79,8 +76,6 @@ def command(
     in_slurm = launcher == "slurm"
     options = list(sbatch or ())
     check_options(options, in_slurm, hosts)
-    takes_any_port = in_slurm or (nodes == 1 and launcher == "torchrun")
-    refuse_ignored({"--port": port != PORT and takes_any_port}, "on one node with torchrun, nor with SLURM")
     loaded = load_recipe(recipe, overrides or (), lora=lora)
     check_processes(loaded, nodes, gpus_per_node)
     work, alone = Path.cwd(), nodes == 1 and not in_slurm
@@ -98,7 +93,6 @@ def command(
         "processes": nodes * gpus_per_node,
         "distributed_type": "MULTI_GPU" if nodes * gpus_per_node > 1 else "'NO'",
         "venv": shlex.quote(shown_path(venv or Path(sys.prefix))),
-        "port": port,
         "start": f"{'srun ' * in_slurm}bash {folder}/node.sh{'' if alone or in_slurm else ' NODE_RANK'}",
         "sbatch": "\n".join(f"#SBATCH {option}" for option in options),
     }

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from cpt.command_line import refuse_ignored
 from cpt.errors import CptError, Interrupted, LaunchError, RestartNeeded, TrainingError
 from cpt.hardware import count_cpu_cores, find_gpus
 from cpt.process import Child, ReceivedSignals, send
@@ -300,6 +301,16 @@ def names_several_hosts(launcher: str) -> bool:
     """Whether a launcher's command starts one host of several: `torchrun --nnodes 2`, `deepspeed --no_ssh`."""
     counts = re.findall(r"--(?:nnodes|num[_-]machines)[= ](\S+)", launcher)
     return "--no_ssh" in launcher.split() or any(count.split(":")[-1] != "1" for count in counts)
+
+
+def refuse_launcher(command: str, *, sets_processes: bool, launcher: str | None) -> None:
+    """LaunchError if a command that starts processes itself was started by a launcher; RecipeError if their number is
+    given twice."""
+    if "RANK" in os.environ:
+        raise LaunchError(
+            f"`cpt {command}` starts processes itself. Run it directly, with --processes N or --launcher."
+        )
+    refuse_ignored({"--processes": sets_processes and launcher is not None}, BY_THE_LAUNCHER)
 
 
 def refuse_more_than_the_machine_holds(processes: int, *, on_gpus: bool) -> None:

@@ -29,7 +29,6 @@ from cpt.plugins import did_you_mean
 from cpt.recipe.keys import AUTO, CHECKPOINTING
 from cpt.torch_internals import allow_graphs_per_function, compiled_call, set_compiled_call, uncompiled_call
 
-SWITCHES = ("gradient_checkpointing", "activation_checkpointing")  # transformers' name, and its new one
 KEY = "`training.gradient_checkpointing_kwargs`"
 OURS = ("selective", "every_n_layers", "offload")
 TORCHS = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop")
@@ -55,8 +54,8 @@ class Recomputing:
 
 def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, experts: bool = False) -> Recomputing:
     """Read and check the sub-keys of the recipe's section, or of training arguments."""
-    checkpoints = any(training.get(name) for name in SWITCHES)
-    keys = [f"{name}_kwargs" for name in SWITCHES]
+    checkpoints = any(training.get(name) for name in CHECKPOINTING)
+    keys = [f"{name}_kwargs" for name in CHECKPOINTING]
     given: Mapping[str, Any] = next((training[key] for key in keys if training.get(key)), {})
     for name in given:
         if name not in (*OURS, *TORCHS):
@@ -95,7 +94,7 @@ def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> Abstra
         options = {"use_reentrant": hides_inputs, **wanted.of_torch}  # torch's default is still the reentrant one
         if wanted.every_n_layers > 1:
             options["every_n_layers"] = wanted.every_n_layers
-        for name in SWITCHES:
+        for name in CHECKPOINTING:
             if f"{name}_kwargs" in vars(arguments):
                 setattr(arguments, f"{name}_kwargs", dict(options))
         if isinstance(whole, PreTrainedModel):

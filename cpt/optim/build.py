@@ -78,9 +78,6 @@ def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
 
 def check_optimizer(section: Optimizer) -> None:
     check_options(find_optimizer(section.name), section.options, "optimizer", also=FOR_ALL)
-    rate = section.options.get("embedding_learning_rate")
-    if rate is not None and rate <= 0:
-        raise RecipeError(f"`optimizer.embedding_learning_rate` is {rate}: write more than 0.")
 
 
 def check_partitioned(section: Optimizer) -> None:

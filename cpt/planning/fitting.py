@@ -60,7 +60,6 @@ def with_chosen_values(
     target: Target | None = None,
     processes: int | None = None,
     nodes: int | None = None,
-    share: float = 1.0,
 ) -> Recipe:
     """Return the recipe with values in place of `auto`, and print each of them.
 
@@ -68,7 +67,6 @@ def with_chosen_values(
 
     Args:
         deepspeed: the active profile, if it is not the recipe's.
-        share: of a GPU's memory that the run may use.
 
     Raises:
         RecipeError: the model's memory cannot be planned.
@@ -97,7 +95,7 @@ def with_chosen_values(
 
         def choose() -> Setup:
             shape, machine = config or load_config(recipe.model), target or this_machine(number, on_cpu=on_cpu)
-            return choose_batch(recipe, engine, shape, machine, number, nodes=machines, share=share)[0]
+            return choose_batch(recipe, engine, shape, machine, number, nodes=machines)[0]
 
         best = main_process_decides(choose)
         chosen = {MICRO_BATCH: best.micro_batch, **dict.fromkeys(CHECKPOINTING, best.checkpointing)}
@@ -146,11 +144,10 @@ def choose_batch(
     processes: int,
     *,
     nodes: int = 1,
-    share: float = 1.0,
 ) -> tuple[Setup, Counts]:
     """Choose the fastest micro-batch and checkpointing that fit, else the smallest; also return model sizes."""
     filled, asked, on_cpu = with_placeholders(recipe), automatic_keys(recipe.training), target.on_cpu
-    share = target.usable_share(recipe.safety.max_gpu_memory, share)
+    share = target.usable_share(recipe.safety.max_gpu_memory)
     if MICRO_BATCH in asked and recipe.training.get("steps_per_generation") is not None:
         raise RecipeError(
             f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it sets how many completions are sampled"

@@ -79,9 +79,9 @@ class Target:
     def on_cpu(self) -> bool:
         return self.gpus == 0
 
-    def usable_share(self, limit: float | None, share: float = 1.0) -> float:
-        """The share of a GPU's memory that a run may use: `safety.max_gpu_memory`, or `share` if that is less."""
-        return share if self.on_cpu else min(share, limit or 1.0)
+    def usable_share(self, limit: float | None) -> float:
+        """The share of a GPU's memory that a run may use: `safety.max_gpu_memory`, and all of a CPU's."""
+        return 1.0 if self.on_cpu else limit or 1.0
 
 
 def named_gpus(gpu: str | None, gpus: int | None, nodes: int, found: Sequence[Gpu]) -> tuple[str, int]:

@@ -11,7 +11,6 @@ from cpt.distributed import read_parallelism
 from cpt.models.attention import VARLEN, why_not_varlen
 from cpt.models.inventory import runs_along_the_row
 from cpt.models.layers import (
-    SWITCHES,
     UNDER_FSDP,
     UNDER_ZERO3,
     UNEVEN,
@@ -24,7 +23,7 @@ from cpt.models.layers import (
 )
 from cpt.optim.adamw import automatic_dtype
 from cpt.planning.model_sizes import KINDS, MASKED_FORMS, StageNeeds, read_stage_needs
-from cpt.recipe.keys import ACCUMULATION, AUTO, COMPILING, DEFAULT_MICRO_BATCH, MICRO_BATCH
+from cpt.recipe.keys import ACCUMULATION, AUTO, CHECKPOINTING, COMPILING, DEFAULT_MICRO_BATCH, MICRO_BATCH
 from cpt.recipe.schema import Recipe
 
 FEWEST_STEPS = 100  # compiling takes 20 to 60 seconds, which fewer steps do not recover
@@ -267,8 +266,8 @@ def compiles(recipe: Recipe, *, zero3: bool, on_cpu: bool, model: PreTrainedMode
         return True, "the recipe enables it"
     if training.get(COMPILING, AUTO) != AUTO:
         return False, "the recipe disables it"
-    checkpoints: dict[str, Any] = next((given for name in SWITCHES if (given := training.get(f"{name}_kwargs"))), {})
-    selective = bool(checkpoints.get("selective"))
+    options = [training.get(f"{name}_kwargs") or {} for name in CHECKPOINTING]
+    selective = any(one.get("selective") for one in options)
     writes = stage in KINDS and KINDS[stage].written is not None
     is_uneven = writes or recipe.data.packing == "token_budget" or form_of_stage(stage) in MASKED_FORMS
     tokens, each_step = recipe.budget.tokens, recipe.budget.global_batch_tokens
@@ -282,7 +281,7 @@ def compiles(recipe: Recipe, *, zero3: bool, on_cpu: bool, model: PreTrainedMode
         f"the run has fewer than {FEWEST_STEPS} steps": is_short,
         "it is not tested with quantized weights": bool((recipe.model.lora or {}).get("quantize")),
         "it is not tested with custom model code": recipe.model.trust_remote_code,
-        "checkpoints are of torch's older kind (`use_reentrant`)": bool(checkpoints.get("use_reentrant")),
+        "checkpoints are of torch's older kind (`use_reentrant`)": any(one.get("use_reentrant") for one in options),
     }
     if model is not None:
         reasons |= {

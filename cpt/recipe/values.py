@@ -109,7 +109,6 @@ LearningRate = Annotated[float, Field(gt=0, le=1)]
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "optimizer": {
-        "embedding_learning_rate": LearningRate,
         "weight_decay": Annotated[float, Field(ge=0, le=10)],
         "momentum": Annotated[float, Field(ge=0, lt=1)],
         "betas": list[Annotated[float, Field(ge=0, lt=1)]],
@@ -130,6 +129,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 OF_ANY_FUNCTION: dict[str, Any] = {
     "_tokens": Annotated[int, Field(ge=0), IN_TOKENS],
     "_bytes": Annotated[int, Field(ge=0), IN_BYTES],
+    "embedding_learning_rate": LearningRate,
 }
 """Ending of an option's name -> kind of its value."""
 

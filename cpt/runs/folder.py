@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from cpt.errors import CheckpointError, RecipeError
@@ -230,13 +231,7 @@ def read_status(folder: Path, report: Report = log.debug) -> Content:
 
 
 def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return pid > 0
+    return 0 < pid < 2**31 and psutil.pid_exists(pid)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from cpt.models.config import hash_weights
 from cpt.models.layers import wanted_compiling
 from cpt.optim.adamw import automatic_dtype
 from cpt.optim.schedules import phases_in_tokens
-from cpt.plugins import did_you_mean, import_user_module
+from cpt.plugins import import_user_module
 from cpt.recipe.huggingface_keys import BUILT_IN_COLUMNS, STAGE_CONFIGS
 from cpt.recipe.keys import AUTOMATIC
 from cpt.recipe.paths import is_local, result_of_run
@@ -67,11 +67,6 @@ def find_stage(name: str) -> Stage:
     """
     if name in STAGE_CONFIGS:
         return Stage(resolve_name(STAGE_CONFIGS[name]), BUILT_IN_COLUMNS[name])
-    if "." not in name:
-        raise RecipeError(
-            f"`stage`: unknown stage `{name}`.{did_you_mean(name, STAGE_CONFIGS)} Built in:"
-            f" {', '.join(STAGE_CONFIGS)}. Custom: `package.module`."
-        )
     module = import_user_module(name)
     missing = [part for part in PARTS if part not in vars(module)]
     if missing:
@@ -276,13 +271,22 @@ def check_parallelism(
         check_shared_rows(model.config, sizes.sp_size, attention)
 
 
-def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, earlier: Sequence[EndedStretch] = ()) -> PreparedData:
+def data_of(
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerBase,
+    earlier: Sequence[EndedStretch] = (),
+    *,
+    checks_budget: bool = True,
+    whole: bool = False,
+) -> PreparedData:
+    """`build_data` of a recipe; unless it `checks_budget`, a source may have too few tokens."""
     return build_data(
         phases_in_tokens(recipe),
         tokenizer,
         seed=recipe.seed,
         evaluation=recipe.evaluation,
-        budget=recipe.budget,
+        budget=recipe.budget if checks_budget else None,
+        whole=whole,
         form=form_of_stage(recipe.stage),
         earlier=earlier,
     )

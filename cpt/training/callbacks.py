@@ -21,7 +21,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 from cpt.checkpoints.resume import published_checkpoints
 from cpt.errors import CptError, RecipeError
 from cpt.files import LinesFile
-from cpt.formatting import open_console
+from cpt.formatting import format_duration, open_console
 from cpt.plugins import check_options, find, with_key
 from cpt.recipe.schema import Component
 from cpt.runs.events import record_event, write_waiting_events
@@ -313,10 +313,8 @@ class ConsoleProgress(TrainerCallback):
             self.progress.update(self.task, metrics=describe_logs(kwargs["logs"], ON_A_BAR))
         elif state.is_world_process_zero and line:
             step = f"step {state.global_step}/{state.max_steps}"
-            if seconds := round(kwargs["logs"].get("seconds_to_go", 0)):
-                hours, minutes = divmod(seconds // 60, 60)
-                time_to_go = f"{hours}:{minutes:02d}" if hours else str(minutes)
-                step += f"  {time_to_go}:{seconds % 60:02d} to go"
+            if seconds := kwargs["logs"].get("seconds_to_go"):
+                step += f"  {format_duration(seconds)} to go"
             with suppress(OSError):  # output to a full disk, or a closed terminal
                 self.console.print(f"{self.name}  {step}  {line}", highlight=False, soft_wrap=True)
 

@@ -262,6 +262,8 @@ class RecipeChanges:
             )
         found = self.of_run(folder)
         if found is None:
+            if self.note is not None:
+                print_once("--note: the recipe has no new change, so the note is not recorded.")
             return False
         found.check()
         if not found.from_this_step:

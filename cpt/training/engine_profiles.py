@@ -149,6 +149,9 @@ def check_zero(profile: Profile) -> Complaints:
             key = ".".join(["zero_optimization", *above, last])
             unknown = f"is not a key of DeepSpeed.{did_you_mean(last, known)}"
             yield key, f"`{key}` {unknown if error['type'] == 'extra_forbidden' else '- ' + error['msg']}"
+    if isinstance(offload := section.get("offload_optimizer"), Mapping) and offload.get("device") == "nvme":
+        text = '`offload_optimizer`: checkpoints cannot hold states that are on a disk. Write "device": "cpu"'
+        yield "offload_optimizer", text
     if offloads(profile, "optimizer") and profile.get("zero_force_ds_cpu_optimizer", True):
         # otherwise any optimizer becomes Adam, and decoupled weight decay becomes L2
         text = '`offload_optimizer` needs "zero_force_ds_cpu_optimizer": false at the top, or accelerate uses its Adam'
@@ -197,7 +200,7 @@ def contradictions(profile: Profile, recipe: Recipe) -> Complaints:
 
 
 def offloads(profile: Profile, part: str) -> bool:
-    """True if `part` (`optimizer` or `param`) is in host memory or on a disk."""
+    """True if `part` (`optimizer` or `param`) is in host memory."""
     section = zero_section(profile).get(f"offload_{part}")
     return isinstance(section, Mapping) and section.get("device", "none") != "none"
 

@@ -233,16 +233,11 @@ class SkipBudget:
 def check_loss_guard(section: Component | None) -> None:
     if section is None:
         return
-    try:
-        function = find("loss guard", section.name, LOSS_GUARDS)
-    except RecipeError as problem:
-        raise RecipeError(f"`safety.loss_guard.name`: {problem}") from problem
+    function = with_key("safety.loss_guard.name", partial(find, "loss guard", section.name, LOSS_GUARDS))
     check_options(function, section.options, "safety.loss_guard", also=FOR_ALL)
     for option, least in {"window": FEWEST, "skips": 0, "rollbacks": 0}.items():
         if section.options.get(option, least) < least:
             raise RecipeError(f"`safety.loss_guard.{option}` must be at least {least}.")
-    if section.options.get("sigmas", 1) <= 0:
-        raise RecipeError("`safety.loss_guard.sigmas` must be more than 0.")
 
 
 # --- what follows a skipped step -------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from transformers.training_args import ParallelMode
 from cpt.checkpoints.manifest import FORMAT, MANIFEST, FileEntry, Manifest, file_of_part, write_manifest
 from cpt.checkpoints.resume import published_checkpoints, step_of
 from cpt.checkpoints.retention import Archive, published_in, rotate
-from cpt.checkpoints.sharding import full_weights, part_here
+from cpt.checkpoints.sharding import LATEST, capture_states, full_weights, part_here, scripts_of_deepspeed
 from cpt.checkpoints.snapshot import (
     HostCopies,
     changed_by_steps,
@@ -191,8 +191,8 @@ class Checkpointer:
         step = self.trainer.state.global_step
         zero = self.trainer.engine.zero_section or {}
         offload = zero.get("offload_optimizer", {})
-        # If DeepSpeed keeps optimizer states on disk or steps asynchronously, they may change at any time.
-        changes = offload.get("device") == "nvme" or bool(offload.get("super_offload")) or "zenflow" in zero
+        # If DeepSpeed steps asynchronously, optimizer states may change at any time.
+        changes = bool(offload.get("super_offload")) or "zenflow" in zero
         contents = self.take_snapshot(full=kind == "full")
         if self.trainer.recipe.checkpoints.in_background and not changes and self.detach(contents):
             moment = mark() if self.trainer.args.device.type != "cpu" else None
@@ -338,15 +338,12 @@ class Checkpointer:
         """Take moments, master weights, schedule, and fp16's loss scale."""
         trainer = self.trainer
         if trainer.is_deepspeed_enabled:
-            from cpt.checkpoints.deepspeed_engine import LATEST, capture_states, files_beside, tag_of
-
             engine, of_adapter = trainer.model_wrapped, isinstance(trainer.model, PeftModel)
-            with capture_states(engine, Path(folder)) as kept:
+            with capture_states(engine, folder) as states:
                 engine.save_checkpoint(folder, save_latest=False, exclude_frozen_parameters=of_adapter)
-            taken.states |= kept.states
-            taken.copies |= files_beside(engine, trainer.args.process_index)
+            taken.states |= states
             if trainer.args.should_save:
-                taken.texts[LATEST] = tag_of(engine)
+                taken.texts |= {LATEST: f"global_step{engine.global_steps}", **scripts_of_deepspeed()}
         elif trainer.is_fsdp_enabled:
             part = part_here(trainer.model, trainer.engine.optimizer)
             taken.states[file_of_part(trainer.args.process_index, trainer.args.world_size)] = part

@@ -46,9 +46,9 @@ class Engine:
 
     @property
     def offloads_optimizer(self) -> bool:
-        """True if DeepSpeed keeps the optimizer's states in host memory or on a disk."""
+        """True if DeepSpeed keeps the optimizer's states in host memory."""
         zero = self.zero_section
-        return zero is not None and (zero.get("offload_optimizer") or {}).get("device", "none") in ("cpu", "nvme")
+        return zero is not None and (zero.get("offload_optimizer") or {}).get("device") == "cpu"
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

@@ -34,7 +34,7 @@ def one_byte(inputs, **others):
 
 
 def elsewhere(recipe, environment, inputs, status):
-    """Nothing of this is a difference."""
+    """Only the paths are differences."""
     recipe["output_dir"] = "elsewhere/runs"
     environment.update(started="2026-05-05T00:00:00+00:00", command=["other.py"], folder="/elsewhere")
     environment["git"]["changes"] = "?? elsewhere/runs/\n"
@@ -56,14 +56,14 @@ def another_machine(environment, **others):
 # --- what differs ----------------------------------------------------------------------------------------------------
 
 
-def test_planted_differences_are_found_and_the_same_files_elsewhere_are_a_remark(tmp_path):
-    comparison = compared(tmp_path, one_key, one_byte, elsewhere)
+def test_planted_differences_are_found_and_files_are_compared_by_content(tmp_path):
+    comparison = compared(tmp_path, one_key, one_byte)
     assert differences(comparison) == {
-        ("Recipe", "optimizer.learning_rate"): ("0.001", "0.002", "0.001", "0.001"),
-        ("Data", "general: general.jsonl"): ("general-hash", "general-hash", "another-hash", "general-hash"),
+        ("Recipe", "optimizer.learning_rate"): ("0.001", "0.002", "0.001"),
+        ("Data", "general: general.jsonl"): ("general-hash", "general-hash", "another-hash"),
     }
-    remarks = [remark for topic in compared(tmp_path / "two", elsewhere).differences for remark in topic.remarks]
-    assert [remark.split()[0] for remark in remarks] == ["model.path", "data.sources[domain].path"]
+    moved = differences(compared(tmp_path / "two", elsewhere))
+    assert [*moved] == [("Recipe", "model.path"), ("Recipe", "data.sources[domain].path")]
 
 
 def test_a_fingerprint_differs_only_if_nothing_explains_it(tmp_path):
@@ -86,9 +86,13 @@ def test_changes_during_a_run_are_differences_unless_they_are_free_or_the_same(t
     free = changed(5, "checkpoints.keep", 2, kind="free")
     same = changed(8, "data.sources[code].weight", 2.0)
     write_lines(first / "history.jsonl", [same])
-    write_lines(second / "history.jsonl", [free, same, changed(9, "optimizer.learning_rate", 0.5, note="too fast")])
+    slower = [changed(9, "optimizer.learning_rate", 0.7), changed(9, "optimizer.learning_rate", 0.5, note="too fast")]
+    write_lines(second / "history.jsonl", [free, same, *slower])
     assert differences(compare([first, second])) == {
-        ("Changes during the run", "step 9: optimizer.learning_rate"): ("unchanged", "1.0 -> 0.5 (too fast)")
+        ("Changes during the run", "step 9: optimizer.learning_rate"): (
+            "unchanged",
+            "1.0 -> 0.7, then 1.0 -> 0.5 (too fast)",
+        )
     }
 
 

@@ -1,7 +1,6 @@
 """Checkpoints of models that several processes share: FSDP2's parts, and DeepSpeed's."""
 
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +12,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from cpt.checkpoints.deepspeed_engine import capture_states, files_beside
 from cpt.checkpoints.manifest import MANIFEST, file_of_part
 from cpt.checkpoints.sharding import (
+    capture_states,
     consolidated_state,
     full_weights,
     load_parts,
@@ -120,12 +119,7 @@ def test_parts_of_another_model_or_without_one_processs_part_are_refused(of_two_
 class Engine:
     """The part of DeepSpeed's engine that saving uses."""
 
-    def __init__(self, *, swaps=False, folder=None):
-        self.checkpoint_engine, self.global_steps, self.swaps = "DeepSpeed's", 3, swaps
-        self.optimizer = SimpleNamespace(optimizer_swapper=SimpleNamespace(swap_folder=folder))
-
-    def zero_nvme_offload_optimizer(self):
-        return self.swaps
+    checkpoint_engine, global_steps = "DeepSpeed's", 3
 
     def _copy_recovery_script(self, folder):
         raise AssertionError("it would write")
@@ -134,28 +128,18 @@ class Engine:
         self.checkpoint_engine.makedirs(f"{folder}/global_step3", exist_ok=True)
         self.checkpoint_engine.create(None)
         self.checkpoint_engine.save(state_dict={"step": 3}, path=f"{folder}/global_step3/states.pt")
-        assert not self.zero_nvme_offload_optimizer()
         self._copy_recovery_script(folder)
         assert self.checkpoint_engine.commit(None)
 
 
 def test_deepspeeds_states_are_captured_without_writing_and_the_engine_is_left_as_it_was(tmp_path):
-    engine = Engine(swaps=True)
-    with capture_states(engine, tmp_path / "nowhere") as captured:
+    engine = Engine()
+    with capture_states(engine, str(tmp_path / "nowhere")) as states:
         engine.save_checkpoint(str(tmp_path / "nowhere"))
-    assert captured.states == {"global_step3/states.pt": {"step": 3}} and list(tmp_path.iterdir()) == []
-    assert engine.checkpoint_engine == "DeepSpeed's" and engine.zero_nvme_offload_optimizer()
+    assert states == {"global_step3/states.pt": {"step": 3}} and list(tmp_path.iterdir()) == []
+    assert engine.checkpoint_engine == "DeepSpeed's"
     with pytest.raises(AssertionError, match="it would write"):
         engine._copy_recovery_script(tmp_path)
-
-
-def test_swapped_tensors_are_copied_by_each_process_and_scripts_by_the_main_one(tmp_path):
-    (tmp_path / "rank1").mkdir()
-    for name in ("moment.tensor", "gradient.tensor"):
-        (tmp_path / "rank1" / name).touch()
-    assert set(files_beside(Engine(), rank=0)) == {"zero_to_fp32.py", "zero_to_torch.py"}
-    copied = files_beside(Engine(swaps=True, folder=str(tmp_path)), rank=1)
-    assert copied == {"global_step3/offloaded_tensors/rank1/rank1/moment.tensor": tmp_path / "rank1" / "moment.tensor"}
 
 
 def test_zero_parts_that_cannot_be_read_are_refused_and_leave_nothing(tmp_path):

@@ -106,6 +106,8 @@ def test_of_a_run_whose_mixture_changed_the_rows_between_the_changes_are_counted
     assert [round(one["asked"] or 0, 2) for one in json.loads(said)] == [1, 0.7, 0.3, 1, 0]
     code, said = cpt("mixture", run)
     assert code == 0 and "11-20" in said and "retired" in said
+    (run / "status.json").write_text("{}")
+    assert f"Did you mean {run}?" in cpt("mixture", f"{run}s")[1]
 
 
 def test_a_phase_until_a_learning_rate_reads_like_one_until_that_token(cpt, tiny_recipe, unweighted, tmp_path):

@@ -72,7 +72,6 @@ def test_existing_files_are_overwritten_with_force_only(launch, tmp_path):
         (["--sbatch=--partition=gpu"], "--partition=gpu"),
         (["--launcher", "slurm", "--sbatch", "qos=high"], "--sbatch qos=high"),
         (["--nodes", "3", "--hosts", "a,b,c"], "1, 2, 4"),
-        (["--port", "29501"], "--port"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_written(launch, tmp_path, words, cause):

@@ -126,7 +126,6 @@ def test_weights_decay_by_rate_times_decay_and_not_through_the_preconditioner(bu
     [
         (Optimizer(name="adamv"), {}, "adamv"),
         (Optimizer(name="adamw", beta=0.9), {}, r"`optimizer\.beta`"),
-        (Optimizer(name="adamw", embedding_learning_rate=0), {}, r"`optimizer\.embedding_learning_rate`"),
         (Optimizer(name="adamw_8bit", rounding="up"), {}, r"`optimizer\.rounding`"),
         (Optimizer(name="sgd"), {"offloaded": True}, r"`optimizer\.name`"),
         (Optimizer(name="adamw_8bit"), {"partitioned": True}, r"`optimizer\.name`"),

@@ -149,8 +149,8 @@ def test_auto_fills_only_the_share_of_the_card_that_the_recipe_allows():
     assert micro_batch(8, share=0.25) == micro_batch(2) < micro_batch(8)
 
 
-def test_the_smaller_of_two_limits_holds_and_a_cpu_has_none():
-    assert (card(8).usable_share(0.8), card(8).usable_share(0.8, 0.5), card(8).usable_share(None)) == (0.8, 0.5, 1.0)
+def test_a_cpu_has_no_limit():
+    assert (card(8).usable_share(0.8), card(8).usable_share(None)) == (0.8, 1.0)
     assert find_target("cpu", 1, 64.0).usable_share(0.8) == 1.0
 
 

@@ -106,7 +106,7 @@ WRONG = [
     ("monitoring.profile", "0"),
     ("training.max_grad_norm", ".nan"),
     *(("optimizer", text) for text in ("{weight_decay: .nan}", "{betas: [0.9, 95]}", "{embedding_learning_rate: 2}")),
-    ("optimizer", "{name: 'my.module:sophia', rho: .nan}"),
+    *(("optimizer", f"{{name: 'my.module:sophia', {key}}}") for key in ("rho: .nan", "embedding_learning_rate: 2")),
     *(("schedule", text) for text in ("{warmup_tokens: 2GB}", "{warmup_tokens: -5}", "{floor: 5}")),
     ("schedule", "{name: continued, schedule: {name: wsd, decay_tokens: 1MB}, trained_tokens: 1M}"),
     ("safety.loss_guard", "{window: 2}"),

@@ -41,6 +41,13 @@ def test_a_later_start_is_recorded_with_what_differs_from_the_first(tmp_path, mo
     assert line.keys() == {"started", "variables"} and line["variables"]["OMP_NUM_THREADS"] == "77"
 
 
+def test_a_note_without_a_change_is_reported_as_not_recorded(tmp_path, capsys):
+    given = recipe(tmp_path)
+    started(given)
+    RecipeChanges(given, note="nothing new").check(tmp_path / "a-run")
+    assert "--note" in capsys.readouterr().out
+
+
 def test_only_variables_that_decide_figures_are_recorded(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("HF_TOKEN", "secret")

@@ -79,6 +79,7 @@ COMPLAINTS = [
     ({"zero_optimization": None}, "`zero_optimization` is missing"),
     ({"zero_optimization": {"stage": 3}}, "stage3_gather_16bit_weights_on_model_save"),
     ({"zero_optimization": OFFLOADED}, "zero_force_ds_cpu_optimizer"),
+    ({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}}, "on a disk"),
     ({"zero_optimization": {"stage": 2, "offload_optimizer": {"pin_memry": True}}}, "`pin_memory`"),
     ({"optimizer": {"type": "AdamW"}}, "`optimizer`"),
     ({"scheduler": {"type": "WarmupLR"}}, "`schedule`"),
