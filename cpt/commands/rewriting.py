@@ -23,10 +23,10 @@ from typing import Any, Literal
 import numpy as np
 import orjson
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from cpt.commands.rewriting_model import Answer, Answerer, Ask, Endpoint, RewriteQuestion, Sampling, cut, encode
-from cpt.commands.rewriting_styles import ITEM_CHARACTERS, Style, fill
+from cpt.commands.rewriting_styles import Style, fill
 from cpt.data.readers.decontamination import WORDS, decontaminate, runs_of, runs_of_files, words_of
 from cpt.data.readers.documents import Document
 from cpt.data.readers.filters import gopher_repetition
@@ -49,6 +49,7 @@ LIKENESS = 0.8  # share of a text's runs of 8 words that are in another text, of
 # Half of the text repeats itself: questions and answers repeat more of their words than the web pages for which the
 # filter's own limits were made.
 REPETITION = partial(gopher_repetition, max_top_n_grams=(), max_duplicate_n_grams=(0.5,) * 6)
+FOCUS_TOKENS = 400  # at most, about, of what a further call is about
 RULES = "max_input_tokens", "repeats", "further_calls", "against", "cut_off", "min_characters"  # of `Task`
 
 
@@ -208,14 +209,15 @@ class Rewriting:
         task = self.task
         texts = cut_all(open_source(task.source, KEY), task.max_input_tokens, token_counter(task))
         groups = enumerate(iter(lambda: list(islice(texts, GROUP)), []))
-        is_local_model = isinstance(task.model, Model)
-        async with local_model(task) if isinstance(task.model, Model) else task.model.asking(task.sampling) as ask:
+        model = task.model
+        asking = model.asking(task.sampling) if isinstance(model, Endpoint) else local_model(task, model)
+        async with asking as ask:
 
             async def work() -> None:
                 for number, pieces in groups:
                     await self.rewrite_group(number, pieces, ask)
 
-            await asyncio.gather(*(work() for _ in range(1 if is_local_model else GROUPS_AT_ONCE)))
+            await asyncio.gather(*(work() for _ in range(GROUPS_AT_ONCE if isinstance(model, Endpoint) else 1)))
         number = -(-self.done.pieces // GROUP)
         while any(file.exists() for file in files_of_group(self.output, number)):  # the source was longer before
             for file in files_of_group(self.output, number):
@@ -292,13 +294,28 @@ class Rewriting:
 
 
 @asynccontextmanager
-async def local_model(task: Task) -> AsyncIterator[Ask]:
+async def local_model(task: Task, chosen: Model) -> AsyncIterator[Ask]:
     """Load the model, on the GPU in bfloat16 if there is one, else in float32; RecipeError if question and answer do
     not fit into its window."""
-    assert isinstance(task.model, Model)
-    tokenizer = load_tokenizer(Tokenizer(), task.model)
+    tokenizer = load_tokenizer(Tokenizer(), chosen)
     question = RewriteQuestion(tokenizer)
-    answerer = load_answerer(task, task.model, tokenizer, question)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = build_model(chosen, tokenizer, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+    assert isinstance(model, PreTrainedModel), "no adapters were requested"
+    config = model.config.get_text_config()
+    window = vars(config).get("max_position_embeddings") or vars(config).get("n_positions")
+    new = task.sampling.max_new_tokens
+    prompts = [prompt for style in task.styles for prompt in (style.prompt, style.then)]
+    of_lists = FOCUS_TOKENS * any(style.then for style in task.styles)
+    needed = max(len(question.ids(prompt)) for prompt in prompts) + of_lists + task.max_input_tokens + new
+    if window is not None and needed > window:
+        raise RecipeError(
+            f"{chosen.path}: question, text and answer need up to {needed:,} tokens, and the model's window has"
+            f" {window:,}. Lower --max-input-tokens ({task.max_input_tokens:,}) or --max-new-tokens ({new:,})."
+        )
+    model.config.use_cache = True  # off in training
+    model.to(device)  # type: ignore[arg-type]  # transformers' annotation of `to`
+    answerer = Answerer(model, tokenizer, task.sampling, task.batch_size)
 
     async def ask(questions: Sequence[tuple[str, int]], take: Callable[[int, Answer], None]) -> None:
         order = sorted(range(len(questions)), key=lambda number: len(questions[number][0]))
@@ -310,28 +327,6 @@ async def local_model(task: Task) -> AsyncIterator[Ask]:
             await asyncio.sleep(0)  # here Ctrl-C takes effect
 
     yield ask
-
-
-def load_answerer(
-    task: Task, chosen: Model, tokenizer: PreTrainedTokenizerBase, question: RewriteQuestion
-) -> Answerer:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = build_model(chosen, tokenizer, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
-    assert isinstance(model, PreTrainedModel), "no adapters were requested"
-    config = model.config.get_text_config()
-    window = vars(config).get("max_position_embeddings") or vars(config).get("n_positions")
-    new = task.sampling.max_new_tokens
-    lists = 2 * ITEM_CHARACTERS * any(style.then for style in task.styles)  # a focus, generously
-    longest = max(len(question.ids(prompt)) for style in task.styles for prompt in (style.prompt, style.then))
-    needed = longest + lists + task.max_input_tokens + new
-    if window is not None and needed > window:
-        raise RecipeError(
-            f"{chosen.path}: question, text and answer need up to {needed:,} tokens, and the model's window has"
-            f" {window:,}. Lower --max-input-tokens ({task.max_input_tokens:,}) or --max-new-tokens ({new:,})."
-        )
-    model.config.use_cache = True  # off in training
-    model.to(device)  # type: ignore[arg-type]  # transformers' annotation of `to`
-    return Answerer(model, tokenizer, task.sampling, task.batch_size)
 
 
 def cut_all(documents: Iterable[Document], max_tokens: int, count: Callable[[str], int]) -> Iterator[TextPiece]:

@@ -110,18 +110,15 @@ def adapt_requests(app: Any, model: str, has_chat_template: bool) -> None:
     # request that arrives meanwhile would change the draws of the one before it.
     one_at_a_time = asyncio.Lock()
 
-    async def handle(path: str, request: Request, body: dict[str, Any]) -> Response:
-        async with one_at_a_time:
-            response: Response = await handlers[path](request, translated(body))
-            return response
-
     def adapted(path: str) -> Any:
         async def answer(request: Request, body: Annotated[dict[str, Any], Body()]) -> Response:
             if path in CHATS and not has_chat_template:
                 remedy = f"Send a `prompt` to {COMPLETIONS} instead."
                 return error(f"{model} is not a chat model: its chat template is missing. {remedy}")
             try:
-                return await handle(path, request, body)
+                async with one_at_a_time:
+                    response: Response = await handlers[path](request, translated(body))
+                return response
             except HTTPException as failed:
                 return error(str(failed.detail), failed.status_code)
             # The chat template may refuse messages; transformers reads some values only in generation.
