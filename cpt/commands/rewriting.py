@@ -31,7 +31,7 @@ from cpt.data.readers.decontamination import WORDS, decontaminate, runs_of, runs
 from cpt.data.readers.documents import Document
 from cpt.data.readers.filters import gopher_repetition
 from cpt.data.readers.sources import open_source
-from cpt.errors import DISTRIBUTION, RecipeError
+from cpt.errors import DISTRIBUTION, CptError, RecipeError
 from cpt.files import append, json_lines, output_locked, write_atomic
 from cpt.models.build import build_model
 from cpt.models.config import hash_weights, weights_folder
@@ -164,8 +164,10 @@ def rewrite(task: Task, output: Path, report: Callable[[Rewritten], None] = lamb
         "styles": [[style.name, style.sha256] for style in task.styles],
         **{name: vars(task)[name] for name in RULES},
     }
-    if task.against:
-        runs_of_files(task.against)  # read before the model is loaded
+    try:
+        runs_of_files(task.against)  # before the model is loaded
+    except CptError as problem:
+        raise type(problem)(f"--decontaminate-against: {problem}") from problem
     with output_locked(output, output / OWN_FOLDER / "lock", "cpt data rewrite"):
         refuse_another_task(output, {**provenance, **rules})
         rewriting = Rewriting(task, output, provenance, report)
@@ -346,7 +348,7 @@ def row_of(question: Question, answer: Answer, provenance: Mapping[str, object])
 
 
 def why_dropped(answer: Answer, text: str, others: Sequence[str], task: Task) -> str | None:
-    """Why an answer is no row of the output; `others` are the text's rewritings that are kept."""
+    """Return the reason to drop an answer, or None; `others` are the kept rewritings of the same text."""
     if not answer.text:
         return "empty"
     if answer.is_cut_off and task.cut_off == "drop":
