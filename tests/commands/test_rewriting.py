@@ -347,7 +347,7 @@ def test_two_hundred_documents_survive_three_kills(task, model_folder, chat_toke
             process = subprocess.Popen(command)
             while not journal.exists() or journal.read_bytes().count(b"\n") < answered:
                 assert process.poll() is None
-                time.sleep(0.005)
+                time.sleep(0.05)
             process.kill()
             process.wait()
         assert subprocess.run(command).returncode == 0
