@@ -380,12 +380,12 @@ def refuse_another_task(folder: Path, task: Mapping[str, object]) -> None:
     """Record this task; RecipeError if the folder has texts of another task."""
     file = folder / OWN_FOLDER / "task.json"
     now = orjson.loads(orjson.dumps(task))
-    before = orjson.loads(file.read_bytes()) if file.exists() else now
+    has_answers = any(file.parent.glob("[0-9]*"))  # not if the server refused the first call
+    before = orjson.loads(file.read_bytes()) if has_answers and file.exists() else now
     if differing := sorted(key for key in now.keys() | before.keys() if now.get(key) != before.get(key)):
         names = ", ".join(differing)
         raise RecipeError(f"{folder} has texts of another task ({names} differ). Choose another --output.")
-    if not file.exists():
-        write_atomic(file, orjson.dumps(now, option=orjson.OPT_INDENT_2))
+    write_atomic(file, orjson.dumps(now, option=orjson.OPT_INDENT_2))
 
 
 def files_of_group(folder: Path, number: int) -> tuple[Path, Path, Path]:

@@ -321,7 +321,7 @@ def test_a_call_that_cannot_succeed_ends_the_command(task, tmp_path, monkeypatch
     monkeypatch.setattr(rewriting_model, "CLIENT_RETRIES", 0)
     monkeypatch.setattr(rewriting_model, "PATIENCE_SECONDS", 0.5)
     with pytest.raises(Interrupted, match="resume"):
-        rewrite(task(model=gone), tmp_path / "out")
+        rewrite(task(model=replace(gone, model="corrected")), tmp_path / "out")
 
 
 def test_the_estimate_counts_calls_and_tokens(task, documents):
