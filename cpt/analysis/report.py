@@ -66,7 +66,7 @@ def command(
     run: Annotated[str, typer.Argument(help="The folder of a run in any state, or its name below runs/.")],
     output: Annotated[Path | None, typer.Option(help=f"The page; by default {PAGE} in the run's folder.")] = None,
 ) -> None:
-    """Write one HTML file: verdict, facts, curves, mixture, memory, events, samples, data, recipe.
+    """Write one HTML file: verdict, facts, curves, mixture, memory, events, data, recipe.
 
     The page is self-contained.
 
