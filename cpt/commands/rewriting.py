@@ -121,12 +121,8 @@ def rewrite(task: Task, output: Path, report: Callable[[Rewritten], None] = lamb
         RecipeError: the model's context window is too small, or `output` has texts of another task.
         LaunchError: another process writes to `output`.
     """
-    path, revision = str(task.model.path), task.model.revision
-    hashes = hash_weights(path, revision).items()
     provenance: dict[str, object] = {
-        "model": path,
-        "model_revision": None if is_local(path) else weights_folder(path, revision).name,
-        "model_sha256": sha256("".join(f"{name} {digest}\n" for name, digest in hashes)),
+        **model_provenance(task.model),
         "prompt": task.prompt.name,
         "prompt_sha256": task.prompt.sha256,
         "sampling": asdict(task.sampling),
@@ -167,14 +163,19 @@ def rewrite(task: Task, output: Path, report: Callable[[Rewritten], None] = lamb
     return done
 
 
+def model_provenance(model: Model) -> dict[str, object]:
+    path, revision = str(model.path), model.revision
+    hashes = hash_weights(path, revision).items()
+    return {
+        "model": path,
+        "model_revision": None if is_local(path) else weights_folder(path, revision).name,
+        "model_sha256": sha256("".join(f"{name} {digest}\n" for name, digest in hashes)),
+    }
+
+
 def load_answerer(task: Task, tokenizer: PreTrainedTokenizerBase, question: RewriteQuestion) -> Answerer:
-    """Load the model, on the GPU in bfloat16 if there is one, else in float32; RecipeError if question and answer do
-    not fit into its window."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = build_model(task.model, tokenizer, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
-    assert isinstance(model, PreTrainedModel), "no adapters were requested"
-    config = model.config.get_text_config()
-    window = vars(config).get("max_position_embeddings") or vars(config).get("n_positions")
+    """Load the model; RecipeError if question and answer do not fit into its window."""
+    model, window = load_to_generate(task.model, tokenizer)
     new = task.sampling.max_new_tokens
     needed = len(question.ids("")) + task.max_input_tokens + new
     if window is not None and needed > window:
@@ -182,9 +183,18 @@ def load_answerer(task: Task, tokenizer: PreTrainedTokenizerBase, question: Rewr
             f"{task.model.path}: question, text and answer need up to {needed:,} tokens, and the model's window has"
             f" {window:,}. Lower --max-input-tokens ({task.max_input_tokens:,}) or --max-new-tokens ({new:,})."
         )
+    return Answerer(model, tokenizer, task.sampling, task.batch_size)
+
+
+def load_to_generate(section: Model, tokenizer: PreTrainedTokenizerBase) -> tuple[PreTrainedModel, int | None]:
+    """Load the model, on the GPU in bfloat16 if there is one, else in float32; with its window in tokens, if known."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = build_model(section, tokenizer, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+    assert isinstance(model, PreTrainedModel), "no adapters were requested"
+    config = model.config.get_text_config()
     model.config.use_cache = True  # off in training
     model.to(device)  # type: ignore[arg-type]  # transformers' annotation of `to`
-    return Answerer(model, tokenizer, task.sampling, task.batch_size)
+    return model, vars(config).get("max_position_embeddings") or vars(config).get("n_positions")
 
 
 def cut_all(documents: Iterable[Document], max_tokens: int, tokenizer: PreTrainedTokenizerBase) -> Iterator[TextPiece]:
@@ -253,9 +263,9 @@ def refuse_another_task(folder: Path, task: Mapping[str, object]) -> None:
         write_atomic(file, orjson.dumps(now, option=orjson.OPT_INDENT_2))
 
 
-def files_of_group(folder: Path, number: int) -> tuple[Path, Path]:
+def files_of_group(folder: Path, number: int, name: str = "rewritten") -> tuple[Path, Path]:
     """The files of a group: its texts, and its counts, which mark the group as finished."""
-    return folder / f"rewritten-{number:05}.jsonl", folder / OWN_FOLDER / f"{number:05}.json"
+    return folder / f"{name}-{number:05}.jsonl", folder / OWN_FOLDER / f"{number:05}.json"
 
 
 def read_counts(texts: Path, counts: Path, asked: str) -> dict[str, Any] | None:

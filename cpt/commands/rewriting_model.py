@@ -36,6 +36,7 @@ class Sampling:
 class Answer:
     text: str
     is_cut_off: bool  # reached `max_new_tokens` before its end
+    ids: tuple[int, ...] = ()  # without the token that ends it
 
 
 class Answerer:
@@ -81,7 +82,7 @@ class Answerer:
             for number, row in zip(batch, cast(Tensor, written)[:, length:].tolist(), strict=True):
                 end = next((place for place, token in enumerate(row) if token in self.ends), None)
                 text = str(self.tokenizer.decode(row[:end], skip_special_tokens=True))
-                answers[number] = Answer(text.replace("\0", "").strip(), end is None)
+                answers[number] = Answer(text.replace("\0", "").strip(), end is None, tuple(row[:end]))
         return [answers[number] for number in range(len(questions))]
 
 
