@@ -29,7 +29,7 @@ TILE_TOKENS, TILE_WORDS = 4096, 32768  # of TRL's kernels: the largest part of t
 # Copies of a tile in fp32 in the forward and in the backward pass, which GPU kernels avoid.
 COPIES_ON_CPU = (3, 7)
 # Bytes per logit at the loss, in fp32 and in half precision, of both models with a teacher; measured on a CPU.
-BYTES_OF_KIND = {PAIRS: (13.5, 15.5), TAUGHT: (11, 13), TAUGHT_WHOLE: (63, 65), NEAR_BASE: (23, 25)}
+BYTES_OF_KIND = {PAIRS: (13.5, 15.5), TAUGHT: (11, 13), TAUGHT_WHOLE: (63, 65), NEAR_BASE: (18, 19)}
 CHUNK_TOKENS, CHUNK_BYTES = 1024, 20  # of `cpt.stages.distill`: plus five fp32 copies
 BEFORE = 0.7  # share of these before the gradient exists
 
