@@ -17,9 +17,8 @@ from pydantic import TypeAdapter
 
 from cpt.command_line import refuse_ignored, show_log
 from cpt.commands import rewriting
-from cpt.commands.rewriting import OWN_FOLDER, files_of_group, sha256
 from cpt.commands.rewriting_model import Answerer, Sampling, encode
-from cpt.data.readers.filters import Filter, gopher_repetition, length, reason_to_drop
+from cpt.data.readers.filters import length, reason_to_drop
 from cpt.data.readers.sources import open_source
 from cpt.data.store.tokenization import adds_bos
 from cpt.errors import DISTRIBUTION, DataError, RecipeError
@@ -64,15 +63,12 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
     room = LONGEST if window is None else window - max(map(len, beginnings))
     new = task.max_new_tokens or max(1, min(LONGEST, room))
     if window is not None and new > room:
-        raise RecipeError(
-            f"{task.model.path}: its window of {window:,} tokens has {room:,} for new ones. Lower --max-new-tokens, or"
-            " shorten the --prompts."
-        )
-    sampling, hash_of_prompts = Sampling(new, task.temperature, task.top_p), sha256("\n".join(task.prompts))
-    writer = Answerer(model, tokenizer, sampling, task.batch_size)
-    filters: list[Filter] = [partial(length, min_characters=task.min_characters), gopher_repetition]
+        what = f"{task.model.path}: its window of {window:,} tokens has {room:,} for new ones"
+        raise RecipeError(f"{what}. Lower --max-new-tokens, or shorten the --prompts.")
+    sampling, hash_of_prompts = Sampling(new, task.temperature, task.top_p), rewriting.sha256("\n".join(task.prompts))
+    writer = Answerer(model, tokenizer, sampling, task.batch_size, continues=True)
     provenance = {
-        **rewriting.model_provenance(task.model),
+        **rewriting.describe_model(task.model),
         "prompts_sha256": hash_of_prompts if task.prompts else None,
         "sampling": asdict(sampling),
         "run_seed": task.seed,
@@ -84,14 +80,14 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
         rows, counts = list[Mapping[str, object]](), Counter[str](texts=0)
         for first in range(0, len(numbers), task.batch_size):
             batch = numbers[first : first + task.batch_size]
-            begun = [beginnings[number % len(beginnings)] for number in batch]
             # a text's seed: 64 bits of a hash
-            seeds = [int(sha256(f"{task.seed} {hash_of_prompts} {number}")[:16], 16) for number in batch]
-            for number, ids, seed, answer in zip(batch, begun, seeds, writer.answer(begun, seeds), strict=True):
-                text = str(tokenizer.decode([*ids[1:], *answer.ids], skip_special_tokens=True)).replace("\0", "")
-                text = text.rstrip("\ufffd").strip()  # the last character may be cut off
+            seeds = [int(rewriting.sha256(f"{task.seed} {hash_of_prompts} {number}")[:16], 16) for number in batch]
+            answers = writer.answer([beginnings[number % len(beginnings)] for number in batch], seeds)
+            for number, seed, answer in zip(batch, seeds, answers, strict=True):
+                text = answer.text.rstrip("\ufffd")  # the last character may be cut off
                 counts["written"] += 1
-                if reason := reason_to_drop({"text": text, "source": "", "where": ""}, filters):
+                filters = (partial(length, min_characters=task.min_characters), rewriting.REPETITION)
+                if reason := reason_to_drop(rewriting.view(text), filters):
                     counts[f"dropped: {reason}"] += 1
                     continue
                 cut = {"cut_off": True} if answer.is_cut_off else {}
@@ -101,23 +97,19 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
                     return rows, counts
         return rows, counts
 
-    done, group, size = Counter[str](), 0, rewriting.GROUP
-    with output_locked(output, output / OWN_FOLDER / "lock", "cpt data generate-replay"):
+    done, group = Counter[str](), 0
+    with output_locked(output, output / rewriting.OWN_FOLDER / "lock", "cpt data generate-replay"):
         rewriting.refuse_another_task(output, {**provenance, "min_characters": task.min_characters})
         while (wanted := tokens - done["tokens"]) > 0:
-            files, asked = files_of_group(output, group, "replay"), sha256(str(group))
-            known: Any = rewriting.read_counts(*files, asked)
+            files = output / f"replay-{group:05}.jsonl", output / rewriting.OWN_FOLDER / f"{group:05}.json"
+            known: Any = rewriting.read_counts(*files, str(group))
             # the last group may have fewer texts, if fewer tokens were wanted
-            if known is not None and (known["written"] == size or known["tokens"] >= wanted):
-                done["groups finished before"] += 1
-            else:
-                rows, counts = write(range(group * size, (group + 1) * size), wanted)
+            if known is None or known["written"] < rewriting.GROUP and known["tokens"] < wanted:
+                rows, counts = write(range(group * rewriting.GROUP, (group + 1) * rewriting.GROUP), wanted)
                 if not rows:
-                    raise DataError(
-                        f"{task.model.path}: all {size} texts of a group were dropped: {dict(counts)}. Lower"
-                        " --min-characters, or write beginnings of texts into a file for --prompts."
-                    )
-                known = {**counts, "asked_sha256": asked}
+                    what = f"{task.model.path}: all {rewriting.GROUP} texts of a group were dropped: {dict(counts)}"
+                    raise DataError(f"{what}. Lower --min-characters, or write beginnings of texts for --prompts.")
+                known = {"asked_sha256": str(group), **counts}
                 rewriting.write_group(*files, rows, known)
             done.update({name: count for name, count in known.items() if isinstance(count, int)})
             yield done

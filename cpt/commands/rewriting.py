@@ -1,79 +1,56 @@
-"""Rewrite the documents of a source with a local model, and record where each text comes from.
+"""Rewrite the documents of a source with a model, local or behind a server, and record where each text comes from.
 
-Texts are processed in groups of 256. A group becomes one output file, written atomically, so a killed run loses at
-most one group; the next run recognizes finished groups by the hash of their texts. An answer depends only on the
-text, the model, the prompt, the sampling and the seed, except for rounding in kernels: in float32 all batch sizes
-gave the same texts; in bfloat16 the batch size may decide between two tokens that are almost equally likely.
+Texts are processed in groups of 256. A group becomes one output file, written atomically; the next run recognizes
+finished groups by the hash of their texts. Answers of an unfinished group are appended to its journal, so a killed run
+pays for no answer twice, and each text has one answer per style although a server may answer differently each time. A
+local model's answer depends only on the text, the model, the prompt, the sampling and the seed, except for rounding in
+kernels: in float32 all batch sizes gave the same texts; in bfloat16 the batch size may decide between two tokens that
+are almost equally likely.
 """
 
+import asyncio
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import orjson
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cpt.commands.rewriting_model import TEXT, Answer, Answerer, RewriteQuestion, Sampling, cut
+from cpt.commands.rewriting_model import Answer, Answerer, Ask, Endpoint, RewriteQuestion, Sampling, cut, encode
+from cpt.commands.rewriting_styles import Style, fill
+from cpt.data.readers.decontamination import WORDS, decontaminate, runs_of, runs_of_files, words_of
 from cpt.data.readers.documents import Document
+from cpt.data.readers.filters import gopher_repetition
 from cpt.data.readers.sources import open_source
 from cpt.errors import DISTRIBUTION, RecipeError
-from cpt.files import output_locked, write_atomic
+from cpt.files import append, json_lines, output_locked, write_atomic
 from cpt.models.build import build_model
 from cpt.models.config import hash_weights, weights_folder
-from cpt.plugins import did_you_mean
 from cpt.recipe.paths import is_local
 from cpt.recipe.schema import DocumentSource, Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
 
 GROUP = 256
+GROUPS_AT_ONCE = 2  # of a server: while the last answers of a group are written, the next one is sent
 WRAP_TOKENS = 300  # arxiv.org/abs/2401.16380, section 3.1: models omit parts of longer texts
+BYTES_PER_TOKEN = 4  # of English text; a server's tokenizer is not known here
 KEY = "source"  # for messages: `source.path`
 OWN_FOLDER = ".rewrite"  # sources skip hidden folders
-
-# Four styles as in WRAP (arxiv.org/abs/2401.16380): web text mixed with such rewritten text was learned faster. The
-# wording is ours. Each prompt ends with the beginning of the answer, so that base models without a chat format
-# continue it.
-STYLES = {  # name -> instruction, beginning of the answer
-    "clear_prose": (
-        "Rewrite the text below in clear, well organised prose, as a good encyclopedia would put it. Keep every fact,"
-        " number, name and formula. Add nothing that is not there. Leave out navigation, advertisements and"
-        " repetitions.",
-        "The text in clear prose:",
-    ),
-    "easy": (
-        "Rewrite the text below so that a child of ten understands it: short sentences, everyday words, hard ones"
-        " explained. Keep what it says, add nothing that is not there.",
-        "The text in easy words:",
-    ),
-    "scholarly": (
-        "Rewrite the text below as a scholar writes for others of the field: terse, exact, with the proper technical"
-        " terms. Keep every fact and number. Add nothing that is not there.",
-        "The text in scholarly prose:",
-    ),
-    "question_answers": (
-        "Turn the text below into questions and answers. Ask about everything of importance in it, one thing at a"
-        " time, and answer each question in whole sentences from the text alone. Write `Question:` and `Answer:`"
-        " before them.",
-        "Questions and answers:",
-    ),
-}
-PROMPTS = {name: f"{order}\n\nText:\n{TEXT}\n\n{start}\n" for name, (order, start) in STYLES.items()}
-
-
-@dataclass(frozen=True)
-class Prompt:
-    name: str
-    template: str  # contains `{text}`, the place of the text
-
-    @property
-    def sha256(self) -> str:
-        return sha256(self.template)
+LIKENESS = 0.8  # share of a text's runs of 8 words that are in another text, of near copies
+# Half of the text repeats itself: questions and answers repeat more of their words than the web pages for which the
+# filter's own limits were made.
+REPETITION = partial(gopher_repetition, max_top_n_grams=(), max_duplicate_n_grams=(0.5,) * 6)
+FOCUS_TOKENS = 400  # at most, about, of what a further call is about
+RULES = "max_input_tokens", "repeats", "further_calls", "against", "cut_off", "min_characters"  # of `Task`
 
 
 @dataclass(frozen=True)
@@ -81,15 +58,22 @@ class Task:
     """The documents to rewrite, and the options."""
 
     source: DocumentSource
-    model: Model
-    prompt: Prompt
+    model: Model | Endpoint
+    styles: Sequence[Style]
     sampling: Sampling = Sampling()
     max_input_tokens: int = WRAP_TOKENS
     """Longer documents are split at the ends of paragraphs, and each piece is a separate text."""
     seed: int = 42
+    repeats: int = 1  # texts of each style
+    further_calls: int = 8  # at most, after a call that lists entities or strategies
+    against: tuple[str, ...] = ()  # evaluation files whose text is dropped
     cut_off: Literal["drop", "keep"] = "drop"  # for answers that do not end within `max_new_tokens`
     min_characters: int = 40  # shorter answers are dropped
     batch_size: int = 8
+
+    def most_calls(self, num_pieces: int = 1) -> int:
+        calls = sum(1 + self.further_calls * bool(style.then) for style in self.styles)
+        return num_pieces * self.repeats * calls
 
 
 @dataclass
@@ -101,6 +85,8 @@ class Rewritten:
     texts: int = 0  # rewritten texts
     dropped: Counter[str] = field(default_factory=Counter)
     groups_done_before: int = 0
+    calls: int = 0  # answered in this run
+    calls_settled: int = 0  # of `Task.most_calls`: answered, now or before, or not needed
 
 
 @dataclass(frozen=True)
@@ -114,56 +100,92 @@ class TextPiece:
     of: int
 
 
+@dataclass(frozen=True)
+class Question:
+    """One call: a text, a style, and for a further call its part of the first one's list."""
+
+    task: Task
+    piece: TextPiece
+    style: Style
+    repeat: int
+    focus: str = ""
+
+    @property
+    def prompt(self) -> str:
+        return fill(self.style.then if self.focus else self.style.prompt, self.piece.text, self.focus)
+
+    @cached_property
+    def key(self) -> str:
+        parts = (self.task.seed, self.style.sha256, self.piece.text_hash, self.repeat, self.focus)
+        return sha256("\n".join(map(str, parts)))
+
+    @property
+    def seed(self) -> int:
+        return int(self.key[:8], 16) >> 1  # 31 bits, which every server accepts
+
+
+@dataclass(frozen=True)
+class Estimate:
+    documents: int
+    texts: int
+    calls: int  # at most
+    input_tokens: int  # at most
+    output_tokens: int  # at most
+
+
+def estimate(task: Task) -> Estimate:
+    """Read the source, and count what its rewriting will cost."""
+    count = token_counter(task)
+    prompts = [
+        (count(prompt), times)
+        for style in task.styles
+        for prompt, times in ((style.prompt, 1), (style.then, task.further_calls))
+        if prompt
+    ]
+    documents = pieces = tokens = 0
+    for piece in cut_all(open_source(task.source, KEY), task.max_input_tokens, count):
+        documents, pieces, tokens = documents + (piece.number == 0), pieces + 1, tokens + count(piece.text)
+    calls = task.most_calls(pieces)
+    around = pieces * sum(length * times for length, times in prompts)
+    read = task.repeats * (around + tokens * sum(times for _, times in prompts))
+    return Estimate(documents, pieces, calls, read, calls * task.sampling.max_new_tokens)
+
+
+def token_counter(task: Task) -> Callable[[str], int]:
+    if isinstance(task.model, Endpoint):
+        return lambda text: -(-len(text.encode()) // BYTES_PER_TOKEN)
+    tokenizer = load_tokenizer(Tokenizer(), task.model)
+    return lambda text: len(encode(tokenizer, text))
+
+
 def rewrite(task: Task, output: Path, report: Callable[[Rewritten], None] = lambda done: None) -> Rewritten:
     """Prompt the model with each document, and write its answers to `output` as jsonl for a recipe's source.
 
     Raises:
         RecipeError: the model's context window is too small, or `output` has texts of another task.
-        LaunchError: another process writes to `output`.
+        LaunchError: another process writes to `output`, or the server refuses a call.
+        Interrupted: a server failed for minutes.
     """
-    provenance: dict[str, object] = {
-        **model_provenance(task.model),
-        "prompt": task.prompt.name,
-        "prompt_sha256": task.prompt.sha256,
-        "sampling": asdict(task.sampling),
-        "run_seed": task.seed,
-        "cpt_version": version(DISTRIBUTION),
-    }
+    provenance: dict[str, object] = {"sampling": asdict(task.sampling), "run_seed": task.seed}
+    provenance |= {"cpt_version": version(DISTRIBUTION), **describe_model(task.model)}
     rules = {
         # A source may grow, so its texts are compared per group.
         "source": task.source.model_dump(mode="json", exclude={"name", "max_documents"}),
-        "max_input_tokens": task.max_input_tokens,
-        "cut_off": task.cut_off,
-        "min_characters": task.min_characters,
+        "styles": [[style.name, style.sha256] for style in task.styles],
+        **{name: vars(task)[name] for name in RULES},
     }
-    tokenizer = load_tokenizer(Tokenizer(), task.model)
-    question = RewriteQuestion(tokenizer, task.prompt.template)
-    answerer, done = load_answerer(task, tokenizer, question), Rewritten()
+    if task.against:
+        runs_of_files(task.against)  # read before the model is loaded
     with output_locked(output, output / OWN_FOLDER / "lock", "cpt data rewrite"):
         refuse_another_task(output, {**provenance, **rules})
-        number, texts = 0, cut_all(open_source(task.source, KEY), task.max_input_tokens, tokenizer)
-        while pieces := list(islice(texts, GROUP)):
-            files, asked = files_of_group(output, number), sha256("".join(piece.text_hash for piece in pieces))
-            counts = read_counts(*files, asked)
-            if counts is not None:
-                done.groups_done_before += 1
-            else:
-                rows, dropped = rewrite_group(task, pieces, question, answerer, provenance)
-                counts = {"asked_sha256": asked, "texts": len(rows), "dropped": dropped}
-                write_group(*files, rows, counts)
-            done.documents += sum(piece.number == 0 for piece in pieces)
-            done.pieces, done.texts = done.pieces + len(pieces), done.texts + counts["texts"]
-            done.dropped.update(counts["dropped"])
-            report(done)
-            number += 1
-        while any(file.exists() for file in files_of_group(output, number)):  # the source was longer before
-            for file in files_of_group(output, number):
-                file.unlink(missing_ok=True)
-            number += 1
-    return done
+        rewriting = Rewriting(task, output, provenance, report)
+        asyncio.run(rewriting.rewrite())
+    return rewriting.done
 
 
-def model_provenance(model: Model) -> dict[str, object]:
+def describe_model(model: Model | Endpoint) -> dict[str, object]:
+    if isinstance(model, Endpoint):
+        return {"model": model.model, "model_revision": None, "model_sha256": None}
     path, revision = str(model.path), model.revision
     hashes = hash_weights(path, revision).items()
     return {
@@ -173,23 +195,137 @@ def model_provenance(model: Model) -> dict[str, object]:
     }
 
 
-def load_answerer(task: Task, tokenizer: PreTrainedTokenizerBase, question: RewriteQuestion) -> Answerer:
+@dataclass
+class Rewriting:
+    """The state of `rewrite`."""
+
+    task: Task
+    output: Path
+    provenance: Mapping[str, object]
+    report: Callable[[Rewritten], None]
+    done: Rewritten = field(default_factory=Rewritten)
+
+    async def rewrite(self) -> None:
+        task = self.task
+        texts = cut_all(open_source(task.source, KEY), task.max_input_tokens, token_counter(task))
+        groups = enumerate(iter(lambda: list(islice(texts, GROUP)), []))
+        model = task.model
+        asking = model.asking(task.sampling) if isinstance(model, Endpoint) else local_model(task, model)
+        async with asking as ask:
+
+            async def work() -> None:
+                for number, pieces in groups:
+                    await self.rewrite_group(number, pieces, ask)
+
+            await asyncio.gather(*(work() for _ in range(GROUPS_AT_ONCE if isinstance(model, Endpoint) else 1)))
+        number = -(-self.done.pieces // GROUP)
+        while any(file.exists() for file in files_of_group(self.output, number)):  # the source was longer before
+            for file in files_of_group(self.output, number):
+                file.unlink(missing_ok=True)
+            number += 1
+
+    async def rewrite_group(self, number: int, pieces: Sequence[TextPiece], ask: Ask) -> None:
+        texts, counted, journal = files_of_group(self.output, number)
+        asked, done = sha256("".join(piece.text_hash for piece in pieces)), self.done
+        counts = read_counts(texts, counted, asked)
+        if counts is not None:
+            done.groups_done_before += 1
+            done.calls_settled += self.task.most_calls(len(pieces))
+        else:
+            rows, dropped = await self.write_rows(pieces, journal, ask)
+            counts = {"asked_sha256": asked, "texts": len(rows), "dropped": dropped}
+            write_group(texts, counted, rows, counts)
+        journal.unlink(missing_ok=True)
+        done.documents += sum(piece.number == 0 for piece in pieces)
+        done.pieces, done.texts = done.pieces + len(pieces), done.texts + counts["texts"]
+        done.dropped.update(counts["dropped"])
+        self.report(done)
+
+    async def write_rows(
+        self, pieces: Sequence[TextPiece], journal: Path, ask: Ask
+    ) -> tuple[list[dict[str, object]], Counter[str]]:
+        """The output's rows, and reason -> how many texts and answers were dropped."""
+        task, dropped, questions = self.task, Counter[str](), list[Question]()
+        for piece in pieces:
+            if reason := decontaminate(view(piece.text), against=task.against):
+                dropped[f"the text itself is {reason}"] += 1
+                self.done.calls_settled += task.most_calls()
+                continue
+            questions += [Question(task, piece, style, n) for style in task.styles for n in range(task.repeats)]
+        answers = {one.pop("key"): Answer(**one) for one in (json_lines(journal) if journal.exists() else ()) if one}
+        await self.ask_missing(questions, answers, journal, ask)
+        asked = list[Question]()
+        for question in questions:
+            if not question.style.then:
+                asked.append(question)
+                continue
+            listed = answers[question.key]
+            lines = listed.text.rpartition("\n")[0] if listed.is_cut_off else listed.text
+            foci = question.style.foci(lines, task.further_calls, question.seed)
+            self.done.calls_settled += task.further_calls - len(foci)
+            dropped["no list in the first answer"] += not foci
+            asked += [replace(question, focus=focus) for focus in foci]
+        await self.ask_missing([question for question in asked if question.focus], answers, journal, ask)
+        rows, kept = list[dict[str, object]](), defaultdict[TextPiece, list[str]](list)
+        for question in asked:
+            piece, answer = question.piece, answers[question.key]
+            if (reason := why_dropped(answer, piece.text, kept[piece], task)) is not None:
+                dropped[reason] += 1
+                continue
+            kept[piece].append(answer.text)
+            rows.append(row_of(question, answer, self.provenance))
+        return rows, +dropped
+
+    async def ask_missing(
+        self, questions: Sequence[Question], answers: dict[str, Answer], journal: Path, ask: Ask
+    ) -> None:
+        """Add the answers that are missing, and append each to the journal when it arrives."""
+        missing = list({question.key: question for question in questions if question.key not in answers}.values())
+        self.done.calls_settled += len(questions) - len(missing)
+
+        def take(number: int, answer: Answer) -> None:
+            key = missing[number].key
+            append(journal, orjson.dumps({"key": key, **vars(answer)}).decode() + "\n")
+            answers[key] = answer
+            self.done.calls, self.done.calls_settled = self.done.calls + 1, self.done.calls_settled + 1
+            self.report(self.done)
+
+        await ask([(question.prompt, question.seed) for question in missing], take)
+
+
+@asynccontextmanager
+async def local_model(task: Task, chosen: Model) -> AsyncIterator[Ask]:
     """Load the model; RecipeError if question and answer do not fit into its window."""
-    model, window = load_to_generate(task.model, tokenizer)
+    tokenizer = load_tokenizer(Tokenizer(), chosen)
+    question = RewriteQuestion(tokenizer)
+    model, window = load_to_generate(chosen, tokenizer)
     new = task.sampling.max_new_tokens
-    needed = len(question.ids("")) + task.max_input_tokens + new
+    prompts = [prompt for style in task.styles for prompt in (style.prompt, style.then)]
+    of_lists = FOCUS_TOKENS * any(style.then for style in task.styles)
+    needed = max(len(question.ids(prompt)) for prompt in prompts) + of_lists + task.max_input_tokens + new
     if window is not None and needed > window:
         raise RecipeError(
-            f"{task.model.path}: question, text and answer need up to {needed:,} tokens, and the model's window has"
+            f"{chosen.path}: question, text and answer need up to {needed:,} tokens, and the model's window has"
             f" {window:,}. Lower --max-input-tokens ({task.max_input_tokens:,}) or --max-new-tokens ({new:,})."
         )
-    return Answerer(model, tokenizer, task.sampling, task.batch_size)
+    answerer = Answerer(model, tokenizer, task.sampling, task.batch_size)
+
+    async def ask(questions: Sequence[tuple[str, int]], take: Callable[[int, Answer], None]) -> None:
+        order = sorted(range(len(questions)), key=lambda number: len(questions[number][0]))
+        for start in range(0, len(order), task.batch_size):
+            batch = order[start : start + task.batch_size]
+            ids = [question.ids(questions[number][0]) for number in batch]
+            for number, answer in zip(batch, answerer.answer(ids, [questions[n][1] for n in batch]), strict=True):
+                take(number, answer)
+            await asyncio.sleep(0)  # here Ctrl-C takes effect
+
+    yield ask
 
 
-def load_to_generate(section: Model, tokenizer: PreTrainedTokenizerBase) -> tuple[PreTrainedModel, int | None]:
+def load_to_generate(chosen: Model, tokenizer: PreTrainedTokenizerBase) -> tuple[PreTrainedModel, int | None]:
     """Load the model, on the GPU in bfloat16 if there is one, else in float32; with its window in tokens, if known."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = build_model(section, tokenizer, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+    model = build_model(chosen, tokenizer, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
     assert isinstance(model, PreTrainedModel), "no adapters were requested"
     config = model.config.get_text_config()
     model.config.use_cache = True  # off in training
@@ -197,54 +333,57 @@ def load_to_generate(section: Model, tokenizer: PreTrainedTokenizerBase) -> tupl
     return model, vars(config).get("max_position_embeddings") or vars(config).get("n_positions")
 
 
-def cut_all(documents: Iterable[Document], max_tokens: int, tokenizer: PreTrainedTokenizerBase) -> Iterator[TextPiece]:
+def cut_all(documents: Iterable[Document], max_tokens: int, count: Callable[[str], int]) -> Iterator[TextPiece]:
     for document in documents:
-        texts = [text for text in cut(document.text, max_tokens, tokenizer) if text.strip()]
+        texts = [text for text in cut(document.text, max_tokens, count) if text.strip()]
         for number, text in enumerate(texts):
             yield TextPiece(text, sha256(text), document.where, number, len(texts))
 
 
-def rewrite_group(
-    task: Task,
-    pieces: Sequence[TextPiece],
-    question: RewriteQuestion,
-    answerer: Answerer,
-    provenance: Mapping[str, object],
-) -> tuple[list[dict[str, object]], Counter[str]]:
-    """The output's rows, and reason -> how many answers were dropped."""
-    # A text's seed: 64 bits of the hash of text, prompt and `seed`.
-    fixed = f"{task.seed} {task.prompt.sha256}"
-    seeds = [int.from_bytes(hashlib.sha256(f"{fixed} {piece.text_hash}".encode()).digest()[:8]) for piece in pieces]
-    answers = answerer.answer([question.ids(piece.text) for piece in pieces], seeds)
-    rows: list[dict[str, object]] = []
-    dropped = Counter[str]()
-    for piece, answer, seed in zip(pieces, answers, seeds, strict=True):
-        if (reason := why_dropped(answer, piece.text, task)) is not None:
-            dropped[reason] += 1
-            continue
-        row: dict[str, object] = {
-            "text": answer.text,
-            "source_text_hash": piece.text_hash,
-            "source_where": piece.where,
-            "piece": piece.number,
-            "pieces": piece.of,
-            **provenance,
-            "seed": seed,
-        }
-        if answer.is_cut_off:
-            row["cut_off"] = True
-        rows.append(row)
-    return rows, dropped
+def row_of(question: Question, answer: Answer, provenance: Mapping[str, object]) -> dict[str, object]:
+    piece = question.piece
+    row: dict[str, object] = {
+        "text": answer.text,
+        "source_text_hash": piece.text_hash,
+        "source_where": piece.where,
+        "piece": piece.number,
+        "pieces": piece.of,
+        **provenance,
+        "style": question.style.name,
+        "prompt_sha256": question.style.sha256,
+        "stage": 2 if question.focus else 1,
+        "repeat": question.repeat,
+        "seed": question.seed,
+    }
+    told = {"focus": question.focus, "endpoint_model": answer.model, "cut_off": answer.is_cut_off}
+    return row | {name: value for name, value in told.items() if value}
 
 
-def why_dropped(answer: Answer, text: str, task: Task) -> str | None:
+def why_dropped(answer: Answer, text: str, others: Sequence[str], task: Task) -> str | None:
+    """Why an answer is no row of the output; `others` are the text's rewritings that are kept."""
     if not answer.text:
         return "empty"
     if answer.is_cut_off and task.cut_off == "drop":
         return "cut off at max_new_tokens"
-    if " ".join(answer.text.casefold().split()) in " ".join(text.casefold().split()):
+    if is_near_copy(answer.text, text):
         return "copied from the text"
-    return "too short" if len(answer.text) < task.min_characters else None
+    if len(answer.text) < task.min_characters:
+        return "too short"
+    if any(is_near_copy(answer.text, other) for other in others):
+        return "near copy of another rewriting"
+    return REPETITION(view(answer.text)) or decontaminate(view(answer.text), against=task.against)
+
+
+def is_near_copy(text: str, other: str) -> bool:
+    """Whether the other text contains this one, or `LIKENESS` of its runs of words."""
+    if " ".join(text.casefold().split()) in " ".join(other.casefold().split()):
+        return True
+    words, known = words_of(text), words_of(other)
+    return min(len(words), len(known)) >= WORDS and np.isin(runs_of(words), runs_of(known)).mean() >= LIKENESS
+
+
+def view(text: str) -> dict[str, str]:
+    return {"text": text, "source": KEY, "where": ""}
 
 
 def sha256(text: str) -> str:
@@ -263,9 +402,10 @@ def refuse_another_task(folder: Path, task: Mapping[str, object]) -> None:
         write_atomic(file, orjson.dumps(now, option=orjson.OPT_INDENT_2))
 
 
-def files_of_group(folder: Path, number: int, name: str = "rewritten") -> tuple[Path, Path]:
-    """The files of a group: its texts, and its counts, which mark the group as finished."""
-    return folder / f"{name}-{number:05}.jsonl", folder / OWN_FOLDER / f"{number:05}.json"
+def files_of_group(folder: Path, number: int) -> tuple[Path, Path, Path]:
+    """The files of a group: its texts; its counts, which mark the group as finished; its answers until then."""
+    own = folder / OWN_FOLDER
+    return folder / f"rewritten-{number:05}.jsonl", own / f"{number:05}.json", own / f"{number:05}.answers.jsonl"
 
 
 def read_counts(texts: Path, counts: Path, asked: str) -> dict[str, Any] | None:
@@ -283,21 +423,3 @@ def write_group(texts: Path, counts: Path, rows: Sequence[Mapping[str, object]],
     if rows:
         write_atomic(texts, b"".join(orjson.dumps(row) + b"\n" for row in rows), durable=True)
     write_atomic(counts, orjson.dumps(content), durable=True)
-
-
-def find_prompt(name: str) -> Prompt:
-    """Return a prompt by name, or from a file that contains `{text}`; RecipeError if not found."""
-    if name in PROMPTS:
-        return Prompt(name, PROMPTS[name])
-    path = Path(name).expanduser()
-    if not path.is_file():
-        known = f"{did_you_mean(name, list(PROMPTS))} Prompts: {', '.join(PROMPTS)}; or a file that contains {TEXT}."
-        raise RecipeError(f"--prompt {name}: no such prompt or file.{known}")
-    try:
-        template = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as problem:
-        reason = f"the file is not UTF-8 (byte {problem.start:,}). Save it as UTF-8."
-        raise RecipeError(f"--prompt {name}: {reason}") from problem
-    if TEXT not in template:
-        raise RecipeError(f"--prompt {name}: {TEXT} is missing. Insert it at the place of the text.")
-    return Prompt(path.name, template)

@@ -1,8 +1,14 @@
-"""Prompt a local model with batches of texts; each text gets the same answer as alone."""
+"""Prompt a model with many texts: a local one in batches, where each text gets the same answer as alone, or one behind
+an OpenAI-compatible server, concurrently and again after transient failures."""
 
-from collections.abc import Sequence
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import cast
+from time import monotonic
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,11 +24,18 @@ from transformers import (
 )
 
 from cpt.data.store.tokenization import adds_bos
-from cpt.errors import RecipeError, ResourceError
+from cpt.errors import Interrupted, LaunchError, RecipeError, ResourceError, install_line
 
+log = logging.getLogger("cpt")
 TEXT = "{text}"
 PLACE = "\ufdd0the text goes here\ufdd0"  # a Unicode noncharacter, which texts do not contain
 SEPARATORS = ("\n\n", "\n", ". ", " ")
+KEYS = ("CPT_API_KEY", "OPENAI_API_KEY")  # of the environment
+# The client of `openai` repeats after 408, 409, 429, 5xx, lost connections and time-outs: it waits 0.5, 1, 2, 4 s or
+# what Retry-After says, up to a minute. We repeat that, and calls with unreadable answers, for so long:
+CLIENT_RETRIES, PATIENCE_SECONDS, PAUSE_SECONDS = 4, 600.0, 1.0
+TRANSIENT = (408, 409, 429)
+CONCURRENCY, TIMEOUT = 32, 600.0
 
 
 @dataclass(frozen=True)
@@ -36,13 +49,20 @@ class Sampling:
 class Answer:
     text: str
     is_cut_off: bool  # reached `max_new_tokens` before its end
-    ids: tuple[int, ...] = ()  # without the token that ends it
+    model: str | None = None  # the name that a server gives its model
 
 
 class Answerer:
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, batch_size: int
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: Sampling,
+        batch_size: int,
+        *,
+        continues: bool = False,  # an answer's text begins with its question
     ) -> None:
+        self.continues = continues
         self.model, self.tokenizer, self.sampling, self.batch_size = model.eval(), tokenizer, sampling, batch_size
         # An answer ends with the tokenizer's EOS, or with those of the model's generation config (end of turn).
         own = None if model.generation_config is None else model.generation_config.eos_token_id
@@ -81,8 +101,9 @@ class Answerer:
                 raise ResourceError(f"{what}. Lower --batch-size.") from problem
             for number, row in zip(batch, cast(Tensor, written)[:, length:].tolist(), strict=True):
                 end = next((place for place, token in enumerate(row) if token in self.ends), None)
-                text = str(self.tokenizer.decode(row[:end], skip_special_tokens=True))
-                answers[number] = Answer(text.replace("\0", "").strip(), end is None, tuple(row[:end]))
+                begun = questions[number] if self.continues else ()
+                text = str(self.tokenizer.decode([*begun, *row[:end]], skip_special_tokens=True))
+                answers[number] = Answer(text.replace("\0", "").strip(), end is None)
         return [answers[number] for number in range(len(questions))]
 
 
@@ -103,13 +124,88 @@ class SeededDraws(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter(1, tokens, 0.0)
 
 
-class RewriteQuestion:
-    """A template prepared for a tokenizer. `<|im_end|>` in a document is encoded as plain text, so a document cannot
-    end its turn of the chat."""
+Ask = Callable[[Sequence[tuple[str, int]], Callable[[int, Answer], None]], Awaitable[None]]
+"""Takes prompts with their seeds, and calls the function with the number and the answer of each when it is there."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An OpenAI-compatible server, such as `cpt serve`, vLLM or a provider."""
+
+    url: str  # http://localhost:8000/v1
+    model: str
+    concurrency: int = CONCURRENCY  # calls at a time
+    timeout: float = TIMEOUT  # seconds for a call
+
+    @asynccontextmanager
+    async def asking(self, sampling: Sampling) -> AsyncIterator[Ask]:
+        try:
+            from openai import AsyncOpenAI  # it takes a second
+        except ImportError as problem:
+            raise ResourceError(f"--endpoint needs the package openai: {install_line('serving')}") from problem
+        key = next((os.environ[name] for name in KEYS if os.environ.get(name)), "none")
+        room = asyncio.Semaphore(self.concurrency)
+
+        async def ask(questions: Sequence[tuple[str, int]], take: Callable[[int, Answer], None]) -> None:
+            async def ask_one(number: int) -> None:
+                async with room:
+                    take(number, await self.answer(client, *questions[number], sampling))
+
+            await asyncio.gather(*map(ask_one, range(len(questions))))
+
+        options: dict[str, Any] = {"timeout": self.timeout, "max_retries": CLIENT_RETRIES}
+        async with AsyncOpenAI(base_url=self.url, api_key=key, **options) as client:
+            yield ask
+
+    async def answer(self, client: Any, prompt: str, seed: int, sampling: Sampling) -> Answer:
+        """Send the prompt as a chat until it is answered.
+
+        Raises:
+            LaunchError: the server refuses the call.
+            Interrupted: the call failed for `PATIENCE_SECONDS`.
+        """
+        from openai import APIError, APIStatusError
+
+        options: dict[str, Any] = {"temperature": sampling.temperature, "seed": seed}
+        if sampling.temperature > 0:
+            options["top_p"] = sampling.top_p
+        messages, begin = [{"role": "user", "content": prompt.strip()}], monotonic()
+        while True:
+            try:
+                return read_answer(
+                    await client.chat.completions.create(
+                        model=self.model, messages=messages, max_tokens=sampling.max_new_tokens, **options
+                    )
+                )
+            except (APIError, ValueError, LookupError, TypeError, AttributeError) as problem:
+                what = " ".join(str(problem).replace(client.api_key, "***").split())[:300]
+                status = problem.status_code if isinstance(problem, APIStatusError) else None
+                if status is not None and status < 500 and status not in TRANSIENT:
+                    remedy = f"Correct --endpoint, --model, the key in {' or '.join(KEYS)}, or --max-input-tokens."
+                    raise LaunchError(f"{self.url} refuses a call: {what} {remedy}") from problem
+                if monotonic() - begin > PATIENCE_SECONDS:
+                    again = "Finished answers are kept: repeat the command to resume."
+                    raise Interrupted(f"{self.url}: a call failed for minutes: {what} {again}") from problem
+                log.info(f"{self.url}: {what}; trying again")
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
+def read_answer(completion: Any) -> Answer:
+    """The text of a completion; an error of Python's if it has another shape."""
+    choice = completion.choices[0]
+    if choice.finish_reason in ("abort", "error"):  # of servers that shut down
+        raise ValueError(f"the server ended an answer with `{choice.finish_reason}`")
+    text = (choice.message.content or "").rpartition("</think>")[2]  # without the thoughts of a reasoning model
+    clean = text.encode(errors="replace").decode().replace("\0", "").strip()
+    return Answer(clean, choice.finish_reason == "length", completion.model)
+
+
+class RewriteQuestion:
+    """A tokenizer's chat format around a question. `<|im_end|>` in a document is encoded as plain text, so a document
+    cannot end its turn of the chat."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        self.before, self.after = template.split(TEXT, 1)
         self.is_chat = tokenizer.chat_template is not None
         self.head, self.tail = list[int](), list[int]()
         if self.is_chat:
@@ -126,8 +222,7 @@ class RewriteQuestion:
         elif adds_bos(tokenizer) and tokenizer.bos_token_id is not None:
             self.head = [int(tokenizer.bos_token_id)]
 
-    def ids(self, text: str) -> list[int]:
-        question = self.before + text + self.after.replace(TEXT, text)
+    def ids(self, question: str) -> list[int]:
         return [*self.head, *encode(self.tokenizer, question.strip() if self.is_chat else question), *self.tail]
 
 
@@ -136,26 +231,25 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, as_text: bool = Tru
     return list(tokenizer(text, add_special_tokens=False, split_special_tokens=as_text)["input_ids"])
 
 
-def cut(
-    text: str, max_tokens: int, tokenizer: PreTrainedTokenizerBase, separators: Sequence[str] = SEPARATORS
-) -> list[str]:
-    """Cut a text into pieces of at most `max_tokens` tokens: at ends of paragraphs, or lines, sentences, words."""
-    if len(encode(tokenizer, text)) <= max_tokens:
+def cut(text: str, max_tokens: int, count: Callable[[str], int], separators: Sequence[str] = SEPARATORS) -> list[str]:
+    """Cut a text into pieces of at most `max_tokens` tokens, as `count` counts them: at ends of paragraphs, or lines,
+    sentences, words."""
+    if count(text) <= max_tokens:
         return [text]
     if not separators:
         half = len(text) // 2
         halves = [text[:half], text[half:]] if half else []
-        return [piece for part in halves for piece in cut(part, max_tokens, tokenizer, ())] or [text]
+        return [piece for part in halves for piece in cut(part, max_tokens, count, ())] or [text]
     separator, *finer = separators
     parts = [part + separator for part in text.split(separator)]
     parts[-1] = parts[-1].removesuffix(separator)
     pieces, room = [""], max_tokens
     for part in parts:
-        length = len(encode(tokenizer, part))
+        length = count(part)
         if length > room and pieces[-1]:
             pieces.append("")
             room = max_tokens
         pieces[-1] += part
         room -= length
     kept = [piece.strip() for piece in pieces if piece.strip()]
-    return [small for piece in kept for small in cut(piece, max_tokens, tokenizer, finer)]
+    return [small for piece in kept for small in cut(piece, max_tokens, count, finer)]

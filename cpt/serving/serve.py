@@ -1,5 +1,6 @@
 """`cpt serve` and `cpt chat`: Hugging Face's server, with checks for parameters that it would ignore."""
 
+import asyncio
 import json
 import logging
 import os
@@ -105,13 +106,18 @@ def adapt_requests(app: Any, model: str, has_chat_template: bool) -> None:
         content = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
         return JSONResponse({"error": content}, status_code=code)
 
+    # Hugging Face's server seeds torch when a request arrives, and computes one after the other: without the lock, a
+    # request that arrives meanwhile would change the draws of the one before it.
+    one_at_a_time = asyncio.Lock()
+
     def adapted(path: str) -> Any:
         async def answer(request: Request, body: Annotated[dict[str, Any], Body()]) -> Response:
             if path in CHATS and not has_chat_template:
                 remedy = f"Send a `prompt` to {COMPLETIONS} instead."
                 return error(f"{model} is not a chat model: its chat template is missing. {remedy}")
             try:
-                response: Response = await handlers[path](request, translated(body))
+                async with one_at_a_time:
+                    response: Response = await handlers[path](request, translated(body))
                 return response
             except HTTPException as failed:
                 return error(str(failed.detail), failed.status_code)

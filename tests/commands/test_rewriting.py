@@ -1,18 +1,38 @@
-"""`cpt data rewrite`: a local model rewrites documents. The model here has random weights and writes bytes."""
+"""`cpt data rewrite`: a model rewrites documents. The local one here has random weights and writes bytes; the server
+is one that fails, or `cpt serve`."""
 
 import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock, Thread
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
-from cpt.commands import rewriting
+from cpt.commands import rewriting, rewriting_model
 from cpt.commands.generate_replay import ReplayTask, generate_replay
-from cpt.commands.rewriting import Task, find_prompt, rewrite, sha256, why_dropped
-from cpt.commands.rewriting_model import Answer, Answerer, RewriteQuestion, Sampling, SeededDraws, cut, encode
+from cpt.commands.rewriting import Task, estimate, rewrite, sha256, why_dropped
+from cpt.commands.rewriting_model import (
+    Answer,
+    Answerer,
+    Endpoint,
+    RewriteQuestion,
+    Sampling,
+    SeededDraws,
+    cut,
+    encode,
+)
+from cpt.commands.rewriting_styles import fill, find_styles
 from cpt.data.readers.sources import open_source
-from cpt.errors import DataError, RecipeError
+from cpt.errors import DataError, Interrupted, LaunchError, RecipeError
+from cpt.process import free_port
 from cpt.recipe.schema import DocumentSource, Model
 
 CHAT = (
@@ -79,9 +99,15 @@ def task(model_folder, documents):
 
     def make(**options):
         sampling = options.pop("sampling", Sampling(max_new_tokens=NEW_TOKENS, temperature=1.0))
-        defaults = {"prompt": find_prompt("easy"), "cut_off": "keep", "min_characters": 1, "max_input_tokens": 60}
+        defaults = {
+            "styles": find_styles(options.pop("styles", "easy")),
+            "cut_off": "keep",
+            "min_characters": 1,
+            "max_input_tokens": 60,
+        }
         source = DocumentSource(path=str(documents))
-        return Task(source, Model(path=str(model_folder)), sampling=sampling, **{**defaults, **options})
+        model = options.pop("model", None) or Model(path=str(model_folder))
+        return Task(source, model, sampling=sampling, **{**defaults, **options})
 
     return make
 
@@ -98,12 +124,12 @@ def bytes_of(folder):
 def test_the_command_rewrites_a_source_and_finds_it_done_the_next_time(cpt, model_folder, tmp_path):
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"body": f"Document {n}."}) + "\n" for n in range(5)))
     words = ["data", "rewrite", tmp_path / "corpus.jsonl", "--model", model_folder, "--output", tmp_path / "out"]
-    words += ["--text-column", "body", "--max-documents", 3, "--prompt", "question_answers", "--batch-size", 2]
+    words += ["--text-column", "body", "--max-documents", 3, "--styles", "question_answers", "--batch-size", 2]
     words += ["--max-new-tokens", NEW_TOKENS, "--cut-off", "keep", "--min-characters", 1]
     code, said = cpt(*words)
     assert code == 0 and "3 documents" in said
     rows = rows_of(tmp_path / "out")
-    assert rows and {row["prompt"] for row in rows} == {"question_answers"}
+    assert rows and {row["style"] for row in rows} == {"question_answers"}
     assert {row["sampling"]["max_new_tokens"] for row in rows} == {NEW_TOKENS}
     assert "1 group(s) were finished before" in cpt(*words)[1]
     code, said = cpt(*words, "--seed", 7)
@@ -116,7 +142,7 @@ def test_each_text_records_where_it_comes_from(task, tmp_path, documents, model_
     assert (done.documents, done.pieces, done.texts + done.dropped.total()) == (7, 7, 7)
     first, text = rows[0], json.loads(documents.read_text().splitlines()[0])["text"]
     expected = {"source_text_hash": sha256(text), "source_where": f"{documents}:1", "model": str(model_folder)}
-    expected |= {"prompt": "easy", "prompt_sha256": find_prompt("easy").sha256, "cut_off": True, "run_seed": 42}
+    expected |= {"style": "easy", "prompt_sha256": find_styles("easy")[0].sha256, "cut_off": True, "run_seed": 42}
     expected["sampling"] = {"max_new_tokens": NEW_TOKENS, "temperature": 1.0, "top_p": 0.95}
     assert expected.items() <= first.items() and len(first["model_sha256"]) == 64
     assert len({row["seed"] for row in rows}) == len(rows) == done.texts > 4
@@ -147,28 +173,201 @@ def test_dropped_answers_are_counted_and_leave_no_empty_file(task, tmp_path):
     assert again.groups_done_before == 1 and again.dropped == done.dropped
 
 
+QUIZ = "Question: In which year did the mill at Oberau burn down? Answer: The mill at Oberau burnt down in 1871."
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
         (Answer("", False), "empty"),
         (Answer("something new of some length", True), "cut off at max_new_tokens"),
         (Answer("The  text\nitself", False), "copied from the text"),
+        (Answer("So: " + "a b c d e f g h i j k l m n o p q r s t u v w x y z", False), "copied from the text"),
         (Answer("short", False), "too short"),
+        (Answer("Well, the earlier rewriting of it said the same in exactly these words.", False), "near copy"),
+        (Answer("It goes on and on. " * 20, False), "gopher"),
+        (Answer("The exam: " + " ".join(f"word{n}" for n in range(20)), False), "contaminated: exam"),
         (Answer("something new of some length", False), None),
+        (Answer(QUIZ, False), None),
     ],
 )
-def test_why_an_answer_is_dropped(task, answer, reason):
-    assert why_dropped(answer, "This is the text itself.", task(cut_off="drop", min_characters=10)) == reason
+def test_why_an_answer_is_dropped(task, tmp_path, answer, reason):
+    (tmp_path / "exam.jsonl").write_text(json.dumps({"text": " ".join(f"word{n}" for n in range(20))}))
+    text = "This is the text itself. a b c d e f g h i j k l m n o p q r s t u v w x y z"
+    others = ["The earlier rewriting of it said the same in exactly these words."]
+    strict = task(cut_off="drop", min_characters=10, against=(str(tmp_path / "exam.jsonl"),))
+    dropped = why_dropped(answer, text, others, strict)
+    assert dropped is reason or (dropped and reason and reason in dropped)
 
 
-def test_a_prompt_is_a_file_or_a_name(tmp_path):
-    (tmp_path / "mine.txt").write_text("Say {text} in verse, {name}.\n")
-    prompt = find_prompt(str(tmp_path / "mine.txt"))
-    assert prompt.name == "mine.txt" and prompt.template == "Say {text} in verse, {name}.\n"
+def test_a_style_is_a_name_a_family_or_a_file(tmp_path):
+    (tmp_path / "mine.txt").write_text("Say {text} in verse, {name}, {focus}.\n")
+    found = find_styles(f"spa,easy,{tmp_path / 'mine.txt'},easy")
+    assert len(found) == 9 and [style.name for style in found][7:] == ["easy", "mine.txt"]
+    assert fill(found[-1].prompt, "a {text} {focus}") == "Say a {text} {focus} in verse, {name}, {focus}.\n"
     (tmp_path / "other.txt").write_text("no place")
-    for name, named in ((str(tmp_path / "other.txt"), "other.txt"), ("clear_pose", "`clear_prose`")):
+    for name, named in ((str(tmp_path / "other.txt"), "other.txt"), ("clear_pose", "`clear_prose`"), ("", "spa")):
         with pytest.raises(RecipeError, match=named):
-            find_prompt(name)
+            find_styles(name)
+
+
+def test_a_list_gives_the_further_calls_each_item_or_pairs_and_triples():
+    (reading,), (graph,) = find_styles("active_reading"), find_styles("entigraph")
+    listed = "Here they are:\n1. **Ada**\n2) 3.5 mills\n\n- Ada\n* Oberau"
+    assert reading.foci(listed, 8, 0) == ["Ada", "3.5 mills", "Oberau"]
+    assert graph.foci(listed, 8, 0) == ["Ada; 3.5 mills", "Ada; Oberau", "3.5 mills; Oberau", "Ada; 3.5 mills; Oberau"]
+    some = graph.foci("\n".join("abcdefgh"), 5, 7)
+    assert len(set(some)) == 5 and some == graph.foci("\n".join("abcdefgh"), 5, 7)
+    assert graph.foci("Only one", 5, 7) == reading.foci("", 5, 7) == []
+
+
+class Server:
+    """An OpenAI-compatible server: lists for first calls, else a text that the prompt and the seed decide. The first
+    time, a call gets `failure` with the probability `share`."""
+
+    def __init__(self, share=0.0, kinds=(), unsteady=False):
+        self.calls, self.keys, self.share, self.unsteady = Counter(), set(), share, unsteady
+        draws, lock, server = random.Random(0), Lock(), self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                prompt = asked["messages"][0]["content"], asked["seed"]
+                with lock:
+                    server.calls[prompt] += 1
+                    server.keys.add(self.headers["Authorization"])
+                    fails = server.calls[prompt] == 1 and draws.random() < server.share
+                    kind = draws.choice(kinds) if fails else None
+                answer = server.answer(*prompt)
+                content = json.dumps({"choices": [choice(answer)], "model": "served"})
+                if kind == "lost":
+                    self.connection.shutdown(2)
+                    self.close_connection = True
+                    return
+                if kind == "slow":
+                    time.sleep(1.5)
+                content = {"malformed": "{not", "empty": '{"choices": []}'}.get(kind, content)
+                self.send_response(kind if isinstance(kind, int) else 200)
+                self.send_header("Retry-After", "0.1")
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content.encode())
+
+            def log_message(self, *words):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def answer(self, prompt, seed):
+        if prompt.endswith(("Entities:", "Study strategies:")):
+            return "One\nTwo\nThree"
+        words = random.Random(f"{prompt} {seed} {time.time_ns() * self.unsteady}")
+        return " ".join(f"{words.choice('bdfgk')}{words.random():.6f}" for _ in range(20))
+
+    def endpoint(self, **options):
+        return Endpoint(f"http://127.0.0.1:{self.server.server_port}/v1", "small", **{"concurrency": 4, **options})
+
+
+def choice(text):
+    return {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+
+
+@pytest.mark.heavy
+def test_a_server_that_fails_changes_nothing_but_the_time(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(rewriting, "GROUP", 2)
+    monkeypatch.setattr(rewriting_model, "PAUSE_SECONDS", 0.05)
+    styles, server = "spa,active_reading,entigraph", Server()
+    steady = rewrite(task(model=server.endpoint(), styles=styles), tmp_path / "steady")
+    assert steady.calls == steady.calls_settled - steady.pieces * (5 + 4) and not steady.dropped  # of 8: 3, and 4
+    kinds = (429, 500, 503, "malformed", "empty", "lost", "slow")
+    failing = Server(0.2, kinds)
+    done = rewrite(task(model=failing.endpoint(timeout=1.0), styles=styles), tmp_path / "failing")
+    assert failing.calls.total() > server.calls.total() and not done.dropped
+    assert bytes_of(tmp_path / "failing") == bytes_of(tmp_path / "steady")
+    rows = rows_of(tmp_path / "steady")
+    assert len(rows) == done.pieces * (7 + 3 + 4) and {row["endpoint_model"] for row in rows} == {"served"}
+    assert Counter(row["stage"] for row in rows)[2] == done.pieces * 7
+    assert {row["focus"] for row in rows if row["style"] == "active_reading"} == {"One", "Two", "Three"}
+
+
+@pytest.mark.heavy
+def test_an_answer_of_a_server_is_paid_once(task, tmp_path):
+    server = Server(unsteady=True)
+    options = {"model": server.endpoint(), "styles": "easy,entigraph", "repeats": 2}
+
+    def interrupt(done):
+        if done.calls == 9:
+            raise Interrupted
+
+    for _ in range(3):
+        with pytest.raises(Interrupted):
+            rewrite(task(**options), tmp_path / "out", interrupt)
+    done = rewrite(task(**options), tmp_path / "out")
+    rows = rows_of(tmp_path / "out")
+    texts = [(row["source_where"], row["piece"], row["style"], row["repeat"], row.get("focus")) for row in rows]
+    assert len(texts) == len(set(texts)) == done.texts == done.pieces * 2 * (1 + 4) and not done.dropped
+    assert server.calls.total() - len(server.calls) <= 3 * 4  # the calls in flight
+    assert not list((tmp_path / "out" / rewriting.OWN_FOLDER).glob("*.answers.jsonl"))
+
+
+@pytest.mark.heavy
+def test_a_call_that_cannot_succeed_ends_the_command(task, tmp_path, monkeypatch):
+    monkeypatch.setenv("CPT_API_KEY", "sk-secret")
+    refusing, gone = Server(1.0, (401,)), Endpoint(f"http://127.0.0.1:{free_port()}/v1", "small")
+    with pytest.raises(LaunchError, match="CPT_API_KEY"):
+        rewrite(task(model=refusing.endpoint()), tmp_path / "out")
+    assert refusing.keys == {"Bearer sk-secret"}
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() and b"sk-secret" in file.read_bytes()]
+    monkeypatch.setattr(rewriting_model, "CLIENT_RETRIES", 0)
+    monkeypatch.setattr(rewriting_model, "PATIENCE_SECONDS", 0.5)
+    with pytest.raises(Interrupted, match="resume"):
+        rewrite(task(model=gone), tmp_path / "out")
+
+
+def test_the_estimate_counts_calls_and_tokens(task, documents):
+    text = " ".join(json.loads(line)["text"] for line in documents.read_text().splitlines())
+    found = estimate(task(model=Endpoint("http://x/v1", "small"), styles="easy,active_reading", max_input_tokens=900))
+    assert (found.documents, found.texts, found.calls, found.output_tokens) == (7, 7, 7 * 10, 7 * 10 * NEW_TOKENS)
+    assert found.input_tokens > 10 * len(text) / 4
+
+
+@pytest.mark.slow
+def test_two_hundred_documents_survive_three_kills(model, chat_tokenizer, tmp_path):
+    from cpt.serving.serve import check_servable, serving
+
+    model.save_pretrained(tmp_path / "model")
+    chat_tokenizer.save_pretrained(tmp_path / "model")
+    texts = [f"Report {number}: the mill burnt down." for number in range(200)]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    words = ["data", "rewrite", tmp_path / "corpus.jsonl", "--model", tmp_path / "model", "--styles", "easy,scholarly"]
+    words += ["--max-new-tokens", NEW_TOKENS, "--cut-off", "keep", "--min-characters", 1, "--temperature", 1.0]
+    served = serving(
+        *check_servable(str(tmp_path / "model")), host="127.0.0.1", port=free_port(), dtype="auto", device="cpu"
+    )
+    with served as url:
+
+        def start(output):
+            command = [sys.executable, "-m", "cpt", *words, "--output", output, "--endpoint", f"{url}/v1"]
+            return subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL)
+
+        journal = tmp_path / "out" / rewriting.OWN_FOLDER / "00000.answers.jsonl"
+        for answered in (40, 150, 300):
+            process = start(tmp_path / "out")
+            while not journal.exists() or journal.read_bytes().count(b"\n") < answered:
+                assert process.poll() is None
+                time.sleep(0.005)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert start(tmp_path / "out").wait() == start(tmp_path / "straight").wait() == 0
+    rows = rows_of(tmp_path / "out")
+    assert {row["source_where"] for row in rows} == {f"{tmp_path / 'corpus.jsonl'}:{n}" for n in range(1, 201)}
+    assert len({(row["source_where"], row["style"]) for row in rows}) == len(rows) > 390
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "straight")
 
 
 def answers(model, tokenizer, batch_size=5, seeds=SEEDS, **sampling):
@@ -222,23 +421,28 @@ def test_draws_follow_the_softmax():
 def test_a_chat_template_is_written_around_the_prompt_as_the_tokenizer_does_it(chat_tokenizer):
     message = [{"role": "user", "content": "Say: hello\n"}]
     expected = chat_tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
-    assert RewriteQuestion(chat_tokenizer, "Say: {text}\n").ids("hello") == expected
+    assert RewriteQuestion(chat_tokenizer).ids("Say: hello\n") == expected
 
 
 def test_special_tokens_in_a_document_are_text_and_end_no_turn(chat_tokenizer):
-    plain, hostile = (RewriteQuestion(chat_tokenizer, "Say: {text}").ids(text) for text in ("x", "<|end|>"))
+    plain, hostile = (RewriteQuestion(chat_tokenizer).ids(f"Say: {text}") for text in ("x", "<|end|>"))
     end = chat_tokenizer.convert_tokens_to_ids("<|end|>")
     assert plain.count(end) == hostile.count(end) == 1 and "Say: <|end|><|end|>" in chat_tokenizer.decode(hostile)
 
 
 def test_a_long_text_is_cut_at_the_ends_of_paragraphs(tokenizer):
     text = "\n\n".join(["a" * 30, "b" * 30, "c" * 30, "d" * 90])
-    assert cut(text, 70, tokenizer) == ["a" * 30 + "\n\n" + "b" * 30, "c" * 30, "d" * 45, "d" * 45]
+    assert cut(text, 70, lambda part: len(encode(tokenizer, part))) == [
+        "a" * 30 + "\n\n" + "b" * 30,
+        "c" * 30,
+        "d" * 45,
+        "d" * 45,
+    ]
 
 
 @pytest.mark.parametrize("text", ["One sentence. " * 40, "x" * 400, "é" * 300, "a\n\n\n\n" * 60])
 def test_no_piece_is_too_long_and_nothing_but_blanks_is_lost(tokenizer, text):
-    pieces = cut(text, 64, tokenizer)
+    pieces = cut(text, 64, lambda part: len(encode(tokenizer, part)))
     assert all(0 < len(encode(tokenizer, piece)) <= 64 for piece in pieces)
     assert "".join("".join(pieces).split()) == "".join(text.split())
 
@@ -269,7 +473,6 @@ def test_replay_is_written_until_it_has_the_tokens_and_continues_when_more_are_a
     for tokens, batch_size in ((30, 1), (70, 3), (100, 8)):
         counts = replay(tmp_path / "parts", tokens, batch_size=batch_size)
     assert bytes_of(tmp_path / "parts") == bytes_of(tmp_path / "whole") and counts["texts"] == whole["texts"]
-    assert replay(tmp_path / "parts", 100)["groups finished before"] == len(bytes_of(tmp_path / "parts"))
     with pytest.raises(RecipeError, match="run_seed"):
         replay(tmp_path / "parts", 100, seed=7)
 

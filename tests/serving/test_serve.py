@@ -1,5 +1,7 @@
 """`cpt serve` and `cpt chat`: Hugging Face's server as OpenAI's client sees it."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -75,6 +77,16 @@ def test_openais_parameters_mean_what_openai_says(client, chat_folder):
         model=str(chat_folder), messages=MESSAGES, max_tokens=4, logit_bias={"40": 100}
     )
     assert len(set(biased.choices[0].message.content)) == 1, "only the biased token"
+
+
+def test_a_seed_decides_the_answer_also_among_concurrent_requests(client, chat_folder):
+    def ask(seed):
+        options = {"model": str(chat_folder), "messages": MESSAGES, "max_tokens": 12, "temperature": 1.5, "seed": seed}
+        return client.chat.completions.create(**options).choices[0].message.content
+
+    alone = [ask(seed) for seed in range(12)]
+    with ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(ask, range(12))) == alone and len(set(alone)) > 6
 
 
 def test_a_model_without_a_chat_template_completes_and_refuses_chats(openai, plain_folder):
