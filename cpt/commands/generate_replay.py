@@ -29,7 +29,6 @@ from cpt.recipe.values import Tokens
 from cpt.tokenizer.load import load_tokenizer
 
 LONGEST = 1024  # tokens of a text, if the model's window has them
-SEED = 42
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class ReplayTask:
     max_new_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
-    seed: int = SEED
+    seed: int = 42
     min_characters: int = 200
     batch_size: int = 8
 
@@ -66,7 +65,8 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
         what = f"{task.model.path}: its window of {window:,} tokens has {room:,} for new ones"
         raise RecipeError(f"{what}. Lower --max-new-tokens, or shorten the --prompts.")
     sampling, hash_of_prompts = Sampling(new, task.temperature, task.top_p), rewriting.sha256("\n".join(task.prompts))
-    writer = Answerer(model, tokenizer, sampling, task.batch_size, continues=True)
+    writer = Answerer(model, tokenizer, sampling, task.batch_size)
+    writer.continues = True
     provenance = {
         **rewriting.describe_model(task.model),
         "prompts_sha256": hash_of_prompts if task.prompts else None,
@@ -124,20 +124,14 @@ def command(
     revision: Annotated[str | None, typer.Option(help="The model's commit, tag or branch on the Hub.")] = None,
     temperature: Annotated[float, typer.Option(help="1: the model's own probabilities.")] = 1.0,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Sample from this share of the probability.")] = 1.0,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help=f"Of a text; by default up to {LONGEST:,}.")
-    ] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help=f"Of a text; by default {LONGEST}.")] = None,
     min_characters: Annotated[int, typer.Option(min=1, help="Drop shorter texts.")] = 200,
-    seed: Annotated[int, typer.Option(min=0, help="Each text's seed derives from this one and its number.")] = SEED,
+    seed: Annotated[int, typer.Option(min=0, help="Each text's seed derives from it and the text's number.")] = 42,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts per batch; does not change texts in float32.")] = 8,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the model's code; --revision must be a commit.")
-    ] = False,
 ) -> None:
-    """Let a base write texts, for replay if its own training data are not public.
+    """Let a base write texts, for replay if its own training data are not public. The same command resumes.
 
-    Texts begin at BOS, without a chat template; repetitive ones are dropped. The same command resumes an interrupted
-    run.
+    Texts begin at BOS, without a chat template; repetitive ones are dropped.
 
     Example: cpt data generate-replay Qwen/Qwen2.5-1.5B --tokens 5M --output self_replay
     """
@@ -152,7 +146,9 @@ def command(
         raise RecipeError(f"--tokens {tokens}: expected a number of tokens such as 20M or 500_000.") from problem
     lines = [] if prompts is None else open_source(DocumentSource(path=prompts, text_documents="line"), "--prompts")
     beginnings = [line.text.strip() for line in lines if line.text.strip()]
-    section = Model(path=model, revision=revision, trust_remote_code=trust_remote_code)
+    if prompts is not None and not beginnings:
+        raise RecipeError(f"--prompts {prompts}: no text. Write a beginning of a text in each line.")
+    section = Model(path=model, revision=revision)
     task = ReplayTask(section, beginnings, max_new_tokens, temperature, top_p, seed, min_characters, batch_size)
     done = Counter[str]()
     for done in generate_replay(task, wanted, output):

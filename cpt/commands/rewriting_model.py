@@ -53,16 +53,11 @@ class Answer:
 
 
 class Answerer:
+    continues = False  # whether an answer's text begins with its question
+
     def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        sampling: Sampling,
-        batch_size: int,
-        *,
-        continues: bool = False,  # an answer's text begins with its question
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, batch_size: int
     ) -> None:
-        self.continues = continues
         self.model, self.tokenizer, self.sampling, self.batch_size = model.eval(), tokenizer, sampling, batch_size
         # An answer ends with the tokenizer's EOS, or with those of the model's generation config (end of turn).
         own = None if model.generation_config is None else model.generation_config.eos_token_id

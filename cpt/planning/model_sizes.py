@@ -24,7 +24,7 @@ from cpt.recipe.schema import Model, Recipe
 # some tokens at once, for all of them, or in tiles.
 WHOLE, PAIRS, TILES, SCORE = "whole", "pairs", "tiles", "score"
 TAUGHT, TAUGHT_WHOLE, TAUGHT_IN_TILES = "taught", "taught whole", "taught in tiles"
-NEAR_BASE = "near the base"  # cross entropy, and on some rows the divergence from the base
+KL = "KL"  # cross entropy, and on some rows the divergence from the base
 TEACHER, JUDGE = "teacher_model_name_or_path", "reward_model"
 MASKED_FORMS = ("preference", "unpaired", "prompt")
 COMPLETION = ("max_completion_length", 512)
@@ -175,7 +175,7 @@ def read_stage_needs(recipe: Recipe) -> StageNeeds:
     """Read a stage's needs; CptError if a teacher is missing or cannot be read."""
     training, stage = recipe.training, recipe.stage
     near_base = recipe.data.share_near_base
-    kind = StageKind(NEAR_BASE, reference=True) if near_base else KINDS.get(stage, StageKind(WHOLE))
+    kind = StageKind(KL, reference=True) if near_base else KINDS.get(stage, StageKind(WHOLE))
     reference = kind.reference or kind.beta is not None and float(training.get("beta", kind.beta)) > 0
     teacher = None
     if kind.taught:

@@ -188,10 +188,7 @@ def read_setup(
         half=bool(training.get("bf16") or training.get("fp16")),
         weights_bytes=written or automatic,
         checkpointing=bool(training.get("gradient_checkpointing") or training.get("activation_checkpointing")),
-        fused_loss=recipe.model.fused_loss is True
-        or recipe.model.fused_loss == "auto"
-        and not on_cpu
-        and not recipe.data.share_near_base,
+        fused_loss=recipe.model.fused_loss is True or recipe.model.fused_loss == "auto" and not on_cpu,
         packed=recipe.data.packing in ("best_fit", "concatenate", "sliding_window")
         or form_of_stage(recipe.stage) in MASKED_FORMS,
         attention=attention,

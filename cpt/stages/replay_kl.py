@@ -22,9 +22,6 @@ class RowsWithSource(Dataset[Row]):
     def __init__(self, rows: MixtureRows) -> None:
         self.rows = rows
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
     def __getitem__(self, number: int) -> Row:
         return {**self.rows[number], SOURCE: torch.tensor(self.rows.turn(number)[0])}
 
@@ -44,16 +41,10 @@ class ReplayTrainer(CPTTrainer):
     trains_on_model_loss = False  # a fused loss has no logits
 
     def __init__(
-        self,
-        recipe: Recipe,
-        model: nn.Module,
-        arguments: TrainingArguments,
-        *,
-        rows: MixtureRows,
-        base: nn.Module | None,
-        **options: Any,
+        self, recipe: Recipe, model: nn.Module, arguments: TrainingArguments, *, base: nn.Module | None, **options: Any
     ) -> None:
-        super().__init__(recipe, model, arguments, rows=RowsWithSource(rows), **options)
+        rows = RowsWithSource(options.pop("rows"))
+        super().__init__(recipe, model, arguments, rows=rows, **options)
         self.base = None if base is None else prepared(base, self)
         self.weights = {place: one.replay_kl for place, one in enumerate(recipe.data.sources) if one.replay_kl}
         self.totals = torch.zeros(2, device=arguments.device)  # KL in nats, tokens
@@ -61,11 +52,7 @@ class ReplayTrainer(CPTTrainer):
         self.all_or_none = self.engine.sharding in (FSDP, f"{ZERO}3")
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, torch.Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         inputs = dict(inputs)
         ids, labelled = inputs["input_ids"], inputs["labels"][:, 1:] != IGNORED
@@ -77,7 +64,7 @@ class ReplayTrainer(CPTTrainer):
         if taught is not None:
             number = labelled.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
             is_averaged = self.args.average_tokens_across_devices and num_items_in_batch is not None
-            processes = self.args.world_size if is_averaged else 1  # DDP averages gradients over them
+            processes = self.args.world_size if is_averaged else 1  # gradients are averaged over them
             for source, weight in self.weights.items():
                 tokens = labelled & (sources == source).unsqueeze(1)
                 student, teacher = outputs["logits"][:, :-1][tokens], taught[:, :-1][tokens[chosen]]
@@ -87,13 +74,12 @@ class ReplayTrainer(CPTTrainer):
         return (loss, outputs) if return_outputs else loss
 
     @torch.no_grad()
-    def predict_by_base(self, model: nn.Module, inputs: dict[str, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+    def predict_by_base(self, model: nn.Module, inputs: dict[str, torch.Tensor], rows: torch.Tensor) -> Any:
         """Return logits of these rows: [chosen rows, tokens, vocabulary]."""
         names = ("input_ids", "position_ids", "attention_mask")
         read: dict[str, Any] = {name: inputs[name][rows] for name in names if name in inputs} | {"use_cache": False}
         if self.base is not None:
-            logits: torch.Tensor = self.base(**read).logits
-            return logits
+            return self.base(**read).logits
         adapted = self.accelerator.unwrap_model(model)
         adapted.eval()
         with adapted.disable_adapter():

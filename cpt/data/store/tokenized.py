@@ -39,10 +39,8 @@ FEW = 100  # above this, listing the folder is faster than a query per shard
 TRIES = 2  # attempts to read an intact shard; it is made again after each
 PROOF_BYTES = 2**20  # below this, verifying gigatoken takes longer than it saves
 # These keys change how documents are used, but not their tokens.
-NEUTRAL = {
-    *("path", "name", "weight", "filters", "transforms", "licence"),
-    *("max_tokens", "max_epochs", "streaming", "replay_kl"),
-}
+NEUTRAL = {"path", "name", "weight", "filters", "transforms", "licence", "max_tokens", "max_epochs", "streaming"}
+NEUTRAL |= {"replay_kl"}
 
 
 class TokenizedSource:
