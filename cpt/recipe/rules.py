@@ -286,7 +286,7 @@ def check_replay_kl(stage: str, data: Data, model: Model, training: dict[str, An
     """There must be a base with the same vocabulary, and a loss that has logits."""
     for place, source in enumerate(data.sources):
         reasons = {
-            "stage": ("remove it from this stage", stage not in OWN_LOSS),
+            "stage": (f"is for {', '.join(OWN_LOSS)}: remove it", stage not in OWN_LOSS),
             "model.from_scratch": ("new weights have no base: remove it", model.from_scratch),
             "model.resize_embeddings": ("the base lacks the added tokens: remove it", model.resize_embeddings),
             "model.train_only": ("the base does not know the new rows: remove it", model.train_only == NEW_ROWS),

@@ -30,7 +30,7 @@ NEAR = "data.sources[0].replay_kl=0.1"
         ("", ["model.resize_embeddings=true", NEAR], "`data.sources[0].replay_kl` `model.resize_embeddings`"),
         ("", ["model.train_only=new_rows", NEAR], "`data.sources[0].replay_kl` `model.train_only`"),
         ("", ["model.fused_loss=true", NEAR], "`data.sources[0].replay_kl` `model.fused_loss`"),
-        ("training: {parallelism_config: {sp_size: 2}}\n", [NEAR], "`data.sources[0].replay_kl` `training.parallelism_config`"),
+        ("training: {parallelism_config: {sp_size: 2}}\n", [NEAR], "replay_kl` `training.parallelism_config`"),
         ("stage: dpo\ntraining: {beta: 0}\n", [], "r.yaml:6: `dpo` `training.beta`"),
         ("stage: distill\n", [], "`distill` `training.teacher_model_name_or_path`"),
         ("", ["model={path: a/b, train_only: new_rows, lora: {}}"], "LoRA new_rows"),
