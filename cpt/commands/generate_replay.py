@@ -124,7 +124,7 @@ def command(
     revision: Annotated[str | None, typer.Option(help="The model's commit, tag or branch on the Hub.")] = None,
     temperature: Annotated[float, typer.Option(help="1: the model's own probabilities.")] = 1.0,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Sample from this share of the probability.")] = 1.0,
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help=f"Of a text; by default {LONGEST}.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help=f"Length of a text; {LONGEST} by default.")] = None,
     min_characters: Annotated[int, typer.Option(min=1, help="Drop shorter texts.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Each text's seed derives from it and the text's number.")] = 42,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts per batch; does not change texts in float32.")] = 8,

@@ -38,7 +38,7 @@ class ReplayTrainer(CPTTrainer):
         base: a frozen copy of the start weights; None for a model whose adapter is switched off instead.
     """
 
-    trains_on_model_loss = False  # a fused loss has no logits
+    trains_on_model_loss = False  # a fused loss hides the logits
 
     def __init__(
         self, recipe: Recipe, model: nn.Module, arguments: TrainingArguments, *, base: nn.Module | None, **options: Any
