@@ -4,6 +4,7 @@ A language model can sample from its training distribution; training on samples 
 As in `cpt data rewrite`, texts are written in groups, and depend only on model, prompts, sampling and seed.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from typing import Annotated, Any, cast
 import typer
 from pydantic import TypeAdapter
 
-from cpt.command_line import refuse_ignored, show_log
+from cpt.command_line import show_log
 from cpt.commands import rewriting
 from cpt.commands.rewriting_model import Answerer, Sampling, encode
 from cpt.data.readers.filters import length, reason_to_drop
@@ -59,21 +60,16 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
     start = int(cast(int, tokenizer.bos_token_id if has_bos else tokenizer.eos_token_id))
     beginnings = [[start, *encode(tokenizer, prompt)] for prompt in task.prompts or ("",)]
     model, window = rewriting.load_to_generate(task.model, tokenizer)
-    room = LONGEST if window is None else window - max(map(len, beginnings))
+    room = (window or sys.maxsize) - max(map(len, beginnings))
     new = task.max_new_tokens or max(1, min(LONGEST, room))
-    if window is not None and new > room:
-        what = f"{task.model.path}: its window of {window:,} tokens has {room:,} for new ones"
+    if new > room:
+        what = f"{task.model.path}: its window of {window:,} tokens has {max(0, room):,} for new ones"
         raise RecipeError(f"{what}. Lower --max-new-tokens, or shorten the --prompts.")
     sampling, hash_of_prompts = Sampling(new, task.temperature, task.top_p), rewriting.sha256("\n".join(task.prompts))
     writer = Answerer(model, tokenizer, sampling, task.batch_size)
     writer.continues = True
-    provenance = {
-        **rewriting.describe_model(task.model),
-        "prompts_sha256": hash_of_prompts if task.prompts else None,
-        "sampling": asdict(sampling),
-        "run_seed": task.seed,
-        "cpt_version": version(DISTRIBUTION),
-    }
+    provenance = {**rewriting.describe_model(task.model), "sampling": asdict(sampling), "run_seed": task.seed}
+    provenance |= {"prompts_sha256": hash_of_prompts if task.prompts else None, "cpt_version": version(DISTRIBUTION)}
 
     def write(numbers: range, wanted: int) -> tuple[list[Mapping[str, object]], Counter[str]]:
         """Write texts until they have the wanted tokens."""
@@ -121,8 +117,7 @@ def command(
     tokens: Annotated[str, typer.Option(help="Tokens of all texts that are kept: 5M, 500_000.")],
     output: Annotated[Path, typer.Option(help="Folder for the jsonl files; finished texts are not repeated.")],
     prompts: Annotated[str | None, typer.Option(help="File with a beginning of a text in each line.")] = None,
-    revision: Annotated[str | None, typer.Option(help="The model's commit, tag or branch on the Hub.")] = None,
-    temperature: Annotated[float, typer.Option(help="1: the model's own probabilities.")] = 1.0,
+    temperature: Annotated[float, typer.Option(min=0.01, help="1: the model's own probabilities.")] = 1.0,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Sample from this share of the probability.")] = 1.0,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help=f"Length of a text; {LONGEST} by default.")] = None,
     min_characters: Annotated[int, typer.Option(min=1, help="Drop shorter texts.")] = 200,
@@ -136,10 +131,6 @@ def command(
     Example: cpt data generate-replay Qwen/Qwen2.5-1.5B --tokens 5M --output self_replay
     """
     show_log()
-    if temperature <= 0:
-        raise RecipeError(f"--temperature {temperature:g}: all texts would be equal. Set a number above 0, such as 1.")
-    in_folder = Path(model).expanduser().is_dir()
-    refuse_ignored({"--revision": revision is not None and in_folder}, "with a model in a folder")
     try:
         wanted = TypeAdapter(Tokens).validate_python(resolve_scalar(tokens), strict=True)
     except ValueError as problem:
@@ -148,8 +139,9 @@ def command(
     beginnings = [line.text.strip() for line in lines if line.text.strip()]
     if prompts is not None and not beginnings:
         raise RecipeError(f"--prompts {prompts}: no text. Write a beginning of a text in each line.")
-    section = Model(path=model, revision=revision)
-    task = ReplayTask(section, beginnings, max_new_tokens, temperature, top_p, seed, min_characters, batch_size)
+    task = ReplayTask(
+        Model(path=model), beginnings, max_new_tokens, temperature, top_p, seed, min_characters, batch_size
+    )
     done = Counter[str]()
     for done in generate_replay(task, wanted, output):
         typer.echo(f"{done['tokens']:,} of {wanted:,} tokens in {done['texts']:,} texts")

@@ -37,7 +37,6 @@ from cpt.recipe.values import in_yaml
 from cpt.runs.record import EXPORT
 
 NO_REPLAY, SELF, PUBLIC_GENERAL = "none", "self", "HuggingFaceFW/fineweb-edu"
-SELF_REPLAY = "self_replay"  # the folder of `cpt data generate-replay`
 TOKENS_OF_A_PAGE = 800  # fineweb-edu has about 1,000; fewer, to get enough pages
 WIDTH = 118
 WORDS_OF_YAML = {"null", "true", "false", "yes", "no", "on", "off"}
@@ -97,7 +96,7 @@ def command(
 def command_for_replay(base: BaseModel, choices: RecipeChoices) -> str:
     """The command that writes the replayed text of `--general self`, with what will be held out of it."""
     tokens = round(1.1 * choices.replay * choices.tokens / (1 - choices.held_out_share))
-    return f"cpt data generate-replay {shlex.quote(base.path)} --tokens {tokens} --output {SELF_REPLAY}"
+    return f"cpt data generate-replay {shlex.quote(base.path)} --tokens {tokens} --output self_replay"
 
 
 def format_documents(facts: DocumentStatistics) -> str:
@@ -146,7 +145,7 @@ def recipe_text(
         source=source,
         way=choices.way,
         name=name,
-        general=SELF_REPLAY if general == SELF else general,
+        general="self_replay" if general == SELF else general,
         to_generate=command_for_replay(base, choices) if general == SELF else None,
         why_adapters=f"since {refused} by plan" if refused else "as requested",
         adapters=json.dumps(ADAPTERS_ONLY),

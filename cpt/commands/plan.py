@@ -253,9 +253,7 @@ def compared(planned: PlannedRun) -> str:
     """Compare the plan with a dry run of one process, excluding buffers of engines, kernels and libraries."""
     config, setup, activations = planned.config, planned.setup, planned.activations
     if setup.needs.logits != WHOLE:
-        raise RecipeError(
-            f"--exact: stage `{setup.needs.stage}` has a loss that a dry run cannot run. Leave it out."
-        )
+        raise RecipeError(f"--exact: stage `{setup.needs.stage}` has a loss that a dry run cannot run. Leave it out.")
     if setup.compiles:  # a dry run does not compile
         setup = replace(setup, compiles=False)
         activations = count_activations(config, setup)

@@ -47,6 +47,7 @@ class ReplayTrainer(CPTTrainer):
         super().__init__(recipe, model, arguments, rows=rows, **options)
         self.base = None if base is None else prepared(base, self)
         self.weights = {place: one.replay_kl for place, one in enumerate(recipe.data.sources) if one.replay_kl}
+        self.replayed = torch.tensor(list(self.weights), device=arguments.device)
         self.totals = torch.zeros(2, device=arguments.device)  # KL in nats, tokens
         # each forward pass gathers weights from all processes, also from those without a row of these sources
         self.all_or_none = self.engine.sharding in (FSDP, f"{ZERO}3")
@@ -57,7 +58,7 @@ class ReplayTrainer(CPTTrainer):
         inputs = dict(inputs)
         ids, labelled = inputs["input_ids"], inputs["labels"][:, 1:] != IGNORED
         sources = inputs.pop(SOURCE).expand(len(ids))  # a row of `packing: token_budget` is a batch
-        chosen = torch.isin(sources, torch.tensor(list(self.weights), device=ids.device))
+        chosen = torch.isin(sources, self.replayed)
         chosen[0] |= self.all_or_none
         taught = self.predict_by_base(model, inputs, chosen) if chosen.any() else None
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)

@@ -30,7 +30,6 @@ from cpt.commands.rewriting_model import (
     encode,
 )
 from cpt.commands.rewriting_styles import fill, find_styles
-from cpt.data.readers.sources import open_source
 from cpt.errors import DataError, Interrupted, LaunchError, RecipeError
 from cpt.process import free_port
 from cpt.recipe.schema import DocumentSource, Model
@@ -489,7 +488,7 @@ def test_an_interrupted_replay_ends_the_same(replay, model_folder, tmp_path, mon
     assert first.items() < bytes_of(tmp_path / "out").items() == bytes_of(tmp_path / "whole").items()
 
 
-def test_prompts_begin_the_texts_in_turn_and_keep_the_blank_after_them(replay, tmp_path):
+def test_prompts_begin_the_texts_in_turn(replay, tmp_path):
     replay(tmp_path / "out", 300, prompts=["The history of", "1 +"], min_characters=1)
     by_prompt = {row["number"] % 2: row["text"] for row in rows_of(tmp_path / "out")}
     assert by_prompt[0].startswith("The history of") and by_prompt[1].startswith("1 +")
@@ -501,14 +500,3 @@ def test_replay_that_is_all_dropped_is_an_error_instead_of_an_endless_run(replay
         replay(tmp_path / "out", 100, min_characters=1000)
     with pytest.raises(RecipeError, match="--max-new-tokens"):
         replay(tmp_path / "out", 100, max_new_tokens=5000)
-
-
-@pytest.mark.heavy
-def test_a_recipe_reads_what_generate_replay_wrote(cpt, model_folder, tmp_path):
-    words = ["data", "generate-replay", model_folder, "--output", tmp_path / "out", "--min-characters", 4]
-    assert cpt(*words, "--tokens", "0.2k", "--max-new-tokens", NEW_TOKENS)[0] == 0
-    texts = [document.text for document in open_source(DocumentSource(path=str(tmp_path / "out")), "source")]
-    assert texts == [row["text"] for row in rows_of(tmp_path / "out")]
-    for wrong in (["--tokens", "many"], ["--tokens", "1k", "--temperature", 0], ["--tokens", -5]):
-        code, said = cpt(*words, *wrong)
-        assert code == 2 and wrong[0 if len(wrong) == 2 else 2] in said
