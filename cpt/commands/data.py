@@ -320,7 +320,7 @@ def rewrite_command(
 
 def described(expected: Estimate, price: str | None) -> str:
     calls = f"{expected.documents:,} documents, {expected.texts:,} texts, at most {expected.calls:,} calls"
-    tokens = f"about {expected.input_tokens:,} tokens in, at most {expected.output_tokens:,} out"
+    tokens = f"at most about {expected.input_tokens:,} tokens in and {expected.output_tokens:,} out"
     if price is None:
         return f"{calls}: {tokens}"
     try:

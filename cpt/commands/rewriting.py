@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import orjson
@@ -31,7 +31,7 @@ from cpt.data.readers.decontamination import WORDS, decontaminate, runs_of, runs
 from cpt.data.readers.documents import Document
 from cpt.data.readers.filters import gopher_repetition
 from cpt.data.readers.sources import open_source
-from cpt.errors import DISTRIBUTION, RecipeError
+from cpt.errors import DISTRIBUTION, CptError, RecipeError
 from cpt.files import append, json_lines, output_locked, write_atomic
 from cpt.models.build import build_model
 from cpt.models.config import hash_weights, weights_folder
@@ -71,9 +71,8 @@ class Task:
     min_characters: int = 40  # shorter answers are dropped
     batch_size: int = 8
 
-    def most_calls(self, num_pieces: int = 1) -> int:
-        calls = sum(1 + self.further_calls * bool(style.then) for style in self.styles)
-        return num_pieces * self.repeats * calls
+    def most_calls(self, texts: int = 1) -> int:
+        return texts * self.repeats * sum(1 + self.further_calls * bool(style.then) for style in self.styles)
 
 
 @dataclass
@@ -124,31 +123,22 @@ class Question:
         return int(self.key[:8], 16) >> 1  # 31 bits, which every server accepts
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     documents: int
     texts: int
-    calls: int  # at most
-    input_tokens: int  # at most
-    output_tokens: int  # at most
+    calls: int  # these three: at most
+    input_tokens: int
+    output_tokens: int
 
 
 def estimate(task: Task) -> Estimate:
     """Read the source, and count what its rewriting will cost."""
-    count = token_counter(task)
-    prompts = [
-        (count(prompt), times)
-        for style in task.styles
-        for prompt, times in ((style.prompt, 1), (style.then, task.further_calls))
-        if prompt
-    ]
-    documents = pieces = tokens = 0
+    count, documents, texts, tokens = token_counter(task), 0, 0, 0
     for piece in cut_all(open_source(task.source, KEY), task.max_input_tokens, count):
-        documents, pieces, tokens = documents + (piece.number == 0), pieces + 1, tokens + count(piece.text)
-    calls = task.most_calls(pieces)
-    around = pieces * sum(length * times for length, times in prompts)
-    read = task.repeats * (around + tokens * sum(times for _, times in prompts))
-    return Estimate(documents, pieces, calls, read, calls * task.sampling.max_new_tokens)
+        documents, texts, tokens = documents + (piece.number == 0), texts + 1, tokens + count(piece.text)
+    longest = max(count(prompt) for style in task.styles for prompt in (style.prompt, style.then))
+    calls, calls_times_text = task.most_calls(texts), task.most_calls(tokens)
+    return Estimate(documents, texts, calls, calls_times_text + calls * longest, calls * task.sampling.max_new_tokens)
 
 
 def token_counter(task: Task) -> Callable[[str], int]:
@@ -174,8 +164,10 @@ def rewrite(task: Task, output: Path, report: Callable[[Rewritten], None] = lamb
         "styles": [[style.name, style.sha256] for style in task.styles],
         **{name: vars(task)[name] for name in RULES},
     }
-    if task.against:
-        runs_of_files(task.against)  # read before the model is loaded
+    try:
+        runs_of_files(task.against)  # before the model is loaded
+    except CptError as problem:
+        raise type(problem)(f"--decontaminate-against: {problem}") from problem
     with output_locked(output, output / OWN_FOLDER / "lock", "cpt data rewrite"):
         refuse_another_task(output, {**provenance, **rules})
         rewriting = Rewriting(task, output, provenance, report)
@@ -355,12 +347,12 @@ def row_of(question: Question, answer: Answer, provenance: Mapping[str, object])
         "repeat": question.repeat,
         "seed": question.seed,
     }
-    told = {"focus": question.focus, "endpoint_model": answer.model, "cut_off": answer.is_cut_off}
-    return row | {name: value for name, value in told.items() if value}
+    more = {"focus": question.focus, "endpoint_model": answer.model, "cut_off": answer.is_cut_off}
+    return row | {name: value for name, value in more.items() if value}
 
 
 def why_dropped(answer: Answer, text: str, others: Sequence[str], task: Task) -> str | None:
-    """Why an answer is no row of the output; `others` are the text's rewritings that are kept."""
+    """Return the reason to drop an answer, or None; `others` are the kept rewritings of the same text."""
     if not answer.text:
         return "empty"
     if answer.is_cut_off and task.cut_off == "drop":

@@ -138,7 +138,7 @@ class Endpoint:
             from openai import AsyncOpenAI  # it takes a second
         except ImportError as problem:
             raise ResourceError(f"--endpoint needs the package openai: {install_line('serving')}") from problem
-        key = next((os.environ[name] for name in KEYS if os.environ.get(name)), "none")
+        key = next((os.environ[name] for name in KEYS if os.environ.get(name)), "no-key")
         room = asyncio.Semaphore(self.concurrency)
 
         async def ask(questions: Sequence[tuple[str, int]], take: Callable[[int, Answer], None]) -> None:

@@ -34,7 +34,7 @@ class Style:
         return hashlib.sha256("\0".join((self.prompt, self.then, str(self.sizes))).encode()).hexdigest()
 
     def foci(self, listed: str, most: int, seed: int) -> list[str]:
-        """What the further calls are about: all combinations, or a sample of `most`."""
+        """Return the topic of each further call: all combinations of items, or a sample of `most`."""
         lines = (BULLET.sub("", line).strip(" \t*") for line in listed.splitlines())
         # A line with a colon at its end introduces the list.
         items = list(dict.fromkeys(line[:ITEM_CHARACTERS] for line in lines if line and not line.endswith(":")))
@@ -81,7 +81,7 @@ ONE_CALL = {  # name -> instruction, beginning of the answer
         "Key concepts:",
     ),
     "spa_mind_map": (
-        "Draw a mind map of the text below in words: its subject, the main branches, and below each branch the facts,"
+        "Write a mind map of the text below: its subject, the main branches, and below each branch the facts,"
         " names and numbers that belong to it, as an indented list.",
         "Mind map:",
     ),
@@ -91,7 +91,7 @@ ONE_CALL = {  # name -> instruction, beginning of the answer
         "What follows from the text:",
     ),
     "spa_critical_questions": (
-        "Write questions about the text below that need thought and not only a look at it: why, how, what if,"
+        "Write questions about the text below that need thought: why, how, what if,"
         " compared with what. Answer each one step by step from the text. Write `Question:` and `Answer:` before"
         " them.",
         "Questions and reasoned answers:",

@@ -3,11 +3,11 @@ is one that fails, or `cpt serve`."""
 
 import json
 import random
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 
@@ -239,19 +239,18 @@ class Server:
                     server.keys.add(self.headers["Authorization"])
                     fails = server.calls[prompt] == 1 and draws.random() < server.share
                     kind = draws.choice(kinds) if fails else None
-                answer = server.answer(*prompt)
-                content = json.dumps({"choices": [choice(answer)], "model": "served"})
+                choice = {"message": {"content": server.answer(*prompt)}, "finish_reason": "stop"}
+                content = json.dumps({"choices": [choice], "model": "served"})
+                content = {"malformed": "{not", "empty": '{"choices": []}'}.get(kind, content)
                 if kind == "lost":
                     self.connection.shutdown(2)
                     self.close_connection = True
                     return
-                if kind == "slow":
-                    time.sleep(1.5)
-                content = {"malformed": "{not", "empty": '{"choices": []}'}.get(kind, content)
+                time.sleep(1.5 * (kind == "slow"))
                 self.send_response(kind if isinstance(kind, int) else 200)
-                self.send_header("Retry-After", "0.1")
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(content)))
+                headers = {"Retry-After": 0.1, "Content-Type": "application/json", "Content-Length": len(content)}
+                for name, value in headers.items():
+                    self.send_header(name, str(value))
                 self.end_headers()
                 self.wfile.write(content.encode())
 
@@ -272,17 +271,15 @@ class Server:
         return Endpoint(f"http://127.0.0.1:{self.server.server_port}/v1", "small", **{"concurrency": 4, **options})
 
 
-def choice(text):
-    return {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-
-
 @pytest.mark.heavy
 def test_a_server_that_fails_changes_nothing_but_the_time(task, tmp_path, monkeypatch):
     monkeypatch.setattr(rewriting, "GROUP", 2)
     monkeypatch.setattr(rewriting_model, "PAUSE_SECONDS", 0.05)
     styles, server = "spa,active_reading,entigraph", Server()
-    steady = rewrite(task(model=server.endpoint(), styles=styles), tmp_path / "steady")
-    assert steady.calls == steady.calls_settled - steady.pieces * (5 + 4) and not steady.dropped  # of 8: 3, and 4
+    whole = task(model=server.endpoint(), styles=styles)
+    steady = rewrite(whole, tmp_path / "steady")
+    assert steady.calls == server.calls.total() == steady.pieces * (7 + 1 + 3 + 1 + 4) and not steady.dropped
+    assert steady.calls_settled == estimate(whole).calls
     kinds = (429, 500, 503, "malformed", "empty", "lost", "slow")
     failing = Server(0.2, kinds)
     done = rewrite(task(model=failing.endpoint(timeout=1.0), styles=styles), tmp_path / "failing")
@@ -336,37 +333,30 @@ def test_the_estimate_counts_calls_and_tokens(task, documents):
 
 
 @pytest.mark.slow
-def test_two_hundred_documents_survive_three_kills(model, chat_tokenizer, tmp_path):
+def test_two_hundred_documents_survive_three_kills(task, model_folder, chat_tokenizer, tmp_path):
     from cpt.serving.serve import check_servable, serving
 
-    model.save_pretrained(tmp_path / "model")
-    chat_tokenizer.save_pretrained(tmp_path / "model")
-    texts = [f"Report {number}: the mill burnt down." for number in range(200)]
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    words = ["data", "rewrite", tmp_path / "corpus.jsonl", "--model", tmp_path / "model", "--styles", "easy,scholarly"]
+    chat_tokenizer.save_pretrained(model_folder)
+    (tmp_path / "corpus.jsonl").write_text("".join(f'{{"text": "Report {n}: the mill."}}\n' for n in range(200)))
+    words = ["data", "rewrite", tmp_path / "corpus.jsonl", "--model", model_folder, "--output", tmp_path / "out"]
     words += ["--max-new-tokens", NEW_TOKENS, "--cut-off", "keep", "--min-characters", 1, "--temperature", 1.0]
-    served = serving(
-        *check_servable(str(tmp_path / "model")), host="127.0.0.1", port=free_port(), dtype="auto", device="cpu"
-    )
-    with served as url:
-
-        def start(output):
-            command = [sys.executable, "-m", "cpt", *words, "--output", output, "--endpoint", f"{url}/v1"]
-            return subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL)
-
+    servable, straight = check_servable(str(model_folder)), tmp_path / "straight"
+    with serving(*servable, host="127.0.0.1", port=free_port(), dtype="auto", device="cpu") as url:
+        command = [sys.executable, "-m", "cpt", *map(str, words), "--endpoint", f"{url}/v1", "--concurrency", "8"]
         journal = tmp_path / "out" / rewriting.OWN_FOLDER / "00000.answers.jsonl"
-        for answered in (40, 150, 300):
-            process = start(tmp_path / "out")
+        for answered in (20, 80, 150):
+            process = subprocess.Popen(command)
             while not journal.exists() or journal.read_bytes().count(b"\n") < answered:
                 assert process.poll() is None
-                time.sleep(0.005)
-            process.send_signal(signal.SIGKILL)
+                time.sleep(0.05)
+            process.kill()
             process.wait()
-        assert start(tmp_path / "out").wait() == start(tmp_path / "straight").wait() == 0
+        assert subprocess.run(command).returncode == 0
+        whole = task(model=Endpoint(f"{url}/v1", str(model_folder)), styles="clear_prose", max_input_tokens=300)
+        rewrite(replace(whole, source=DocumentSource(path=str(tmp_path / "corpus.jsonl"))), straight)
     rows = rows_of(tmp_path / "out")
     assert {row["source_where"] for row in rows} == {f"{tmp_path / 'corpus.jsonl'}:{n}" for n in range(1, 201)}
-    assert len({(row["source_where"], row["style"]) for row in rows}) == len(rows) > 390
-    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "straight")
+    assert len(rows) == 200 and bytes_of(tmp_path / "out") == bytes_of(straight)
 
 
 def answers(model, tokenizer, batch_size=5, seeds=SEEDS, **sampling):
