@@ -100,8 +100,8 @@ class TextPiece:
 
 
 @dataclass(frozen=True)
-class Question:
-    """One call: a text, a style, and for a further call its part of the first one's list."""
+class Call:
+    """A text, a style, and for a further call its part of the first one's list."""
 
     task: Task
     piece: TextPiece
@@ -237,43 +237,41 @@ class Rewriting:
         self, pieces: Sequence[TextPiece], journal: Path, ask: Ask
     ) -> tuple[list[dict[str, object]], Counter[str]]:
         """The output's rows, and reason -> how many texts and answers were dropped."""
-        task, dropped, questions = self.task, Counter[str](), list[Question]()
+        task, dropped, calls = self.task, Counter[str](), list[Call]()
         for piece in pieces:
             if reason := decontaminate(view(piece.text), against=task.against):
                 dropped[f"the text itself is {reason}"] += 1
                 self.done.calls_settled += task.most_calls()
                 continue
-            questions += [Question(task, piece, style, n) for style in task.styles for n in range(task.repeats)]
+            calls += [Call(task, piece, style, n) for style in task.styles for n in range(task.repeats)]
         answers = {one.pop("key"): Answer(**one) for one in (json_lines(journal) if journal.exists() else ()) if one}
-        await self.ask_missing(questions, answers, journal, ask)
-        asked = list[Question]()
-        for question in questions:
-            if not question.style.then:
-                asked.append(question)
+        await self.ask_missing(calls, answers, journal, ask)
+        asked = list[Call]()
+        for call in calls:
+            if not call.style.then:
+                asked.append(call)
                 continue
-            listed = answers[question.key]
+            listed = answers[call.key]
             lines = listed.text.rpartition("\n")[0] if listed.is_cut_off else listed.text
-            foci = question.style.foci(lines, task.further_calls, question.seed)
+            foci = call.style.foci(lines, task.further_calls, call.seed)
             self.done.calls_settled += task.further_calls - len(foci)
             dropped["no list in the first answer"] += not foci
-            asked += [replace(question, focus=focus) for focus in foci]
-        await self.ask_missing([question for question in asked if question.focus], answers, journal, ask)
+            asked += [replace(call, focus=focus) for focus in foci]
+        await self.ask_missing([call for call in asked if call.focus], answers, journal, ask)
         rows, kept = list[dict[str, object]](), defaultdict[TextPiece, list[str]](list)
-        for question in asked:
-            piece, answer = question.piece, answers[question.key]
+        for call in asked:
+            piece, answer = call.piece, answers[call.key]
             if (reason := why_dropped(answer, piece.text, kept[piece], task)) is not None:
                 dropped[reason] += 1
                 continue
             kept[piece].append(answer.text)
-            rows.append(row_of(question, answer, self.provenance))
+            rows.append(row_of(call, answer, self.provenance))
         return rows, +dropped
 
-    async def ask_missing(
-        self, questions: Sequence[Question], answers: dict[str, Answer], journal: Path, ask: Ask
-    ) -> None:
+    async def ask_missing(self, calls: Sequence[Call], answers: dict[str, Answer], journal: Path, ask: Ask) -> None:
         """Add the answers that are missing, and append each to the journal when it arrives."""
-        missing = list({question.key: question for question in questions if question.key not in answers}.values())
-        self.done.calls_settled += len(questions) - len(missing)
+        missing = list({call.key: call for call in calls if call.key not in answers}.values())
+        self.done.calls_settled += len(calls) - len(missing)
 
         def take(number: int, answer: Answer) -> None:
             key = missing[number].key
@@ -282,7 +280,7 @@ class Rewriting:
             self.done.calls, self.done.calls_settled = self.done.calls + 1, self.done.calls_settled + 1
             self.report(self.done)
 
-        await ask([(question.prompt, question.seed) for question in missing], take)
+        await ask([(call.prompt, call.seed) for call in missing], take)
 
 
 @asynccontextmanager
@@ -332,8 +330,8 @@ def cut_all(documents: Iterable[Document], max_tokens: int, count: Callable[[str
             yield TextPiece(text, sha256(text), document.where, number, len(texts))
 
 
-def row_of(question: Question, answer: Answer, provenance: Mapping[str, object]) -> dict[str, object]:
-    piece = question.piece
+def row_of(call: Call, answer: Answer, provenance: Mapping[str, object]) -> dict[str, object]:
+    piece = call.piece
     row: dict[str, object] = {
         "text": answer.text,
         "source_text_hash": piece.text_hash,
@@ -341,13 +339,13 @@ def row_of(question: Question, answer: Answer, provenance: Mapping[str, object])
         "piece": piece.number,
         "pieces": piece.of,
         **provenance,
-        "style": question.style.name,
-        "prompt_sha256": question.style.sha256,
-        "stage": 2 if question.focus else 1,
-        "repeat": question.repeat,
-        "seed": question.seed,
+        "style": call.style.name,
+        "prompt_sha256": call.style.sha256,
+        "stage": 2 if call.focus else 1,
+        "repeat": call.repeat,
+        "seed": call.seed,
     }
-    more = {"focus": question.focus, "endpoint_model": answer.model, "cut_off": answer.is_cut_off}
+    more = {"focus": call.focus, "endpoint_model": answer.model, "cut_off": answer.is_cut_off}
     return row | {name: value for name, value in more.items() if value}
 
 
