@@ -45,6 +45,9 @@ class Endless(Dataset):
     def __getitem__(self, number: int) -> dict:
         return self.rows[number % len(self.rows)]
 
+    def turn(self, number: int) -> tuple[int, int]:
+        return 0, number
+
 
 @dataclass
 class Prepared:

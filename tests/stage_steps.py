@@ -56,14 +56,22 @@ def full_rows(stage: str) -> tuple[str, list[dict]]:
         return "preference", [{"prompt_ids": half, "chosen_ids": half, "rejected_ids": half[::-1]}]
     if stage == "kto":
         return "unpaired", [{"prompt_ids": half, "completion_ids": half, "label": good} for good in (True, False)]
-    if stage == "distill":
+    if stage in ("distill", "cpt"):
         ids = torch.tensor(half * 2)
         labels = torch.where(torch.arange(LENGTH) < 1, IGNORED, ids)
         return "conversation", [{"input_ids": ids, "labels": labels, "position_ids": torch.arange(LENGTH)}]
     return "prompt", [{"prompt": " ".join(f"w{10 + number % 60}" for number in range(LENGTH)), "answer": "w5"}]
 
 
-def recipe_of(stage: str, folder: Path, *, lora: dict | None = None, shape: dict | None = None, **training) -> Recipe:
+def recipe_of(
+    stage: str,
+    folder: Path,
+    *,
+    lora: dict | None = None,
+    shape: dict | None = None,
+    replay_kl: float | None = None,
+    **training,
+) -> Recipe:
     """Rows of 128 tokens, two at once."""
     form, _ = full_rows(stage)
     written = {"max_completion_length": 32} if form == "prompt" else {}
@@ -76,7 +84,7 @@ def recipe_of(stage: str, folder: Path, *, lora: dict | None = None, shape: dict
             "output_dir": str(folder),
             "model": {"from_scratch": True, "config": shape or SHAPE, **({} if lora is None else {"lora": lora})},
             "tokenizer": {"path": "made"},
-            "data": {"sequence_length": LENGTH, "sources": [{"path": "made"}]},
+            "data": {"sequence_length": LENGTH, "sources": [{"path": "made", "replay_kl": replay_kl}]},
             "budget": {"tokens": 10**6},
             "rewards": ["stage_steps:judge_length"] if form == "prompt" else [],
             "training": {"use_cpu": True, "per_device_train_batch_size": 2, "logging_steps": 1, **written, **training},
@@ -96,7 +104,7 @@ def measured_peak(recipe: Recipe) -> int:
     trainer.remove_callback(PrinterCallback)
     with PeakOfStorages() as storages:
         trainer.add_callback(Measures(storages))
-        for held in (trainer.model, *(vars(trainer).get(name) for name in ("ref_model", "teacher"))):
+        for held in (trainer.model, *(vars(trainer).get(name) for name in ("ref_model", "teacher", "base"))):
             for tensor in () if held is None else (*held.parameters(), *held.buffers()):
                 storages.watch(tensor.untyped_storage())
         try:

@@ -46,6 +46,7 @@ COMMANDS = {  # name -> module:function
     "preview": "cpt.commands.data:preview_command",
     "ingest": "cpt.commands.data:ingest_command",
     "rewrite": "cpt.commands.data:rewrite_command",
+    "generate-replay": "cpt.commands.generate_replay:command",
 }
 MARKS = {CONTEXT: ("", "", "dim"), LEARNED: ("[", "]", "green"), UNWANTED: ("{", "}", "red")}
 """The brackets around each token, and its style."""

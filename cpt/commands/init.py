@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import textwrap
 from pathlib import Path
 from typing import Annotated
@@ -38,7 +39,7 @@ from cpt.recipe.schema import DocumentSource
 from cpt.recipe.values import in_yaml
 from cpt.runs.record import EXPORT
 
-NO_REPLAY, PUBLIC_GENERAL = "none", "HuggingFaceFW/fineweb-edu"
+NO_REPLAY, SELF, PUBLIC_GENERAL = "none", "self", "HuggingFaceFW/fineweb-edu"
 TOKENS_OF_A_PAGE = 800  # fineweb-edu has about 1,000; fewer, to get enough pages
 WIDTH = 118
 WORDS_OF_YAML = {"null", "true", "false", "yes", "no", "on", "off"}
@@ -53,7 +54,7 @@ def command(
     gpus: Annotated[int, typer.Option(help="Number of GPUs.", min=1)] = 1,
     output: Annotated[Path, typer.Option(help="The recipe's file.")] = Path("recipe.yaml"),
     price_per_gpu_hour: Annotated[float | None, typer.Option(help="Adds the cost, in any currency.")] = None,
-    general: Annotated[str | None, typer.Option(help="Text to replay: a path, a Hub dataset, or none.")] = None,
+    general: Annotated[str | None, typer.Option(help="Text to replay: a path, a Hub dataset, self or none.")] = None,
     text_column: Annotated[str | None, typer.Option(help="Column or JSON key of the text.")] = None,
     tokens: Annotated[int | None, typer.Option(help="The budget in tokens.", min=1)] = None,
     host_memory: Annotated[float | None, typer.Option(help="GiB of host memory, for offloading.")] = None,
@@ -69,7 +70,7 @@ def command(
         raise RecipeError(f"{output} exists. Choose another name with --output, or overwrite it with --force.")
     target = find_target(gpu or next((found.name for found in find_gpus()), "cpu"), gpus, host_memory)
     refuse_ignored({"--gpus": gpus > 1 and target.on_cpu}, "with --gpu cpu")
-    if general not in (None, NO_REPLAY) and kind_of(str(general)) == "local":
+    if general not in (None, NO_REPLAY, SELF) and kind_of(str(general)) == "local":
         files_of(DocumentSource(path=str(general)), "--general")  # DataError without files
     base = read_base(model)
     facts = read_documents(documents, text_column, DocumentEncoder(base.tokenizer))
@@ -90,7 +91,15 @@ def command(
     domain = recipe.data.model_copy(update={"sources": recipe.data.sources[:1]})  # without the replay
     for warning in size_warnings(domain, recipe.evaluation, few=FEW):
         print_once(f"warning: {warning}.")
+    if general == SELF:
+        print_once(f"First let the base write the text to replay: {command_for_replay(base, choices)}")
     print_once(f"Wrote {output}; its comments give the reasons. Next: cpt check {output}")
+
+
+def command_for_replay(base: BaseModel, choices: RecipeChoices) -> str:
+    """The command that writes the replayed text of `--general self`, with what will be held out of it."""
+    tokens = round(1.1 * choices.replay * choices.tokens / (1 - choices.held_out_share))
+    return f"cpt data generate-replay {shlex.quote(base.path)} --tokens {tokens} --output self_replay"
 
 
 def format_documents(facts: DocumentStatistics) -> str:
@@ -139,7 +148,8 @@ def recipe_text(
         source=source,
         way=choices.way,
         name=name,
-        general=general,
+        general="self_replay" if general == SELF else general,
+        to_generate=command_for_replay(base, choices) if general == SELF else None,
         why_adapters=f"since {refused} by plan" if refused else "as requested",
         adapters=json.dumps(ADAPTERS_ONLY),
         is_small=facts.tokens < FEW_TOKENS,

@@ -22,7 +22,7 @@ from cpt.planning.dry_run import dry_run
 from cpt.planning.fitting import USABLE, USABLE_OF_HOST, FittingPlan, cheapest_that_fits, fits, with_chosen_values
 from cpt.planning.memory import SAMPLING, MemoryPlan, count_model, plan_memory
 from cpt.planning.memory_parts import MemorySnapshot
-from cpt.planning.model_sizes import KINDS, ModelSizes
+from cpt.planning.model_sizes import WHOLE, ModelSizes
 from cpt.planning.speed import Speed, Target, assumed_mfu, find_target, measured_speed, named_gpus, planned_speed
 from cpt.planning.workload import Setup, attention_on_gpu, read_setup
 from cpt.recipe.load import dump_recipe, load_recipe
@@ -251,7 +251,7 @@ def config_without_weights(model: Model) -> PreTrainedConfig:
 def compared(planned: PlannedRun) -> str:
     """Compare the plan with a dry run of one process, excluding buffers of engines, kernels and libraries."""
     config, setup, activations = planned.config, planned.setup, planned.activations
-    if setup.needs.stage in KINDS:
+    if setup.needs.logits != WHOLE:
         raise RecipeError(f"--exact: stage `{setup.needs.stage}` has a loss that a dry run cannot run. Leave it out.")
     if setup.compiles:  # a dry run does not compile
         setup = replace(setup, compiles=False)

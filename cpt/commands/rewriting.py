@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import orjson
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.commands.rewriting_model import Answer, Answerer, Ask, Endpoint, RewriteQuestion, Sampling, cut, encode
 from cpt.commands.rewriting_styles import Style, fill
@@ -285,15 +285,10 @@ class Rewriting:
 
 @asynccontextmanager
 async def local_model(task: Task, chosen: Model) -> AsyncIterator[Ask]:
-    """Load the model, on the GPU in bfloat16 if there is one, else in float32; RecipeError if question and answer do
-    not fit into its window."""
+    """Load the model; RecipeError if question and answer do not fit into its window."""
     tokenizer = load_tokenizer(Tokenizer(), chosen)
     question = RewriteQuestion(tokenizer)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = build_model(chosen, tokenizer, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
-    assert isinstance(model, PreTrainedModel), "no adapters were requested"
-    config = model.config.get_text_config()
-    window = vars(config).get("max_position_embeddings") or vars(config).get("n_positions")
+    model, window = load_to_generate(chosen, tokenizer)
     new = task.sampling.max_new_tokens
     prompts = [prompt for style in task.styles for prompt in (style.prompt, style.then)]
     of_lists = FOCUS_TOKENS * any(style.then for style in task.styles)
@@ -303,8 +298,6 @@ async def local_model(task: Task, chosen: Model) -> AsyncIterator[Ask]:
             f"{chosen.path}: question, text and answer need up to {needed:,} tokens, and the model's window has"
             f" {window:,}. Lower --max-input-tokens ({task.max_input_tokens:,}) or --max-new-tokens ({new:,})."
         )
-    model.config.use_cache = True  # off in training
-    model.to(device)  # type: ignore[arg-type]  # transformers' annotation of `to`
     answerer = Answerer(model, tokenizer, task.sampling, task.batch_size)
 
     async def ask(questions: Sequence[tuple[str, int]], take: Callable[[int, Answer], None]) -> None:
@@ -317,6 +310,17 @@ async def local_model(task: Task, chosen: Model) -> AsyncIterator[Ask]:
             await asyncio.sleep(0)  # here Ctrl-C takes effect
 
     yield ask
+
+
+def load_to_generate(chosen: Model, tokenizer: PreTrainedTokenizerBase) -> tuple[PreTrainedModel, int | None]:
+    """Load the model, on the GPU in bfloat16 if there is one, else in float32; with its window in tokens, if known."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = build_model(chosen, tokenizer, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+    assert isinstance(model, PreTrainedModel), "no adapters were requested"
+    config = model.config.get_text_config()
+    model.config.use_cache = True  # off in training
+    model.to(device)  # type: ignore[arg-type]  # transformers' annotation of `to`
+    return model, vars(config).get("max_position_embeddings") or vars(config).get("n_positions")
 
 
 def cut_all(documents: Iterable[Document], max_tokens: int, count: Callable[[str], int]) -> Iterator[TextPiece]:

@@ -53,6 +53,8 @@ class Answer:
 
 
 class Answerer:
+    continues = False  # whether an answer's text begins with its question
+
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, batch_size: int
     ) -> None:
@@ -94,7 +96,8 @@ class Answerer:
                 raise ResourceError(f"{what}. Lower --batch-size.") from problem
             for number, row in zip(batch, cast(Tensor, written)[:, length:].tolist(), strict=True):
                 end = next((place for place, token in enumerate(row) if token in self.ends), None)
-                text = str(self.tokenizer.decode(row[:end], skip_special_tokens=True))
+                begun = questions[number] if self.continues else ()
+                text = str(self.tokenizer.decode([*begun, *row[:end]], skip_special_tokens=True))
                 answers[number] = Answer(text.replace("\0", "").strip(), end is None)
         return [answers[number] for number in range(len(questions))]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from cpt.models.fused_loss import chunk_of
 from cpt.optim.adamw import DEFAULT_ROUNDING
 from cpt.optim.adamw_update import BLOCK
-from cpt.planning.model_sizes import PAIRS, SCORE, TAUGHT, TAUGHT_IN_TILES, TAUGHT_WHOLE, TILES, WHOLE, ModelSizes
+from cpt.planning.model_sizes import KL, PAIRS, SCORE, TAUGHT, TAUGHT_IN_TILES, TAUGHT_WHOLE, TILES, WHOLE, ModelSizes
 from cpt.planning.workload import Setup
 
 REDUCED = 4  # bytes of a gradient that FSDP2 reduces
@@ -19,7 +19,7 @@ TILE_TOKENS, TILE_WORDS = 4096, 32768  # of TRL's kernels: the largest part of t
 # Copies of a tile in fp32 in the forward and in the backward pass, which GPU kernels avoid.
 COPIES_ON_CPU = (3, 7)
 # Bytes per logit at the loss, in fp32 and in half precision, of both models with a teacher; measured on a CPU.
-BYTES_OF_KIND = {PAIRS: (13.5, 15.5), TAUGHT: (11, 13), TAUGHT_WHOLE: (63, 65)}
+BYTES_OF_KIND = {PAIRS: (13.5, 15.5), TAUGHT: (11, 13), TAUGHT_WHOLE: (63, 65), KL: (18, 19)}
 CHUNK_TOKENS, CHUNK_BYTES = 1024, 20  # of `cpt.stages.distill`: plus five fp32 copies
 BEFORE = 0.7  # share of these before the gradient exists
 
@@ -101,7 +101,7 @@ def computed_bytes(setup: Setup) -> int:
 
 
 def fuses(facts: ModelSizes, setup: Setup) -> bool:
-    return setup.fused_loss and facts.has_fused_loss
+    return setup.fused_loss and facts.has_fused_loss and setup.needs.logits != KL
 
 
 def trains_head(facts: ModelSizes, setup: Setup) -> bool:
@@ -144,7 +144,7 @@ def loss_terms(facts: ModelSizes, setup: Setup) -> tuple[tuple[Term, ...], tuple
     half, of_head = half_head(facts, setup), head_gradient(facts, setup)
     if kind != WHOLE:
         each = BYTES_OF_KIND[kind][setup.half] * tokens
-        each += CHUNK_BYTES * min(tokens, CHUNK_TOKENS) if kind == TAUGHT else 0
+        each += CHUNK_BYTES * min(tokens, CHUNK_TOKENS) if kind in (TAUGHT, KL) else 0
         what = "with their log-probabilities" if kind == PAIRS else "of both models"
         logits = Term("logits", each * vocabulary + of_head, f"{vocabulary:,} for each token, {what}")
         return (Term("logits", BEFORE * logits.size, "before their gradient"),), (logits, half), ()

@@ -24,6 +24,7 @@ from cpt.recipe.schema import Model, Recipe
 # some tokens at once, for all of them, or in tiles.
 WHOLE, PAIRS, TILES, SCORE = "whole", "pairs", "tiles", "score"
 TAUGHT, TAUGHT_WHOLE, TAUGHT_IN_TILES = "taught", "taught whole", "taught in tiles"
+KL = "KL"  # cross entropy, and on some rows the divergence from the base
 TEACHER, JUDGE = "teacher_model_name_or_path", "reward_model"
 MASKED_FORMS = ("preference", "unpaired", "prompt")
 COMPLETION = ("max_completion_length", 512)
@@ -173,7 +174,8 @@ class StageNeeds:
 def read_stage_needs(recipe: Recipe) -> StageNeeds:
     """Read a stage's needs; CptError if a teacher is missing or cannot be read."""
     training, stage = recipe.training, recipe.stage
-    kind = KINDS.get(stage, StageKind(WHOLE))
+    near_base = recipe.data.share_near_base
+    kind = StageKind(KL, reference=True) if near_base else KINDS.get(stage, StageKind(WHOLE))
     reference = kind.reference or kind.beta is not None and float(training.get("beta", kind.beta)) > 0
     teacher = None
     if kind.taught:
@@ -213,7 +215,7 @@ def read_stage_needs(recipe: Recipe) -> StageNeeds:
         reference=reference,
         teacher=teacher,
         reward_models=tuple(reward_models),
-        forward_passes=kind.forward_passes + reference,
+        forward_passes=kind.forward_passes + (near_base or reference),
         steps_per_generation=training.get("steps_per_generation") if completion else None,
         generation_batch=training.get("generation_batch_size") if completion else None,
         keeps_cache=not completion

@@ -249,6 +249,7 @@ def options_without_effect(entry: DocumentSource, suffixes: Collection[str]) -> 
 DOMAIN_TEST = "domain_test"  # not an lm-eval task, but listed with them in `evaluation.tasks`
 REWARDED = ("grpo", "rloo", "ppo", "spo")  # stages that learn from rewards
 PAIRED = ("dpo", "kto", "cpo")  # stages whose loss compares answers at the temperature `training.beta`
+OWN_LOSS = ("pretrain", "cpt", "sft")  # stages with next-token loss on rows of tokens
 TAUGHT = ("distill", "distill_text", "distill_on_policy", "gkd")  # stages with a teacher
 GENERAL_TEXT = "`{path: HuggingFaceFW/fineweb-edu, subset: sample-10BT, name: general, max_documents: 500}`"
 
@@ -279,6 +280,22 @@ def check_stage_options(stage: str, training: dict[str, Any]) -> Violations:
         yield Violation("stage", f"stage `{stage}` needs a teacher: `training.teacher_model_name_or_path`")
     if stage in PAIRED and training.get("beta") == 0:
         yield Violation("training.beta", f"stage `{stage}` has zero gradients with `training.beta` 0", "stage")
+
+
+def check_replay_kl(stage: str, data: Data, model: Model, training: dict[str, Any]) -> Violations:
+    """There must be a base with the same vocabulary, and a loss that has logits."""
+    for place, source in enumerate(data.sources):
+        reasons = {
+            "stage": (f"is for {', '.join(OWN_LOSS)}: remove it", stage not in OWN_LOSS),
+            "model.from_scratch": ("new weights have no base: remove it", model.from_scratch),
+            "model.resize_embeddings": ("the base lacks the added tokens: remove it", model.resize_embeddings),
+            "model.train_only": ("the base does not know the new rows: remove it", model.train_only == NEW_ROWS),
+            "model.fused_loss": ("needs all logits: remove one", model.fused_loss is True),
+            "training.parallelism_config": ("needs whole rows: remove one", bool(training.get("parallelism_config"))),
+        }
+        for other, (text, is_wrong) in reasons.items():
+            if source.replay_kl and is_wrong:
+                yield Violation(f"data.sources[{place}].replay_kl", text, other)
 
 
 def check_weights(model: Model) -> Violations:
@@ -401,8 +418,8 @@ def check_training(training: dict[str, Any]) -> Violations:
 
 
 RULES: tuple[Callable[..., Violations], ...] = (
-    *(check_stage, check_start, check_rewards, check_stage_options, check_weights, check_frozen, check_safety),
-    *(check_tokenizer, check_saving, check_average, check_evaluation, check_retained_sets, check_option_names),
-    *(check_training, check_budget, check_global_batch, check_accumulation, check_phase_ends, check_phases),
-    *(check_stride, check_token_budget, check_names, check_source_options),
+    *(check_stage, check_start, check_rewards, check_stage_options, check_replay_kl, check_weights, check_frozen),
+    *(check_safety, check_tokenizer, check_saving, check_average, check_evaluation, check_retained_sets),
+    *(check_option_names, check_training, check_budget, check_global_batch, check_accumulation, check_phase_ends),
+    *(check_phases, check_stride, check_token_budget, check_names, check_source_options),
 )

@@ -105,6 +105,9 @@ class Source(DocumentSource):
     """Use at most this many tokens of the source; the rest is not read."""
     max_epochs: FromStep[Times | None] = None
     """At most this many epochs of the source; a run that needs more is refused."""
+    replay_kl: FromStep[Annotated[float, Field(ge=0, le=1e6)] | None] = None
+    """Weight of KL(base, model) on each token of the source, added to its loss: predictions stay close to those of the
+    start model (arXiv 2605.26097). Without adapters, a frozen copy of it is kept in memory."""
     licence: Free[str | None] = None
     """The licence of its texts, for example `CC-BY-4.0`. `cpt mixture` and the run's record show it."""
     order_by: Fixed[str | None] = None
@@ -179,6 +182,11 @@ class Data(Section):
     stride: Fixed[Length | None] = None
     """Tokens from one window to the next, for `packing: sliding_window`; half of `sequence_length` reads most tokens
     twice."""
+
+    @property
+    def share_near_base(self) -> float:
+        """Share of the sources with `replay_kl`, by their weights; 0 if there is none."""
+        return sum(one.weight for one in self.sources if one.replay_kl) / sum(one.weight for one in self.sources)
 
 
 LORA_PRESETS = ("cpt",)

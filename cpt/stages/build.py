@@ -14,12 +14,13 @@ from transformers.trainer_callback import PrinterCallback
 from cpt.data.rows.build import PreparedData
 from cpt.errors import RecipeError
 from cpt.evaluation.scoring import PromptSamples, StopWhenForgetting
-from cpt.recipe.rules import REWARDED, TAUGHT
+from cpt.recipe.rules import OWN_LOSS, REWARDED, TAUGHT
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS, SAMPLES
 from cpt.runs.record import Run
 from cpt.stages.models import PACKED, REFERENCED, build_teacher, reference_model
-from cpt.training.arguments import OWN_LOSS, find_stage, run_length, training_arguments
+from cpt.stages.replay_kl import ReplayTrainer
+from cpt.training.arguments import find_stage, run_length, training_arguments
 from cpt.training.callbacks import (
     ConsoleProgress,
     MetricsFile,
@@ -112,6 +113,8 @@ def stage_trainer(
     elif recipe.stage in TAUGHT:
         others["teacher_model"] = build_teacher(recipe, model, tokenizer, arguments)
     given: dict[str, Any] = {"rows": data.rows, "length": length, "held_out": data.held_out, "tokenizer": tokenizer}
+    if recipe.data.share_near_base:
+        return ReplayTrainer(recipe, model, arguments, **given, base=reference_model(recipe, tokenizer, arguments))
     return trainer_class(recipe.stage)(recipe, model, arguments, **given, **others)
 
 

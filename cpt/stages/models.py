@@ -73,13 +73,14 @@ def reference_model(
 def check_reference(recipe: Recipe) -> None:
     """Refuse adapters that change the base weights if the stage compares the model with its start."""
     start = str((recipe.model.lora or {}).get("init_lora_weights")).partition("_niter")[0]
-    if start not in START_IN_THE_BASE or recipe.stage not in (*REFERENCED, *REWARDED):
+    is_near_base = bool(recipe.data.share_near_base)
+    if start not in START_IN_THE_BASE or recipe.stage not in (*REFERENCED, *REWARDED) and not is_near_base:
         return
     defaults = {field.name: field.default for field in fields(find_stage(recipe.stage).CONFIG)}
-    if recipe.stage in REFERENCED or recipe.training.get("beta", defaults["beta"]):
+    if recipe.stage in REFERENCED or is_near_base or recipe.training.get("beta", defaults["beta"]):
         raise RecipeError(
             f"`model.lora.init_lora_weights: {start}` subtracts the adapter from the base weights: without it they are"
-            f" not a reference for stage `{recipe.stage}`. Remove it."
+            f" not a reference for {'`replay_kl`' if is_near_base else f'stage `{recipe.stage}`'}. Remove it."
         )
 
 

@@ -31,7 +31,7 @@ from cpt.plugins import import_user_module
 from cpt.recipe.huggingface_keys import BUILT_IN_COLUMNS, STAGE_CONFIGS
 from cpt.recipe.keys import AUTOMATIC
 from cpt.recipe.paths import is_local, result_of_run
-from cpt.recipe.rules import REWARDED
+from cpt.recipe.rules import OWN_LOSS, REWARDED
 from cpt.recipe.schema import Recipe
 from cpt.training.engine_profiles import Profile, read_profile, zero_section
 from cpt.training.restart import learned_micro_batch
@@ -49,7 +49,6 @@ UNPROVEN = {
         ' "zero_hpz_partition_size".',
     ),
 }
-OWN_LOSS = ("pretrain", "cpt", "sft")  # stages with next-token loss on rows of tokens
 
 
 @dataclass(frozen=True)

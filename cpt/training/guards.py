@@ -17,8 +17,8 @@ from cpt.errors import Interrupted, RestartNeeded, TrainingError
 from cpt.models.inventory import vocabulary_size
 from cpt.optim.gradients import ReleasedGradients, check_release, clip_gradients, gradient_norm, releases_gradients
 from cpt.optim.schedules import phases_in_tokens
+from cpt.recipe.rules import OWN_LOSS
 from cpt.torch_internals import reads_scale
-from cpt.training.arguments import OWN_LOSS
 from cpt.training.loss_guard import (
     HIGHEST_LOSS,
     STEPS_BEHIND,

@@ -65,6 +65,18 @@ def test_without_a_general_set_the_public_one_is_replayed_and_with_none_nothing_
 
 
 @pytest.mark.heavy
+def test_the_base_writes_the_replayed_text_itself(run, cpt, capsys):
+    source = run(general="self").data.sources[1]
+    said = next(line for line in capsys.readouterr().out.splitlines() if "generate-replay" in line)
+    words = said.partition(": cpt ")[2].split()
+    assert " ".join(words) in " ".join(Path("recipe.yaml").read_text().replace("#", "").split())
+    assert check_reality(load_recipe("recipe.yaml")).mistakes, "the folder is not there"
+    assert words[-1] == source.path
+    assert cpt(*words, "--min-characters", 1)[0] == 0
+    assert check_reality(load_recipe("recipe.yaml")).mistakes == []
+
+
+@pytest.mark.heavy
 def test_bad_rows_and_repeats_become_settings(run, tmp_path):
     rows = [json.dumps({"content": f"Water boils at {i} degrees or so, said the cook."}) for i in range(200)]
     (tmp_path / "domain/domain.jsonl").write_text("\n".join([*rows, rows[0], "no json"]) + "\n")

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from cpt.commands import rewriting, rewriting_model
+from cpt.commands.generate_replay import ReplayTask, generate_replay
 from cpt.commands.rewriting import Task, estimate, rewrite, sha256, why_dropped
 from cpt.commands.rewriting_model import (
     Answer,
@@ -29,7 +30,7 @@ from cpt.commands.rewriting_model import (
     encode,
 )
 from cpt.commands.rewriting_styles import fill, find_styles
-from cpt.errors import Interrupted, LaunchError, RecipeError
+from cpt.errors import DataError, Interrupted, LaunchError, RecipeError
 from cpt.process import free_port
 from cpt.recipe.schema import DocumentSource, Model
 
@@ -433,3 +434,59 @@ def test_no_piece_is_too_long_and_nothing_but_blanks_is_lost(tokenizer, text):
     pieces = cut(text, 64, lambda part: len(encode(tokenizer, part)))
     assert all(0 < len(encode(tokenizer, piece)) <= 64 for piece in pieces)
     assert "".join("".join(pieces).split()) == "".join(text.split())
+
+
+# --- cpt data generate-replay ---
+
+
+@pytest.fixture
+def replay(model_folder):
+    """`replay(folder, tokens)`: the last counts; texts are 12 random bytes."""
+
+    def run(folder, tokens, **options):
+        options = {"max_new_tokens": NEW_TOKENS, "min_characters": 4, **options}
+        return list(generate_replay(ReplayTask(Model(path=str(model_folder)), **options), tokens, folder))[-1]
+
+    return run
+
+
+def test_replay_is_written_until_it_has_the_tokens_and_continues_when_more_are_asked(
+    replay, tokenizer, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(rewriting, "GROUP", 4)
+    whole = replay(tmp_path / "whole", 100)
+    rows = rows_of(tmp_path / "whole")
+    sizes = [len(encode(tokenizer, row["text"])) for row in rows]
+    assert sum(sizes[:-1]) < 100 <= sum(sizes) == whole["tokens"] and len(rows) == whole["texts"]
+    assert len({row["seed"] for row in rows}) == len(rows) and {row["run_seed"] for row in rows} == {42}
+    for tokens, batch_size in ((30, 1), (70, 3), (100, 8)):
+        counts = replay(tmp_path / "parts", tokens, batch_size=batch_size)
+    assert bytes_of(tmp_path / "parts") == bytes_of(tmp_path / "whole") and counts["texts"] == whole["texts"]
+    with pytest.raises(RecipeError, match="run_seed"):
+        replay(tmp_path / "parts", 100, seed=7)
+
+
+def test_an_interrupted_replay_ends_the_same(replay, model_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(rewriting, "GROUP", 2)
+    task = ReplayTask(Model(path=str(model_folder)), max_new_tokens=NEW_TOKENS, min_characters=4)
+    begun = generate_replay(task, 400, tmp_path / "out")
+    assert next(begun)["tokens"] < next(begun)["tokens"] < 400
+    begun.close()
+    first = bytes_of(tmp_path / "out")
+    replay(tmp_path / "out", 400)
+    replay(tmp_path / "whole", 400)
+    assert first.items() < bytes_of(tmp_path / "out").items() == bytes_of(tmp_path / "whole").items()
+
+
+def test_prompts_begin_the_texts_in_turn(replay, tmp_path):
+    replay(tmp_path / "out", 300, prompts=["The history of", "1 +"], min_characters=1)
+    by_prompt = {row["number"] % 2: row["text"] for row in rows_of(tmp_path / "out")}
+    assert by_prompt[0].startswith("The history of") and by_prompt[1].startswith("1 +")
+
+
+def test_replay_that_is_all_dropped_is_an_error_instead_of_an_endless_run(replay, tmp_path, monkeypatch):
+    monkeypatch.setattr(rewriting, "GROUP", 4)
+    with pytest.raises(DataError, match="--min-characters"):
+        replay(tmp_path / "out", 100, min_characters=1000)
+    with pytest.raises(RecipeError, match="--max-new-tokens"):
+        replay(tmp_path / "out", 100, max_new_tokens=5000)

@@ -32,9 +32,22 @@ class Runs:
         self.ways = {"plain": {}, "fsdp": {"fsdp": True}}
         self.ways |= {f"zero{stage}": {"deepspeed": zero_profile(folder, stage)} for stage in (2, 3)}
 
-    def planned(self, name, way="plain", *, model=LLAMA, stage="pretrain", begins_as=None, every=STEPS, **training):
+    def planned(
+        self,
+        name,
+        way="plain",
+        *,
+        model=LLAMA,
+        stage="pretrain",
+        begins_as=None,
+        every=STEPS,
+        replay_kl=None,
+        **training,
+    ):
         """What `several_runs.py` expects for one run."""
         sources = [{"path": str(self.corpus / f"{source}.jsonl"), "weight": 1} for source in ("domain", "general")]
+        if replay_kl is not None:  # micro-batches with and without rows of this source
+            sources[1] |= {"weight": 0.4, "replay_kl": replay_kl}
         sections = {
             "name": name,
             "stage": stage,
@@ -91,6 +104,8 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
     fused = {"model": {**LLAMA, "fused_loss": True}, "gradient_checkpointing": True}
     halves = {"model": {**LLAMA, "dtype": "bfloat16"}, "bf16": True, "per_device_train_batch_size": 1}
     adapted = {"stage": "cpt", "model": {"path": str(teacher), "lora": {"r": 4}}}
+    near = {"stage": "cpt", "model": {"path": str(teacher)}, "replay_kl": 3.0}
+    near_adapted = {**near, "model": adapted["model"]}
     evaluation = {"perplexity": [{"path": str(corpus / "held_out.jsonl")}], "prompts": ["the model", "x"]}
     made.train(
         2,
@@ -104,6 +119,8 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
         plan("varlen-zero3", "zero3", model={**LLAMA, "attention": "varlen"}),
         plan("evaluated-zero3", "zero3", evaluation=evaluation),
         plan("distilled-zero3", "zero3", **distilled),
+        *(plan(f"near-{way}", way, **near) for way in WAYS),
+        *(plan(f"near-adapted-{way}", way, **near_adapted) for way in WAYS),
     )
     made.train(
         1,
@@ -114,6 +131,8 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
         plan("alone-at-once", per_device_train_batch_size=4),
         plan("fewer", "fsdp", begins_as="fsdp"),
         plan("distilled-alone", **distilled),
+        plan("near-alone", **near),
+        plan("near-adapted-alone", **near_adapted),
     )
     return made
 
@@ -161,6 +180,16 @@ def test_under_zero3_two_processes_measure_and_write_what_a_plain_model_does(run
 @pytest.mark.slow
 def test_distillation_has_the_same_losses_with_a_divided_teacher(runs):
     assert runs.losses("distilled-zero3") == pytest.approx(runs.losses("distilled-alone"), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["near", "near-adapted"])
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_near_the_base_have_the_same_losses_however_they_are_split(runs, model, way):
+    for metric in ("loss", "replay_kl"):
+        alone = runs.losses(f"{model}-alone", metric)
+        assert len(alone) >= 6 and runs.losses(f"{model}-{way}", metric) == pytest.approx(alone, rel=1e-4, abs=1e-6)
+    assert alone[-1] > 10 * abs(alone[0]), "the model begins as its base"
 
 
 @pytest.mark.slow

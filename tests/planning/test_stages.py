@@ -106,6 +106,8 @@ CASES = [
     ("grpo", {"beta": 0.1, "max_completion_length": 4}),
     ("ppo", {"gradient_accumulation_steps": 4}),
     ("distill", {}),
+    ("cpt", {"replay_kl": 0.5}),
+    ("cpt", {"replay_kl": 0.5, "lora": {"r": 8}, "bf16": True}),
 ]
 
 

@@ -10,6 +10,7 @@ LLAMA = "{from_scratch: true, config: {model_type: llama}"
 
 
 EVERY = "checkpoints.every_steps=1"
+NEAR = "data.sources[0].replay_kl=0.1"
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,12 @@ EVERY = "checkpoints.every_steps=1"
         ("stage: pretrain\n", [f"model={LLAMA}}}"], "`tokenizer.path`"),
         (SCRATCH, [f"model={LLAMA}, path: a/b}}"], "`model.path` effect"),
         (SCRATCH, ["model={path: a/b, from_scratch: true, lora: {}}"], "LoRA weights"),
+        ("stage: dpo\n", [NEAR], "`data.sources[0].replay_kl` `stage`"),
+        (SCRATCH, [f"model={LLAMA}}}", NEAR], "`data.sources[0].replay_kl` `model.from_scratch`"),
+        ("", ["model.resize_embeddings=true", NEAR], "`data.sources[0].replay_kl` `model.resize_embeddings`"),
+        ("", ["model.train_only=new_rows", NEAR], "`data.sources[0].replay_kl` `model.train_only`"),
+        ("", ["model.fused_loss=true", NEAR], "`data.sources[0].replay_kl` `model.fused_loss`"),
+        ("training: {parallelism_config: {sp_size: 2}}\n", [NEAR], "replay_kl` `training.parallelism_config`"),
         ("stage: dpo\ntraining: {beta: 0}\n", [], "r.yaml:6: `dpo` `training.beta`"),
         ("stage: distill\n", [], "`distill` `training.teacher_model_name_or_path`"),
         ("", ["model={path: a/b, train_only: new_rows, lora: {}}"], "LoRA new_rows"),

@@ -44,7 +44,7 @@ def ended_stretches(lines: Sequence[Mapping[str, Any]]) -> list[EndedStretch]:
 
 
 NEW_RUN = "start a new run from this run's weights (`model.path`)"
-NEUTRAL = {"name", "weight", "licence", "max_epochs"}  # these keys change how often a source's rows are read
+NEUTRAL = {"name", "weight", "licence", "max_epochs", "replay_kl"}  # these keys do not change a source's rows
 
 
 def problems_of_change(earlier: Sequence[Data], now: Data) -> list[str]:

@@ -40,6 +40,7 @@ TRIES = 2  # attempts to read an intact shard; it is made again after each
 PROOF_BYTES = 2**20  # below this, verifying gigatoken takes longer than it saves
 # These keys change how documents are used, but not their tokens.
 NEUTRAL = {"path", "name", "weight", "filters", "transforms", "licence", "max_tokens", "max_epochs", "streaming"}
+NEUTRAL |= {"replay_kl"}
 
 
 class TokenizedSource:

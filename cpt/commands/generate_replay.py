@@ -1,0 +1,150 @@
+"""`cpt data generate-replay MODEL`: texts that a base writes itself, for replay if its own data are not public.
+
+A language model can sample from its training distribution; training on samples reduces forgetting (arXiv 2605.26097).
+As in `cpt data rewrite`, texts are written in groups, and depend only on model, prompts, sampling and seed.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from pydantic import TypeAdapter
+
+from cpt.command_line import show_log
+from cpt.commands import rewriting
+from cpt.commands.rewriting_model import Answerer, Sampling, encode
+from cpt.data.readers.filters import length, reason_to_drop
+from cpt.data.readers.sources import open_source
+from cpt.data.store.tokenization import adds_bos
+from cpt.errors import DISTRIBUTION, DataError, RecipeError
+from cpt.files import output_locked
+from cpt.recipe.schema import DocumentSource, Model, Tokenizer
+from cpt.recipe.tree import resolve_scalar
+from cpt.recipe.values import Tokens
+from cpt.tokenizer.load import load_tokenizer
+
+LONGEST = 1024  # tokens of a text, if the model's window has them
+
+
+@dataclass(frozen=True)
+class ReplayTask:
+    model: Model
+    prompts: Sequence[str] = ()
+    """Beginnings of texts, used in turn. A text follows BOS; or EOS, which separates documents, if the tokenizer adds
+    no BOS to documents."""
+    max_new_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 42
+    min_characters: int = 200
+    batch_size: int = 8
+
+
+def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Counter[str]]:
+    """Let the model write jsonl files to `output`, until the texts that are kept have this many of its tokens. Yields
+    counts after each group: tokens, texts, reasons for dropping. A later call with more tokens continues.
+
+    Raises:
+        RecipeError: the model's context window is too small, or `output` has texts of another task.
+        DataError: all texts of a group were dropped.
+        LaunchError: another process writes to `output`.
+    """
+    tokenizer = load_tokenizer(Tokenizer(), task.model)
+    has_bos = adds_bos(tokenizer) and tokenizer.bos_token_id is not None
+    start = int(cast(int, tokenizer.bos_token_id if has_bos else tokenizer.eos_token_id))
+    beginnings = [[start, *encode(tokenizer, prompt)] for prompt in task.prompts or ("",)]
+    model, window = rewriting.load_to_generate(task.model, tokenizer)
+    room = (window or sys.maxsize) - max(map(len, beginnings))
+    new = task.max_new_tokens or max(1, min(LONGEST, room))
+    if new > room:
+        what = f"{task.model.path}: its window of {window:,} tokens has {max(0, room):,} for new ones"
+        raise RecipeError(f"{what}. Lower --max-new-tokens, or shorten the --prompts.")
+    sampling, hash_of_prompts = Sampling(new, task.temperature, task.top_p), rewriting.sha256("\n".join(task.prompts))
+    writer = Answerer(model, tokenizer, sampling, task.batch_size)
+    writer.continues = True
+    provenance = {**rewriting.describe_model(task.model), "sampling": asdict(sampling), "run_seed": task.seed}
+    provenance |= {"prompts_sha256": hash_of_prompts if task.prompts else None, "cpt_version": version(DISTRIBUTION)}
+
+    def write(numbers: range, wanted: int) -> tuple[list[Mapping[str, object]], Counter[str]]:
+        """Write texts until they have the wanted tokens."""
+        rows, counts = list[Mapping[str, object]](), Counter[str](texts=0)
+        for first in range(0, len(numbers), task.batch_size):
+            batch = numbers[first : first + task.batch_size]
+            # a text's seed: 64 bits of a hash
+            seeds = [int(rewriting.sha256(f"{task.seed} {hash_of_prompts} {number}")[:16], 16) for number in batch]
+            answers = writer.answer([beginnings[number % len(beginnings)] for number in batch], seeds)
+            for number, seed, answer in zip(batch, seeds, answers, strict=True):
+                text = answer.text.rstrip("\ufffd")  # the last character may be cut off
+                counts["written"] += 1
+                filters = (partial(length, min_characters=task.min_characters), rewriting.REPETITION)
+                if reason := reason_to_drop(rewriting.view(text), filters):
+                    counts[f"dropped: {reason}"] += 1
+                    continue
+                cut = {"cut_off": True} if answer.is_cut_off else {}
+                rows.append({"text": text, "number": number, **provenance, "seed": seed, **cut})
+                counts.update(texts=1, tokens=len(encode(tokenizer, text)))
+                if counts["tokens"] >= wanted:
+                    return rows, counts
+        return rows, counts
+
+    done, group = Counter[str](), 0
+    with output_locked(output, output / rewriting.OWN_FOLDER / "lock", "cpt data generate-replay"):
+        rewriting.refuse_another_task(output, {**provenance, "min_characters": task.min_characters})
+        while (wanted := tokens - done["tokens"]) > 0:
+            files = output / f"replay-{group:05}.jsonl", output / rewriting.OWN_FOLDER / f"{group:05}.json"
+            known: Any = rewriting.read_counts(*files, str(group))
+            # the last group may have fewer texts, if fewer tokens were wanted
+            if known is None or known["written"] < rewriting.GROUP and known["tokens"] < wanted:
+                rows, counts = write(range(group * rewriting.GROUP, (group + 1) * rewriting.GROUP), wanted)
+                if not rows:
+                    what = f"{task.model.path}: all {rewriting.GROUP} texts of a group were dropped: {dict(counts)}"
+                    raise DataError(f"{what}. Lower --min-characters, or write beginnings of texts for --prompts.")
+                known = {"asked_sha256": str(group), **counts}
+                rewriting.write_group(*files, rows, known)
+            done.update({name: count for name, count in known.items() if isinstance(count, int)})
+            yield done
+            group += 1
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="Folder or Hub id of the base that will be trained.")],
+    tokens: Annotated[str, typer.Option(help="Tokens of all texts that are kept: 5M, 500_000.")],
+    output: Annotated[Path, typer.Option(help="Folder for the jsonl files; finished texts are not repeated.")],
+    prompts: Annotated[str | None, typer.Option(help="File with a beginning of a text in each line.")] = None,
+    temperature: Annotated[float, typer.Option(min=0.01, help="1: the model's own probabilities.")] = 1.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Sample from this share of the probability.")] = 1.0,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help=f"Length of a text; {LONGEST} by default.")] = None,
+    min_characters: Annotated[int, typer.Option(min=1, help="Drop shorter texts.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Each text's seed derives from it and the text's number.")] = 42,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts per batch; does not change texts in float32.")] = 8,
+) -> None:
+    """Let a base write texts, for replay if its own training data are not public. The same command resumes.
+
+    Texts begin at BOS, without a chat template; repetitive ones are dropped.
+
+    Example: cpt data generate-replay Qwen/Qwen2.5-1.5B --tokens 5M --output self_replay
+    """
+    show_log()
+    try:
+        wanted = TypeAdapter(Tokens).validate_python(resolve_scalar(tokens), strict=True)
+    except ValueError as problem:
+        raise RecipeError(f"--tokens {tokens}: expected a number of tokens such as 20M or 500_000.") from problem
+    lines = [] if prompts is None else open_source(DocumentSource(path=prompts, text_documents="line"), "--prompts")
+    beginnings = [line.text.strip() for line in lines if line.text.strip()]
+    if prompts is not None and not beginnings:
+        raise RecipeError(f"--prompts {prompts}: no text. Write a beginning of a text in each line.")
+    task = ReplayTask(
+        Model(path=model), beginnings, max_new_tokens, temperature, top_p, seed, min_characters, batch_size
+    )
+    done = Counter[str]()
+    for done in generate_replay(task, wanted, output):
+        typer.echo(f"{done['tokens']:,} of {wanted:,} tokens in {done['texts']:,} texts")
+    for name, count in done.most_common():
+        typer.echo(f"{count:>12,} {name}")
+    typer.echo(f"A recipe reads them: data.sources: [{{name: self_replay, path: {output}}}]")

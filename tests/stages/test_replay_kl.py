@@ -1,0 +1,123 @@
+"""`replay_kl` of a source: its rows stay close to the base."""
+
+import pytest
+import torch
+from tiny import write_recipe
+from tiny_checkpoints import save_llama
+from tiny_teachers import student_trainer
+from tiny_trainers import losses, metrics, same, weights
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
+
+from cpt.data.rows.packing import stack_rows
+from cpt.recipe.load import load_recipe
+from cpt.stages.replay_kl import ReplayTrainer
+
+pytestmark = pytest.mark.heavy
+WEIGHT = 0.3
+NAMES = ("input_ids", "labels", "position_ids")
+
+
+@pytest.fixture
+def trainer_of(tiny_recipe, tokenizer_folder, tmp_path):
+    """Steps of four rows, from a base in `tmp_path`; the second source is replayed."""
+
+    def build(replay_kl=WEIGHT, *, steps=4, packing="best_fit", micro_batch=2, lora=None, **sections):
+        base = tmp_path / "base"
+        if not base.exists():
+            save_llama(base, tokenizer_folder, 1, attention_dropout=0.5 if lora is not None else 0.0)
+        domain, general = tiny_recipe["data"]["sources"]
+        data = {"sequence_length": 64, "packing": packing, "sources": [domain, {**general, "replay_kl": replay_kl}]}
+        sections = {"budget": {"tokens": steps * 256, "global_batch_tokens": 256}, "data": data, **sections}
+        training = {"per_device_train_batch_size": micro_batch, "logging_steps": 1}
+        model = {"model": {"path": str(base), "lora": lora}, "stage": "cpt", "training": training}
+        return student_trainer(load_recipe(write_recipe({**tiny_recipe, **model, **sections}, tmp_path / "r.yaml")))
+
+    return build
+
+
+def documents(row):
+    """(ids, labels) of each document of a row, or of each line of a batch of padded documents."""
+    for ids, labels, positions in zip(*(row[name].view(-1, row[name].shape[-1]) for name in NAMES), strict=True):
+        starts = [*(positions == 0).nonzero().flatten().tolist(), len(ids)]
+        yield from ((ids[a:b], labels[a:b]) for a, b in zip(starts, starts[1:], strict=False))
+
+
+def by_hand(model, base, rows):
+    """Loss of a step of these rows, one document after the other, in float64; the sum and the mean of KL."""
+    entropy, divergence, labels, replayed = 0.0, 0.0, 0, 0
+    for row in rows:
+        for ids, targets in documents(row):
+            learned = targets[1:] != -100
+            own, other = (one(input_ids=ids[None]).logits[0, :-1][learned].double() for one in (model, base))
+            entropy = entropy + cross_entropy(own, targets[1:][learned], reduction="sum")
+            labels += int(learned.sum())
+            if row["source"] == 1:
+                p = other.softmax(-1).detach()
+                divergence = divergence + (p * (p.log() - own.log_softmax(-1))).sum()
+                replayed += int(learned.sum())
+    return (entropy + WEIGHT * divergence) / labels, divergence.item() / replayed
+
+
+@pytest.mark.parametrize(("packing", "micro_batch"), [("best_fit", 2), ("token_budget", 1)])
+def test_a_step_has_the_loss_and_the_gradient_of_the_formula(trainer_of, tmp_path, packing, micro_batch):
+    trainer, found = trainer_of(steps=1, packing=packing, micro_batch=micro_batch), {}
+    assert isinstance(trainer, ReplayTrainer) and trainer.args.gradient_accumulation_steps == 4 // micro_batch
+    with torch.no_grad():
+        for number, weight in enumerate(trainer.model.parameters()):
+            weight += 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(number))
+    model, base = (AutoModelForCausalLM.from_pretrained(tmp_path / "base") for _ in range(2))
+    model.load_state_dict(trainer.model.state_dict())
+    measure = trainer.guard.norm_of_step
+
+    def norm_of_step():
+        found.update({name: weight.grad.clone() for name, weight in trainer.model.named_parameters()})
+        return measure()
+
+    trainer.guard.norm_of_step = norm_of_step
+    rows = [trainer.rows[number] for number in range(4)]
+    assert {int(row["source"]) for row in rows} == {0, 1} and any(len([*documents(row)]) > 1 for row in rows)
+    trainer.train()
+    loss, mean = by_hand(model, base, rows)
+    loss.backward()
+    assert losses(trainer)[1] == pytest.approx(loss.item(), rel=1e-5)
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(found[name], weight.grad, rtol=1e-3, atol=1e-6)
+    assert metrics(trainer)[0]["replay_kl"] == pytest.approx(mean, rel=1e-4) and mean > 0.01
+
+
+@pytest.mark.parametrize("lora", [{"r": 4}, "cpt"])  # `cpt` also trains a copy of the embeddings and the head
+def test_the_base_of_adapters_is_the_model_without_them_and_without_dropout(trainer_of, tmp_path, lora):
+    trainer = trainer_of(lora=lora)
+    with torch.no_grad():
+        for weight in trainer.model.parameters():
+            weight += 0.1 if weight.requires_grad else 0.0
+    trained = {name for name, weight in trainer.model.named_parameters() if weight.requires_grad}
+    batch = stack_rows([trainer.rows[number] for number in range(4)])
+    chosen = batch.pop("source") == 1
+    found = trainer.predict_by_base(trainer.model.train(), batch, chosen)
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()(
+        input_ids=batch["input_ids"][chosen], position_ids=batch["position_ids"][chosen]
+    )
+    torch.testing.assert_close(found, expected.logits)
+    assert trainer.base is None and trainer.model.training
+    assert {name for name, weight in trainer.model.named_parameters() if weight.requires_grad} == trained
+
+
+def test_a_weight_of_0_changes_nothing(trainer_of):
+    plain, other = trainer_of(None, name="plain"), trainer_of(0.0, name="other")
+    for trainer in (plain, other):
+        trainer.train()
+    assert not isinstance(other, ReplayTrainer) and losses(plain) == losses(other)
+    assert same(weights(plain), weights(other))
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 4}])
+def test_a_resumed_run_stays_near_the_start_of_the_run(trainer_of, lora):
+    whole = trainer_of(3.0, lora=lora, checkpoints={"every_steps": 2}, optimizer={"learning_rate": 1e-2})
+    whole.train()
+    expected = [line["replay_kl"] for line in metrics(whole) if "replay_kl" in line]
+    again = trainer_of(3.0, lora=lora, checkpoints={"every_steps": 2}, optimizer={"learning_rate": 1e-2})
+    again.train(resume_from_checkpoint=whole.run_folder / "checkpoint-2")
+    assert same(weights(whole), weights(again)) and losses(whole) == losses(again)
+    assert [line["replay_kl"] for line in metrics(again) if "replay_kl" in line] == expected and expected[-1] > 0
