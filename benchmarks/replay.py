@@ -32,7 +32,7 @@ DOMAIN = "strong"  # the library's code, far from the base's prose
 SHARE = 0.25  # of the tokens: arXiv 2403.08763, for a strong shift
 LEARNING_RATE = 2.5e-3  # the demo's
 NONE, PUBLIC, SELF = "no replay", "public replay", "self-replay"
-KL_WEIGHTS = (0.1, 1.0)
+KL_WEIGHTS = (1.0, 10.0)
 ARMS: dict[str, float | None] = {  # arm -> weight of the KL divergence from the base, on the replayed rows
     NONE: None,
     PUBLIC: None,
