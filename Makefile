@@ -31,7 +31,7 @@ export PATH := $(BIN):$(PATH)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 
-.PHONY: help setup demo test test-quick coverage mutations test-slow test-long test-quantized test-cluster test-oldest test-upstream matrix test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-importing bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
+.PHONY: help setup demo test test-quick coverage mutations test-slow test-long test-quantized test-cluster test-oldest test-upstream matrix test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-importing bench-saving bench-faults bench-rewarming bench-replay bench-optimizers bench-scale train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -168,6 +168,9 @@ bench-verdict: $(INSTALLED) ## how often a verdict misleads, in simulated held-o
 
 bench-verifying: $(INSTALLED) ## verifying a checkpoint compared with reading its files: 2 minutes
 	$(BIN)/python -m benchmarks.verifying $(ARGS)
+
+bench-replay: $(INSTALLED) ## replay that the base writes, compared with none and public text: 45 minutes on a core
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.replay $(ARGS)
 
 bench-optimizers: $(INSTALLED) ## 8-bit moments and rounding compared with fp32 weights: 10 minutes on a core
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m benchmarks.optimizers $(ARGS)
