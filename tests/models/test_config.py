@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from tiny_models import tiny_config
+from tiny import tiny_config
 from transformers import AutoModelForCausalLM
 
 from cpt.errors import CheckpointError, RecipeError, ResourceError
