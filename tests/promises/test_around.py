@@ -16,26 +16,10 @@ from cpt.train import train
 
 pytestmark = pytest.mark.heavy
 RECIPES = Path(__file__).parents[2] / "recipes"
-PARTS = ("models", "mixtures", "presets", "demo", "pipelines", "search")
-SHIPPED = [path for path in sorted(RECIPES.rglob("*.yaml")) if path.relative_to(RECIPES).parts[0] not in PARTS]
-NAMES = """
-demo doctor init import recipes check plan rehearse schema mixture contamination prepare train launch pipeline search
-verdict evaluate runs compare report reproduce verify export merge serve chat
-"""
-BELOW = """
-data check, data preview, data ingest, data rewrite, store list, store verify, store prune, tokenizer train,
-tokenizer extend, tokenizer report
-"""
-COMMANDS = [*NAMES.split(), *(words.strip() for words in BELOW.split(","))]
 CHAT = (
     "{% for m in messages %}{{ m.role }} {{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt"
     " %}assistant {% endif %}"
 )
-
-
-def some_of(cases: list, *, quick: tuple) -> list:
-    """The quick ones, and the others for slow runs."""
-    return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
 @pytest.fixture(scope="session")
@@ -156,18 +140,16 @@ def test_a_killed_pipeline_is_resumed_at_its_step(start, cpt, recipe, write, cor
     assert [line["step"] for line in metrics(runs / "two")] == [*range(1, 31)]
 
 
-@pytest.mark.parametrize(
-    "path", some_of(SHIPPED, quick=(SHIPPED[0], SHIPPED[-1])), ids=lambda path: str(path.relative_to(RECIPES))
-)
-def test_a_shipped_recipe_passes_check(path, cpt):
-    ended = cpt("check", path, "--quick")
+@pytest.mark.parametrize("name", ["cpt_chemistry.yaml", "tiny/spo.yaml"])
+def test_a_shipped_recipe_passes_check(name, cpt):
+    ended = cpt("check", RECIPES / name, "--quick")
     assert ended.returncode == 0, ended.output
 
 
 def test_shipped_recipes_are_copied_to_where_a_user_works(cpt, tmp_path):
     assert cpt("recipes", "--copy", tmp_path).returncode == 0
     copied = [path.relative_to(tmp_path / "recipes") for path in sorted((tmp_path / "recipes").rglob("*.yaml"))]
-    assert {path.relative_to(RECIPES) for path in SHIPPED} <= {*copied}
+    assert copied == [path.relative_to(RECIPES) for path in sorted(RECIPES.rglob("*.yaml"))]
     assert cpt("check", "recipes/tiny/sft.yaml", "--quick", folder=tmp_path).returncode == 0
 
 
@@ -247,16 +229,6 @@ def test_a_report_is_one_html_file_that_needs_no_network(cpt, run_of, tmp_path):
     assert all(address.startswith("data:") for address in read)
 
 
-def test_runs_are_listed_filtered_and_sorted(cpt, run_of, differing, tmp_path):
-    for run in (run_of(), differing):
-        shutil.copytree(run, tmp_path / run.name)
-    listed = json.loads(cpt("runs", tmp_path, "--json", "--sort", "loss").stdout)
-    assert {one["name"] for one in listed} == {"run", "second"} and all(one["state"] == "finished" for one in listed)
-    assert [one["loss"] for one in listed] == sorted(one["loss"] for one in listed)
-    assert json.loads(cpt("runs", tmp_path, "--json", "--where", "state=running").stdout) == []
-    assert cpt("runs", tmp_path, "--where", "stat=running").returncode == 2
-
-
 def test_a_trained_tokenizer_gives_every_text_back(cpt, corpus, tmp_path):
     words = ("--text", f"domain={corpus / 'domain.jsonl'}", "--vocabulary", 300, "--output", tmp_path / "made")
     assert cpt("tokenizer", "train", *words).returncode == 0
@@ -306,11 +278,11 @@ def test_a_rehearsal_does_all_of_a_run_and_leaves_nothing(cpt, recipe, write, tm
     assert not (tmp_path / "runs").exists() and not [path for path in tmp_path.iterdir() if "rehears" in path.name]
 
 
-@pytest.mark.parametrize("command", some_of(COMMANDS, quick=("train", "data check")))
+@pytest.mark.parametrize("command", ["train", "data check"])
 def test_a_command_explains_itself(command, cpt):
     ended = cpt(*command.split(), "--help")
     assert ended.returncode == 0 and ended.stderr == ""
-    assert "Usage:" in ended.stdout and ("Example" in ended.stdout or command == "schema")
+    assert "Usage:" in ended.stdout and "Example" in ended.stdout
 
 
 MISTAKES = """
@@ -336,16 +308,13 @@ pipeline nowhere.yaml
 """.strip().splitlines()
 
 
-@pytest.mark.parametrize("words", some_of(MISTAKES, quick=MISTAKES[:3]))
+@pytest.mark.parametrize(
+    "words", [*MISTAKES[:3], *(pytest.param(words, marks=pytest.mark.slow) for words in MISTAKES[3:])]
+)
 def test_a_mistake_on_the_command_line_ends_with_2_and_without_a_traceback(words, cpt, tmp_path):
     ended = cpt(*words.split(), folder=tmp_path)
     assert ended.returncode == 2 and ended.stderr and "Traceback" not in ended.output
     assert not [*tmp_path.iterdir()]
-
-
-def test_the_schema_is_json_that_knows_every_section(cpt):
-    schema = json.loads(cpt("schema").stdout)
-    assert {"name", "model", "data", "budget", "optimizer", "training"} <= schema["properties"].keys()
 
 
 def init_words(base_model: Path, corpus: Path) -> tuple:
