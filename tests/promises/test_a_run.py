@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import yaml
-from promises.conftest import BIN, ROOT, free_port, losses, metrics, shell, trainer_of, weights, written
+from promises.conftest import BIN, ROOT, free_port, losses, metrics, shell, trainer_of, weights
 
 from cpt import export_model, load_recipe
 from cpt.train import train
@@ -106,14 +106,6 @@ def test_the_learning_rate_of_each_step_is_that_of_the_formula(recipe, write, sc
     assert rates == pytest.approx([3e-3 * factor for factor in factors], abs=1e-9)
 
 
-def test_a_section_can_be_a_file_with_keys_on_top(whole, tmp_path):
-    recipe = yaml.safe_load(whole.read_text())
-    written(tmp_path / "tiny.yaml", recipe["model"])
-    recipe["model"] = {"base": "tiny.yaml", "dtype": "float32"}
-    loaded = load_recipe(written(tmp_path / "recipe.yaml", recipe))
-    assert loaded.model.config["hidden_size"] == 32 and loaded.model.dtype == "float32"
-
-
 def test_numbers_take_underscores_exponents_and_units(whole):
     tokens = {
         load_recipe(whole, [f"budget.tokens={words}"]).budget.tokens for words in ("2_000_000", "2e6", "2M", "0.002B")
@@ -128,12 +120,6 @@ def test_a_finished_run_is_left_alone(cpt, whole, run_of):
     before = {path: path.stat().st_mtime_ns for path in run_of().rglob("*")}
     assert cpt("train", whole).returncode == 0
     assert {path: path.stat().st_mtime_ns for path in run_of().rglob("*")} == before
-
-
-@pytest.mark.slow
-def test_new_starts_beside_the_run_of_that_name(cpt, whole, run_of):
-    assert cpt("train", whole, "--new", "budget.tokens=256").returncode == 0
-    assert len(losses(run_of("run-2"))) == 1 and len(losses(run_of())) == 8
 
 
 def test_two_runs_of_one_name_at_once_are_refused(start, cpt, recipe, write):

@@ -107,13 +107,6 @@ def test_an_impossible_global_batch_is_refused_with_a_possible_one(refused):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("words", [("--restarts", 3), ("--processes", 2, "--launcher", "torchrun")])
-def test_an_option_without_effect_is_refused(cpt, recipe, write, words):
-    typed = cpt("train", write(recipe), *words)
-    assert typed.returncode == 2 and words[0] in typed.stderr
-
-
-@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("override", "named"),
     [
