@@ -265,15 +265,6 @@ def test_any_damage_to_any_file_of_a_checkpoint_is_found(cpt, copy):
             path.write_bytes(content)
 
 
-@pytest.mark.slow
-def test_whichever_checkpoint_file_is_damaged_the_run_ends_with_the_same_weights(train, copy, straight, killed):
-    for name, how in zip(files_of(killed / "checkpoint-4")[::3], DAMAGES, strict=False):
-        run = copy()
-        damage(run / "checkpoint-4" / name, how)
-        assert (typed := train()).returncode == 0, (name, typed.output)
-        assert is_same(run, straight), (name, how)
-
-
 def test_a_run_without_an_intact_checkpoint_stops_and_restarts_only_with_the_option(train, copy, straight):
     run = copy()
     for checkpoint in checkpoints(run):
@@ -384,12 +375,6 @@ def test_out_of_memory_makes_micro_batches_smaller_and_the_same_steps(train, run
 
 
 # The user's own code
-
-
-@pytest.mark.slow
-def test_an_error_in_the_model_ends_the_run_and_it_resumes_bit_for_bit(train, run, straight):
-    assert train(trouble="error@4").returncode != 0 and status(run)["state"] == "failed"
-    assert train().returncode == 0 and is_same(run, straight)
 
 
 def test_a_callback_that_fails_costs_an_event_and_not_the_run(train, run, straight):

@@ -86,8 +86,6 @@ class Trouble(TrainerCallback):
         """The model's loss is what goes wrong."""
 
         def before(module, arguments, inputs):
-            if module.training and self.is_due(state.global_step + 1, "error"):
-                raise ArithmeticError("of the user")
             if module.training and len(inputs["input_ids"]) > 1 and self.is_due(state.global_step + 1, "memory"):
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
