@@ -231,52 +231,6 @@ def test_packed_conversations_have_the_loss_of_each_alone(stage_trainer):
     assert losses["best_fit"] == pytest.approx(losses["none"], rel=1e-5)
 
 
-def sequence_logp(model, tokenizer, prompt, answer) -> float:
-    """log p(answer | prompt), token by token."""
-    start = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
-    ids = torch.tensor([tokenizer.apply_chat_template(prompt + answer, return_dict=False)])
-    with torch.no_grad():
-        logps = F.log_softmax(model.eval()(ids).logits[0, :-1], -1).gather(-1, ids[0, 1:, None])[:, 0]
-    return float(logps[len(start) - 1 :].sum())
-
-
-def margin(model, tokenizer) -> float:
-    """Mean of log p(chosen) - log p(rejected) over pairs that were not in the training data."""
-    total = 0.0
-    for row in pairs(8, seed=5):
-        better, worse = (sequence_logp(model, tokenizer, row["prompt"], row[side]) for side in ("chosen", "rejected"))
-        total += better - worse
-    return total / 8
-
-
-@pytest.mark.parametrize(
-    ("stage", "lora"),
-    [
-        ("dpo", None),
-        pytest.param("kto", {"r": 8}, marks=pytest.mark.slow),
-        pytest.param("orpo", None, marks=pytest.mark.slow),
-        pytest.param("cpo", {"r": 8}, marks=pytest.mark.slow),
-    ],
-)
-def test_better_answers_become_likelier(stage, lora, stage_trainer, words):
-    rows = labelled(32) if stage == "kto" else pairs(32)
-    trainer, _, tokenizer = stage_trainer(stage, rows, steps=24, model={"lora": lora} if lora else None)
-    trainer.train()
-    before = margin(AutoModelForCausalLM.from_pretrained(words), tokenizer)
-    assert margin(trainer.model, tokenizer) > before + 1.5
-
-
-@pytest.mark.slow
-def test_a_reward_model_ranks_pairs_that_it_has_not_seen(stage_trainer):
-    trainer, _, tokenizer = stage_trainer("reward", pairs(32), steps=24)
-    trainer.train()
-    for row in pairs(8, seed=5):
-        dialogues = (row["prompt"] + row[side] for side in ("chosen", "rejected"))
-        ids = (torch.tensor([tokenizer.apply_chat_template(one, return_dict=False)]) for one in dialogues)
-        better, worse = (float(trainer.model.eval()(each).logits) for each in ids)
-        assert better > worse
-
-
 def test_sft_learns_its_answers_by_heart(stage_trainer, tmp_path):
     trainer, recipe, tokenizer = stage_trainer("sft", chats(), steps=120)
     trainer.train()
