@@ -127,12 +127,6 @@ def test_branches_of_one_trunk_fork_where_the_first_of_them_left_it(tmp_path):
     assert compare([trunk, trunk]).fork == compare([early, write_run(tmp_path / "other")]).fork == 0
 
 
-def test_a_trunk_that_ended_at_the_fork_has_nothing_to_compare(tmp_path):
-    trunk = write_run(tmp_path / "trunk")
-    comparison = compare([trunk, branch_of(trunk, 20, [2.0] * 5)])
-    assert any(sentence.startswith("metrics of trunk") for sentence in comparison.not_compared)
-
-
 # --- what they achieved ----------------------------------------------------------------------------------------------
 
 
