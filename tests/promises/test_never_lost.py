@@ -377,18 +377,6 @@ def test_out_of_memory_makes_micro_batches_smaller_and_the_same_steps(train, run
 # The user's own code
 
 
-def test_a_callback_that_fails_costs_an_event_and_not_the_run(train, run, straight):
-    assert train(trouble="callback@3").returncode == 0 and is_same(run, straight)
-    assert "LookupError" in json.dumps(events(run))
-
-
-def test_an_error_in_a_filter_names_the_filter_the_file_and_the_row(train, run, tmp_path, corpus):
-    words = "data.filters=[{name: 'my_lab:too_short', min_words: 1}]"
-    refused = train(words, trouble="filter@0", environment={"CPT_CACHE": str(tmp_path / "store")})
-    assert refused.returncode == 2 and "ZeroDivisionError" in refused.stderr and "my_lab:too_short" in refused.stderr
-    assert f"{corpus}/domain.jsonl" in refused.stderr and "8" in refused.stderr and status(run)["state"] == "failed"
-
-
 @pytest.mark.slow
 def test_a_data_worker_that_dies_is_replaced_and_no_row_is_lost(train, run, straight):
     assert train("training.dataloader_num_workers=1", trouble="worker@3").returncode == 0
