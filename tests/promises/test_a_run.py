@@ -106,13 +106,6 @@ def test_the_learning_rate_of_each_step_is_that_of_the_formula(recipe, write, sc
     assert rates == pytest.approx([3e-3 * factor for factor in factors], abs=1e-9)
 
 
-def test_numbers_take_underscores_exponents_and_units(whole):
-    tokens = {
-        load_recipe(whole, [f"budget.tokens={words}"]).budget.tokens for words in ("2_000_000", "2e6", "2M", "0.002B")
-    }
-    assert tokens == {2_000_000}
-
-
 # Names
 
 
