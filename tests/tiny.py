@@ -1,6 +1,7 @@
 """The smallest things that show behaviour: documents, a config of every model family, a recipe on disk."""
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,16 @@ TINY: dict[str, dict[str, Any]] = {
 def tiny_config(model_type: str, **changes: Any) -> dict[str, Any]:
     """A recipe's `model.config`."""
     return {"model_type": model_type, **TINY[model_type], **changes}
+
+
+class Planted:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = str(mark)
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (self.mark,)
 
 
 def write_recipe(recipe: dict, path: Path) -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from promises.conftest import events, losses, metrics, status, tiny_recipe, weights, write_texts, written
+from tiny import Planted
 
 from cpt import load_recipe
 from cpt.train import train as train_recipe
@@ -298,14 +299,6 @@ def test_a_checkpoint_that_lacks_the_optimizers_state_is_not_resumed_from(train,
     (theirs / "optimizer.pt").unlink()
     refused = train("--resume", theirs, "name=other")
     assert refused.returncode == 2 and "optimizer.pt" in refused.stderr
-
-
-class Planted:
-    def __init__(self, mark):
-        self.mark = str(mark)
-
-    def __reduce__(self):
-        return os.mkdir, (self.mark,)
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth"])
