@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 import signal
 import sys
 
@@ -131,13 +130,3 @@ def test_other_files_in_the_folder_of_a_run_are_not_touched(cpt, recipe, write, 
     (tmp_path / "runs/run/thesis.tex").write_text("mine")
     typed = cpt("train", write(recipe), "budget.tokens=256")
     assert typed.returncode in (0, 2) and (tmp_path / "runs/run/thesis.tex").read_text() == "mine"
-
-
-@pytest.mark.slow
-def test_a_run_that_was_begun_with_another_model_is_not_mixed_with_it(cpt, recipe, write, tmp_path):
-    recipe["checkpoints"] = {"every_steps": 4}
-    assert cpt("train", write(recipe)).returncode == 0
-    shutil.rmtree(tmp_path / "runs/run/final")
-    (tmp_path / "runs/run/status.json").unlink()
-    typed = cpt("train", write(recipe), "model.config.hidden_size=64", "budget.tokens=4096")
-    assert typed.returncode == 2 and "Traceback" not in typed.stderr
