@@ -214,20 +214,6 @@ def test_a_tokenizer_report_counts_as_by_hand(cpt, tokenizer_folder, corpus):
     assert str(tokens) in numbers and str(sum(len(text.encode()) for text in texts)) in numbers
 
 
-@pytest.mark.slow
-def test_a_prepared_recipe_trains_from_the_store_with_the_same_losses(cpt, recipe, write, tmp_path):
-    for name, prepares in (("direct", False), ("prepared", True)):
-        file, store = write({**recipe, "name": name}), {"CPT_CACHE": str(tmp_path / name)}
-        if prepares:
-            assert cpt("prepare", file, environment=store).returncode == 0
-            stored = (path for path in (tmp_path / name).rglob("*") if path.suffix in (".bin", ".npy", ".idx"))
-            entries = {path: path.stat().st_mtime_ns for path in stored}
-        assert cpt("train", file, environment=store).returncode == 0
-    direct, prepared = (losses(tmp_path / "runs" / name) for name in ("direct", "prepared"))
-    assert direct == prepared and len(direct) == 8
-    assert all(path.stat().st_mtime_ns == written for path, written in entries.items())
-
-
 def test_a_flipped_bit_in_an_export_or_checkpoint_is_found(cpt, run_of, tmp_path):
     run = shutil.copytree(run_of(), tmp_path / "run")
     assert cpt("verify", run).returncode == 0
