@@ -503,18 +503,6 @@ def test_one_byte_changed_in_the_store_is_noticed_and_changes_no_run(cpt, recipe
     assert [event["kind"] for event in events(tmp_path / "runs/after")] == ["damaged_file"]
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("packing", ["none", "best_fit"])
-def test_a_run_of_one_epoch_trains_each_document_exactly_once(seen, recipe, tokenizer_folder, tmp_path, packing):
-    recipe["data"]["sources"] = [{"path": jsonl(tmp_path / "texts.jsonl", TEXTS)}]
-    recipe["data"]["packing"] = packing
-    recipe["budget"] = {"epochs": 1, "global_batch_tokens": 64}
-    seen("run")
-    rows = [row for line in (tmp_path / "run.jsonl").read_text().splitlines() for row in json.loads(line)["ids"]]
-    decoded = AutoTokenizer.from_pretrained(tokenizer_folder).batch_decode(rows)
-    assert Counter(text for row in decoded for text in row.split(END) if text) == Counter(TEXTS)
-
-
 @pytest.mark.slow
 def test_any_number_of_processes_and_workers_trains_on_the_same_rows_in_each_step(seen, tmp_path):
     plain = seen("plain")
