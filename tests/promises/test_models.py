@@ -1,7 +1,6 @@
 """Models: every family trains and exports to what plain transformers loads; adapters, new tokens and mixtures of
 models too."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -162,14 +161,6 @@ def test_embeddings_can_have_a_learning_rate_of_their_own(trained, recipe):
     assert all(rate == (1e-5 if parameter in ends else 3e-3) for parameter, rate in rates.items())
 
 
-def test_tied_heads_stay_tied(trained, tmp_path):
-    config = {**TINY_LLAMA, "tie_word_embeddings": True}
-    exported = export_model(*trained(config=config), tmp_path / "exported")
-    model = AutoModelForCausalLM.from_pretrained(exported)
-    assert "lm_head.weight" not in weights(exported)
-    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-
-
 @pytest.fixture(scope="module")
 def extended(base_model, corpus, tmp_path_factory, cpt):
     """The base with 12 tokens of its domain."""
@@ -226,16 +217,6 @@ def test_a_tokenizer_larger_than_the_model_is_refused_until_asked_for(extended, 
         trained(path=str(base_model))
     trainer, _, tokenizer = trained(path=str(base_model), resize_embeddings=True)
     assert trainer.model.config.vocab_size >= len(tokenizer) > 320
-
-
-@pytest.mark.slow
-def test_an_export_holds_what_llama_cpps_converter_reads(cpt, base_model, tmp_path):
-    assert cpt("export", base_model, "-o", tmp_path / "out").returncode == 0
-    config = json.loads((tmp_path / "out/config.json").read_text())
-    special = {"bos_token_id", "eos_token_id", "max_position_embeddings", "rms_norm_eps", "num_key_value_heads"}
-    assert config["architectures"] == ["LlamaForCausalLM"] and special <= config.keys()
-    assert all((tmp_path / "out" / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
-    assert {"model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"} <= weights(tmp_path / "out").keys()
 
 
 def other_than(base: Path, folder: Path, seed: int) -> Path:
