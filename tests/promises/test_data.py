@@ -124,13 +124,6 @@ def test_lines_that_begin_where_a_chunk_does_are_read_once(epoch):
     assert epoch(texts, chunk_bytes=8 * length).texts == Counter(texts)
 
 
-def test_files_that_were_moved_are_the_same_rows(epoch, tmp_path):
-    before = epoch()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "texts.jsonl").rename(tmp_path / "elsewhere/texts.jsonl")
-    assert same_rows(before.rows, epoch(sources=[{"path": str(tmp_path / "elsewhere/texts.jsonl")}]).rows)
-
-
 def test_a_template_makes_the_text_of_several_columns(epoch, tmp_path):
     (tmp_path / "books.jsonl").write_text('{"title": "the word", "body": "the text"}\n')
     read = epoch(sources=[{"path": str(tmp_path / "books.jsonl"), "template": "{title}: {body}"}])
