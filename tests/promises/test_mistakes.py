@@ -107,23 +107,6 @@ def test_an_impossible_global_batch_is_refused_with_a_possible_one(refused):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("override", "named"),
-    [
-        ("data.sources.0.path=nowhere.jsonl", "nowhere.jsonl"),
-        ("tokenizer.path=./nowhere", "nowhere"),
-        ("optimizer.name=mine:none", "mine"),
-        ("optimizer.beta=1", "betas"),
-        ("schedule={name: constant, floor: 0.1}", "floor"),
-    ],
-)
-def test_a_missing_file_option_or_function_is_refused_before_the_first_step(cpt, recipe, write, override, named):
-    typed = cpt("train", file := write(recipe), override)
-    assert typed.returncode == 2 and named in typed.stderr.replace(override, "") and "Traceback" not in typed.stderr
-    assert not list(file.parent.rglob("metrics.jsonl"))
-
-
-@pytest.mark.heavy
 def test_check_finds_what_train_refuses_and_starts_nothing(cpt, recipe, write):
     file = write(recipe)
     assert cpt("check", file).returncode == 0
