@@ -11,8 +11,7 @@ import yaml
 from promises.conftest import free_port, losses, metrics, texts_in
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cpt import compare_runs, load_recipe
-from cpt.train import train
+from cpt import load_recipe
 
 pytestmark = pytest.mark.heavy
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -20,13 +19,6 @@ CHAT = (
     "{% for m in messages %}{{ m.role }} {{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt"
     " %}assistant {% endif %}"
 )
-
-
-@pytest.fixture(scope="session")
-def differing(whole) -> Path:
-    """The run of `whole` with three keys changed."""
-    changes = ["name=second", "seed=7", "optimizer.learning_rate=1e-3", "schedule.name=linear"]
-    return train(load_recipe(whole, changes)).parent
 
 
 @pytest.mark.slow
@@ -56,12 +48,6 @@ def test_documents_become_an_answer_to_an_openai_client(cpt, start, base_model, 
     assert answer.choices[0].text.strip() == tokenizer.decode(wanted, skip_special_tokens=True).strip()
     server.signal(signal.SIGTERM)
     assert server.wait(60).returncode == 0
-
-
-def test_compare_names_the_planted_differences_and_no_others(run_of, differing):
-    found = [one["name"] for one in compare_runs([run_of(), differing])["differences"] if one["topic"] == "Recipe"]
-    assert sorted(found) == ["optimizer.learning_rate", "schedule.name", "seed"]
-    assert compare_runs([run_of(), run_of()])["differences"] == []
 
 
 @pytest.mark.slow
@@ -180,20 +166,6 @@ def test_a_config_of_llamafactory_trains(cpt, chat_model, tmp_path):
     config |= {"logging_steps": 1, "output_dir": "saves/tiny"}
     found = imported_losses(cpt, config, tmp_path)
     assert len(found) == 6 and found[-1] < found[0]
-
-
-@pytest.mark.slow
-def test_a_script_of_ms_swift_trains(cpt, base_model, tmp_path):
-    shutil.copytree(base_model, tmp_path / "base")
-    texts = [json.dumps({"text": f"the number after {number} is {number + 1}"}) for number in range(200)]
-    (tmp_path / "texts.jsonl").write_text("\n".join(texts))
-    (tmp_path / "pretrain.sh").write_text(
-        "steps=8\nswift pt --model ./base --tuner_type full --dataset texts.jsonl --torch_dtype float32 --bf16 false"
-        " --fp16 false --max_length 64 --packing true --max_steps $steps --gradient_accumulation_steps 1"
-        " --learning_rate 1e-2 \\\n    --logging_steps 1 --report_to none --output_dir output\n"
-    )
-    found = imported_losses(cpt, "pretrain.sh", tmp_path)
-    assert len(found) == 8 and found[-1] < found[0]
 
 
 def test_a_trained_tokenizer_gives_every_text_back(cpt, corpus, tmp_path):
