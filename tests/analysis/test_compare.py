@@ -209,6 +209,7 @@ def test_the_printed_comparison_is_as_approved(tmp_path, cpt):
     ]
     write_lines(second / "metrics.jsonl", [{**line, "gpu_memory_peak_gib": 7} for line in lines])
     write_lines(second / "events.jsonl", [{"kind": "restart"}, {"kind": "restart"}, {"kind": "alert"}])
+    assert len(json.loads(cpt("compare", first, second, "--json")[1])["differences"]) > 5
     code, said = cpt("compare", first, second)
     assert code == 0
     check_approved(said, Path(__file__).with_name("approved_comparison.txt"))
