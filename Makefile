@@ -31,7 +31,7 @@ export PATH := $(BIN):$(PATH)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 
-.PHONY: help setup demo test test-quick coverage mutations test-slow test-long test-quantized test-cluster test-oldest test-upstream matrix test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-importing bench-saving bench-faults bench-rewarming bench-replay bench-optimizers bench-scale train-prototype train-production
+.PHONY: help setup demo test test-quick coverage mutations test-slow test-long test-quantized test-cluster test-oldest test-upstream matrix test-gpu test-network lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-importing bench-saving bench-faults bench-rewarming bench-replay bench-optimizers bench-scale train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,9 +82,6 @@ coverage: $(INSTALLED) ## which lines of cpt/ the default and the slow tests run
 
 mutations: $(INSTALLED) ## break guarded lines one at a time and check that a test notices: 10 minutes on 2 cores
 	$(BIN)/python -m benchmarks.mutations -j $(WORKERS) $(ARGS)
-
-test-faults: $(INSTALLED) ## every fault in real runs, beside the plain Trainer: the long form of tests/faults
-	$(PYTEST) tests/faults -m 'not cluster and not gpu and not network' $(ARGS)
 
 test-oldest: $(INSTALLED) ## the private names of other libraries that cpt uses, in the oldest versions that pyproject.toml allows
 	test -x build/oldest/bin/python || $(BIN)/python -m venv build/oldest

@@ -23,10 +23,6 @@ def my_lab(tmp_path, monkeypatch):
     return write
 
 
-def test_a_built_in_is_found_by_its_name():
-    assert find("optimizer", "sgd", BUILT_IN) is list
-
-
 def test_a_users_function_is_found_from_where_the_command_was_started(my_lab):
     lab = my_lab("def build(): return 'mine'\n")
     assert find("optimizer", f"{lab}:build", BUILT_IN)() == "mine"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import docx
 from reportlab.lib.pagesizes import A4
-from reportlab.lib.pdfencrypt import StandardEncryption
 from reportlab.pdfgen.canvas import Canvas
 
 SENTENCE = "A catalyst is a substance that speeds up a reaction and is not used up by it."
@@ -31,12 +30,9 @@ def write_pdf(
     *,
     title: str | None = None,
     password: str | None = None,
-    encryption: StandardEncryption | None = None,
 ) -> Path:
     """A PDF of so many pages, or of pages with these lines; `draw` adds to each page."""
-    canvas = Canvas(
-        str(path), pagesize=A4, encrypt=StandardEncryption(password) if password else encryption, invariant=1
-    )
+    canvas = Canvas(str(path), pagesize=A4, encrypt=password, invariant=1)
     if title is not None:
         canvas.setTitle(title)
     for number, lines in enumerate([[]] * pages if isinstance(pages, int) else pages, 1):
@@ -71,11 +67,11 @@ def write_docx(path: Path, text: str = SENTENCE) -> Path:
     return path
 
 
-def chapter(body: str, prologue: str = "") -> str:
+def chapter(body: str) -> str:
     """An XHTML file of an EPUB."""
     return (
-        f'<?xml version="1.0"?>{prologue}<html'
-        f' xmlns="http://www.w3.org/1999/xhtml"><head><title/></head><body>{body}</body></html>'
+        '<?xml version="1.0"?><html xmlns="http://www.w3.org/1999/xhtml">'
+        f"<head><title/></head><body>{body}</body></html>"
     )
 
 

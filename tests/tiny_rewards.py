@@ -54,8 +54,6 @@ def bandit(stage: str, folder: Path, *, steps: int = 60, learning_rate: float = 
     """A recipe of so many steps."""
     groups = {"num_generations": 8} if stage in ("grpo", "rloo") else {}
     training = TRAINING | groups | sections.pop("training", {})
-    if sections.pop("lora", False):  # over weights that know nothing: the adapter has to learn all of it
-        sections["model"] = {"from_scratch": True, "config": MODEL, "lora": {"r": 16, "lora_alpha": 32}}
     completions = training["per_device_train_batch_size"] * training.get("gradient_accumulation_steps", 1)
     given: dict[str, Any] = {
         "name": "run",
@@ -73,24 +71,19 @@ def bandit(stage: str, folder: Path, *, steps: int = 60, learning_rate: float = 
     return Recipe(**given)
 
 
-def trainer_of(recipe: Recipe) -> Any:
+def quiet_trainer(recipe: Recipe) -> Any:
     """As a run builds it, but for the data and the callbacks."""
     data: Any = SimpleNamespace(rows=Prompts(), held_out={}, num_tokens=64, num_rows=4, form="prompt")
     arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
     tokenizer = words()
-    return stage_trainer(recipe, model_for(recipe, tokenizer, arguments), tokenizer, data, arguments)
+    trainer = stage_trainer(recipe, model_for(recipe, tokenizer, arguments), tokenizer, data, arguments)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
 
 
 def rewards_of(trainer: Any, name: str = "exact_match") -> list[float]:
     """The mean of a reward at each step."""
     return [entry[f"rewards/{name}/mean"] for entry in trainer.state.log_history if f"rewards/{name}/mean" in entry]
-
-
-def quiet_trainer(recipe: Recipe) -> Any:
-    """The same, which prints nothing."""
-    trainer = trainer_of(recipe)
-    trainer.remove_callback(PrinterCallback)
-    return trainer
 
 
 def losses_of(trainer: Any) -> list[float]:

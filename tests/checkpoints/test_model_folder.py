@@ -1,10 +1,10 @@
 """A folder of weights: what it holds, its tensors, and its pickles as data."""
 
-import os
 import shutil
 
 import pytest
 import torch
+from tiny import Planted
 from tiny_checkpoints import save_llama
 from transformers import AutoModelForCausalLM
 
@@ -74,16 +74,6 @@ def test_every_tensor_is_computed_once_and_no_file_is_larger_than_requested(tmp_
 
 
 # --- pickles ---------------------------------------------------------------------------------------------------------
-
-
-class Planted:
-    """Unpickling it makes a folder."""
-
-    def __init__(self, mark):
-        self.mark = str(mark)
-
-    def __reduce__(self):
-        return os.mkdir, (self.mark,)
 
 
 MODEL_STATES = "global_step3/mp_rank_00_model_states.pt"

@@ -8,6 +8,7 @@ from launching import launch, zero_profile
 from one_process_group import alone_in_a_group
 from tiny import write_recipe
 from tiny_models import make_tokenizer, tiny_config
+from tiny_training import steps
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
@@ -50,30 +51,18 @@ def sharded(seed):
     return model, build_optimizer(Optimizer(learning_rate=1e-2), model)
 
 
-def train(model, optimizer, steps):
-    ids = torch.randint(4, 90, (2, 16), generator=torch.Generator().manual_seed(0))
-    losses = []
-    for _ in range(steps):
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
 @pytest.mark.heavy
 def test_an_fsdp_model_resumes_from_its_parts_bit_for_bit(group, tmp_path):
     model, optimizer = sharded(seed=1)
-    train(model, optimizer, steps=2)
+    steps(model, optimizer, 2)
     path = tmp_path / file_of_part(0, 1)
     path.parent.mkdir()
     torch.save(part_here(model, optimizer), path)
-    straight = train(model, optimizer, steps=2)
+    straight = steps(model, optimizer, 2)
     again, its_optimizer = sharded(seed=2)
     load_parts(tmp_path, again, its_optimizer)
     assert all(isinstance(state["exp_avg"], DTensor) for state in its_optimizer.state.values())
-    assert train(again, its_optimizer, steps=2) == straight
+    assert steps(again, its_optimizer, 2) == straight
 
 
 def test_the_weights_of_an_fsdp_model_are_gathered_for_the_models_file(group):

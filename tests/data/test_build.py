@@ -10,7 +10,7 @@ from cpt.data.readers.columns import source_with_form
 from cpt.data.rows.held_out import held_out_set, size_warnings
 from cpt.data.rows.open_sources import check_sources
 from cpt.data.rows.packing import Layout
-from cpt.errors import DataError, RecipeError
+from cpt.errors import DataError
 from cpt.recipe.schema import Component, Data, Evaluation, HeldOut, Source
 
 TEXTS = [f"document {number} of many" for number in range(400)]
@@ -27,16 +27,6 @@ def test_every_mistake_of_the_sources_is_reported_at_once(source, tmp_path):
     found = check_sources(Data(sources=sources), Evaluation())
     for key, complaint in zip(("missing.jsonl", "no rows", "`body`", "`lenght`"), found, strict=True):
         assert key in complaint
-
-
-def test_names_of_sources_and_of_held_out_sets_must_be_unique(build, source):
-    first = source("a", TEXTS)
-    with pytest.raises(RecipeError, match=r"`data.sources\[1\]`"):
-        build(first, source("b", ["y"], name="a"))
-    with pytest.raises(RecipeError, match=r"`evaluation.perplexity\[1\]`"):
-        build(first, evaluation=Evaluation(perplexity=[HeldOut(path=first.path, name="x")] * 2))
-    with pytest.raises(RecipeError, match=r"perplexity\[0\].*`a`"):
-        build(first, evaluation=Evaluation(held_out_share=0.1, perplexity=[HeldOut(path=first.path)]))
 
 
 def test_reports_count_documents_tokens_rows_and_shares(build, source):

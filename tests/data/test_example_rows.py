@@ -1,10 +1,7 @@
-from collections import Counter
-
 import pytest
 import torch
 
 from cpt.data.examples.encoder import MARKS
-from cpt.data.rows.packing import IGNORED
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Evaluation, Phase
 
@@ -33,23 +30,8 @@ def pairs(number):
     ]
 
 
-def learned(row, tokenizer):
-    """The texts of a packed row's documents that have labels."""
-    ids, labels = row["input_ids"].reshape(-1), row["labels"].reshape(-1)
-    assert torch.equal(labels[labels != IGNORED], ids[labels != IGNORED])
-    return tokenizer.decode(ids[labels != IGNORED])
-
-
 def all_rows(prepared):
     return [prepared.rows[number] for number in range(prepared.num_rows)]
-
-
-@pytest.mark.parametrize("packing", ["best_fit", "none", "token_budget"])
-def test_every_conversation_is_learned_once_in_packed_rows(examples, rows_file, talking, packing):
-    prepared = examples("conversation", rows_file("a", talks(40)), packing=packing)
-    text = "".join(learned(row, talking()) for row in all_rows(prepared))
-    assert Counter(text.split("<|endoftext|>")) == Counter([f"answer {n} <|im_end|>" for n in range(40)] + [""])
-    assert prepared.form == "conversation" and prepared.sources[0].documents == 40
 
 
 def test_an_example_without_anything_to_learn_after_the_cut_is_dropped_and_counted(examples, rows_file):

@@ -133,12 +133,8 @@ def test_an_open_quote_is_given_up_before_it_fills_the_memory(tmp_path, read, mo
 # Tables
 
 
-def test_arrow_files_and_streams_and_saved_splits_are_read(tmp_path, texts):
+def test_saved_splits_are_read(tmp_path, texts):
     table = pa.table({"text": ["one", "twö"], "n": [1, 2]})
-    for name, writer in {"file": pa.ipc.new_file, "stream": pa.ipc.new_stream}.items():
-        with writer(tmp_path / f"{name}.arrow", table.schema) as open_writer:
-            open_writer.write_table(table)
-        assert texts(tmp_path / f"{name}.arrow") == ["one", "twö"]
     both = {"train": datasets.Dataset(table), "test": datasets.Dataset(pa.table({"text": ["three"]}))}
     datasets.DatasetDict(both).save_to_disk(tmp_path / "saved")
     assert texts(tmp_path / "saved") == ["one", "twö"] and texts(tmp_path / "saved", split="test") == ["three"]

@@ -7,7 +7,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cpt.data.readers import opening as remote
 from cpt.data.readers.sources import files_of, pieces_of, read_piece, states_of
 from cpt.recipe.schema import Source
 
@@ -26,9 +25,6 @@ class Answer(BaseHTTPRequestHandler):
             content = "".join(f'<a href="{name}">{name}</a>' for name in server.files).encode()
         if content is None:
             status, content = 404, b""
-        elif server.failing and self.command == "GET":
-            server.failing -= 1
-            status, content = 503, b""
         elif server.has_ranges and (asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))):
             begin, last = int(asked[1]), min(int(asked[2] or len(content)), len(content) - 1)
             headers["Content-Range"] = f"bytes {begin}-{last}/{len(content)}"
@@ -44,11 +40,10 @@ class Answer(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setattr(remote, "FIRST_WAIT_SECONDS", 0.01)
+def server():
     with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
         server.url = f"http://127.0.0.1:{server.server_port}"
-        server.has_ranges, server.failing, server.daemon_threads, server.files = True, 0, True, {}
+        server.has_ranges, server.daemon_threads, server.files = True, True, {}
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server
         server.shutdown()

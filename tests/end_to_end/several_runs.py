@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import yaml
+from resuming import forget_after
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from cpt.distributed import join_processes, leave_processes, main_process_decides
@@ -24,10 +25,7 @@ OF_ACCELERATE = ("ACCELERATE_USE_", "FSDP_")  # what it tells itself of the engi
 def copy_killed(source: Path, target: Path, step: int) -> None:
     """The run as it was right after the checkpoint of this step."""
     shutil.copytree(source, target)
-    for folder in [target / "final", *target.glob("checkpoint-*")]:
-        if folder.name == "final" or int(folder.name.split("-")[1]) > step:
-            shutil.rmtree(folder)
-    (target / "status.json").unlink()
+    forget_after(target, step)
     recipe = yaml.safe_load((target / "recipe.yaml").read_text())
     (target / "recipe.yaml").write_text(yaml.safe_dump({**recipe, "name": target.name}, sort_keys=False))
 

@@ -22,19 +22,6 @@ def test_on_two_processes_it_resumes_bit_for_bit(tiny_recipe, tmp_path, stage, o
     interrupted_equals_straight(tiny_recipe, tmp_path, at=(3,), stage=stage, offload=offload, processes=2)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("stage", "offload"), [(2, False), (3, True)])
-def test_under_zero_the_optimizer_moves_to_host_memory_or_back(tiny_recipe, tmp_path, stage, offload):
-    tiny_recipe["optimizer"]["embedding_learning_rate"] = 1e-3
-    run = tmp_path / "runs" / "tiny"
-    launch_to_its_end(recipe_of(tiny_recipe, tmp_path, stage=stage, offload=offload))
-    straight = losses(run)
-    forget_after(run, 3)
-    launch_to_its_end(recipe_of(tiny_recipe, tmp_path, stage=stage, offload=not offload))
-    assert losses(run) == pytest.approx(straight, rel=1e-6)
-    assert json.loads((run / "checkpoint-8" / "manifest.json").read_text())["exactness"].startswith("rounding")
-
-
 @pytest.fixture
 def adapted(tiny_recipe, tmp_path):
     """Sections of a run with LoRA on a trained model, without dropout: it would depend on the number of processes."""

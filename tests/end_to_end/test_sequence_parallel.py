@@ -6,8 +6,7 @@ import json
 import pytest
 from launching import launch_to_its_end, losses, zero_profile
 from resuming import differences, forget_after, recipe_of
-from tiny import write_recipe
-from tiny_models import tiny_config
+from tiny import tiny_config, write_recipe
 
 from cpt.runs.events import read_events
 

@@ -17,8 +17,6 @@ from cpt.runs.events import read_events
 pytestmark = pytest.mark.timeout(1800)
 PROGRAM = Path(__file__).with_name("several_runs.py")
 LLAMA = {"from_scratch": True, "config": {**TINY_LLAMA, "tie_word_embeddings": True}}
-GPT2 = {"model_type": "cpt-gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-GPT2 |= {"vocab_size": 384, "unpadded_vocab_size": 320}
 WAYS = ("plain", "fsdp", "zero2", "zero3")
 TOKENS_OF_STEP = {"sft": 1024, "dpo": 512, "reward": 512, "cpo": 512, "orpo": 512}
 STEPS = 8
@@ -210,15 +208,6 @@ def test_adapters_on_a_divided_base_learn_and_resume_under_fsdp(runs):
 def test_fsdp_resumes_on_one_process(runs):
     assert losses(runs.of("fewer")) == pytest.approx(losses(runs.of("fsdp")), rel=1e-6)
     assert [event["kind"] for event in read_events(runs.of("fewer"))] == ["elastic"]
-
-
-@pytest.mark.long
-def test_one_of_our_families_has_the_same_losses_however_it_is_split(corpus, tokenizer_folder, tmp_path):
-    made, model = Runs(tmp_path, corpus, tokenizer_folder), {"from_scratch": True, "config": GPT2}
-    made.train(2, *(made.planned(way, way, model=model) for way in WAYS))
-    made.train(1, made.planned("alone", model=model))
-    for way in WAYS:
-        assert made.losses(way) == pytest.approx(made.losses("alone"), rel=1e-6), way
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ import torch
 import yaml
 from launching import ROOT, environment_of_a_run
 from peft import PeftModel
+from run_folders import write_lines
 from tiny import write_recipe
 from tiny_checkpoints import random_llama, save_adapter
 from transformers import AutoTokenizer, LlamaForCausalLM
@@ -21,11 +22,6 @@ from cpt.runs.record import Run
 from cpt.tokenizer.load import load_tokenizer
 
 METALS = ["nickel", "cobalt", "copper", "silver", "osmium", "yttrium", "gallium", "thorium", "cerium", "barium"]
-
-
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +38,11 @@ def folder(tokenizer_folder, tmp_path_factory):
         f" remained was mostly {METALS[number % 10]}{number // 10}."
         for number in range(60)
     ]
-    write_rows(folder / "domain.jsonl", [{"text": text} for text in texts])
+    write_lines(folder / "domain.jsonl", [{"text": text} for text in texts])
     choices = {"choices": ["vessel", "metal", "step"], "answer": 1}
     questions = [{"question": f"in step {number} the", **choices} for number in range(12)]
-    files = {"test": write_rows(folder / "questions.jsonl", questions)}
+    write_lines(folder / "questions.jsonl", questions)
+    files = {"test": str(folder / "questions.jsonl")}
     task = {"task": "exam", "dataset_path": "json", "test_split": "test", "dataset_kwargs": {"data_files": files}}
     task |= {"doc_to_text": "{{question}}", "doc_to_choice": "{{choices}}", "doc_to_target": "answer"}
     task |= {"output_type": "multiple_choice", "metric_list": [{"metric": "acc"}]}
@@ -95,7 +92,7 @@ def run(recipe, load, folder, tmp_path):
         (run / "final").symlink_to(folder / "final")
         (run / "recipe.yaml").write_text(dump_recipe(load(recipe)))
         figures = [{"step": step, "tokens": step * 256, "eval_domain_bits_per_byte": 2 - step / 99} for step in (0, 8)]
-        write_rows(run / "metrics.jsonl", figures)
+        write_lines(run / "metrics.jsonl", figures)
         (run / "status.json").write_text(json.dumps({"state": "finished"}))
         (run / "verdict.json").write_text(json.dumps({"is_complete": False}))
         return Run(run)

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from run_folders import write_lines
 from tiny_checkpoints import random_llama
 from torch import nn
 from transformers import GenerationConfig, TrainerControl, TrainerState, TrainingArguments
@@ -100,10 +101,6 @@ def metrics(**sets):
     return {f"eval_{name}_bits_per_byte": value for name, value in sets.items()} | {"eval_domain_loss": 1.0}
 
 
-def write_metrics(folder, *lines):
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
 @pytest.fixture
 def run(tmp_path):
     return Run(tmp_path)
@@ -116,7 +113,8 @@ def evaluate(guard, step, **sets):
 
 
 def test_a_resumed_run_compares_with_the_values_before_its_first_step(run, tmp_path):
-    write_metrics(tmp_path, {"step": 0, "tokens": 0, **metrics(general=1.0)}, {"step": 5, "tokens": 50, "loss": 3.0})
+    first, loss = {"step": 0, "tokens": 0, **metrics(general=1.0)}, {"step": 5, "tokens": 50, "loss": 3.0}
+    write_lines(tmp_path / "metrics.jsonl", [first, loss])
     guard = StopWhenForgetting(run, {"general": 0.02})
     guard.on_train_begin(TrainingArguments(), TrainerState(global_step=5), TrainerControl())
     assert evaluate(guard, 10, general=1.03)
@@ -125,7 +123,7 @@ def test_a_resumed_run_compares_with_the_values_before_its_first_step(run, tmp_p
 def test_the_course_is_every_evaluation_in_order_and_the_last_of_each_step(tmp_path):
     first, loss = {"step": 0, "tokens": 0, **metrics(domain=2.0)}, {"step": 5, "tokens": 50, "loss": 3.0}
     twice = [{"step": 10, "tokens": 100, **metrics(domain=value)} for value in (1.0, 1.1)]
-    write_metrics(tmp_path, first, loss, *twice)
+    write_lines(tmp_path / "metrics.jsonl", [first, loss, *twice])
     course = read_course(tmp_path / "metrics.jsonl")
     points = [(point.step, point.tokens, point.bits_per_byte["domain"]) for point in course]
     assert points == [(0, 0, 2.0), (10, 100, 1.1)]

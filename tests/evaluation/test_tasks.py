@@ -1,9 +1,5 @@
 import json
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -33,19 +29,11 @@ CHOICE = {
     "doc_to_target": "answer",
     "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
 }
-WRITING = {
-    **LOCAL,
-    "task": "writes",
-    "output_type": "generate_until",
-    "doc_to_target": "{{choices[0]}}",
-    "generation_kwargs": {"max_gen_toks": 4, "until": ["\n"]},
-    "metric_list": [{"metric": "exact_match"}],
-}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two tasks over one local file."""
+    """Tasks over one local file."""
     path, draw = tmp_path_factory.mktemp("tasks"), random.Random(0)
     questions = [
         {
@@ -57,7 +45,7 @@ def folder(tmp_path_factory):
     ]
     (path / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
     data = {"dataset_kwargs": {"data_files": {"test": str(path / "questions.jsonl")}}}
-    for task in (CHOICE, WRITING, {**CHOICE, "task": "unsafe", "unsafe_code": True}):
+    for task in (CHOICE, {**CHOICE, "task": "unsafe", "unsafe_code": True}):
         (path / f"{task['task']}.yaml").write_text(yaml.safe_dump({**task, **data}))
     return path
 
@@ -145,24 +133,3 @@ def test_options_of_a_function_are_checked_and_given_by_the_recipe_and_the_comma
     assert of_recipe.is_function and of_recipe.options == {"questions": 5}
     of_lm_eval, own = task_choices(["mine", name, "writes"], None, False, 3, None)
     assert of_lm_eval.names == ("mine", "writes") and (own.names, own.options) == ((name,), {"limit": 3})
-
-
-@pytest.mark.long
-def test_scores_are_those_of_lm_evals_own_command(tokenizer, folder, tmp_path):
-    model = random_llama(0)
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    command = [Path(sys.executable).with_name("lm-eval"), "--model", "hf", "--device", "cpu", "--batch_size", "4"]
-    command += ["--model_args", f"pretrained={tmp_path / 'model'},dtype=float32", "--tasks", "mine,writes"]
-    command += ["--include_path", folder, "--output_path", tmp_path]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    theirs = json.loads(next(tmp_path.rglob("results*.json")).read_text())["results"]
-    ours = run_tasks(model, tokenizer, TaskChoice(("mine", "writes"), folder=folder), batch_size=4)
-    assert len(ours) == 3
-    for score in (one.report for one in ours):
-        metric, _, chosen = score.metric.partition(",")
-        assert score.value == theirs[score.name][score.metric]
-        error = theirs[score.name][f"{metric}_stderr,{chosen}"]
-        assert score.interval == pytest.approx((score.value - 1.96 * error, score.value + 1.96 * error), rel=1e-9)

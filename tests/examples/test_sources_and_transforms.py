@@ -1,8 +1,6 @@
 """The examples of users' own sources and transforms."""
 
-import http.server
 import json
-import threading
 
 import pytest
 
@@ -53,23 +51,12 @@ def texts_of(path, **options):
     return [document.text for document in open_source(Source(path=path, options=options), "data.sources[0]")]
 
 
-def test_a_service_is_read_page_by_page():
-    pages = {"/1": {"data": [{"text": "a"}, {"text": "b"}], "next": "/2"}, "/2": {"data": [{"text": "c"}]}}
-
-    class Service(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(pages[self.path]).encode())
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/1"
-        texts = texts_of("examples.sources.http_api:pages", url=url, items="data", next_page="next")
-        server.shutdown()
+def test_a_service_is_read_page_by_page(tmp_path):
+    pages = {"1": {"data": [{"text": "a"}, {"text": "b"}], "next": "2"}, "2": {"data": [{"text": "c"}]}}
+    for name, page in pages.items():
+        (tmp_path / name).write_text(json.dumps(page))
+    url = (tmp_path / "1").as_uri()
+    texts = texts_of("examples.sources.http_api:pages", url=url, items="data", next_page="next")
     assert texts == ["a", "b", "c"]
 
 

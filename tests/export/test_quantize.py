@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import TINY_LLAMA, write_documents
+from tiny import TINY_LLAMA, tiny_config, write_documents
 from tiny_checkpoints import save_llama
-from tiny_models import tiny_config
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from typed_export import export
 

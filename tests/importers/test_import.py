@@ -146,11 +146,6 @@ def test_a_dataset_of_axolotl(translate, dataset, stage, source):
     assert recipe["stage"] == stage and recipe["data"]["sources"] == [{"path": "a/b", **source}]
 
 
-def test_axolotls_alpaca_has_its_own_template(translate):
-    recipe = translate(AXOLOTL, datasets=[{"path": "a/b", "type": "alpaca"}]).recipe
-    assert recipe["stage"] == "sft" and "### Inst" in recipe["data"]["sources"][0]["chat"]["prompt"]
-
-
 def test_local_files_of_axolotl_are_sources_of_their_own(translate):
     files = {"path": "json", "data_files": ["one.jsonl", "two.jsonl"], "ds_type": "json", "type": "completion"}
     data = translate(AXOLOTL, datasets=[files]).recipe["data"]
@@ -262,10 +257,8 @@ def test_a_stage_of_ms_swift(translate, values, stage):
         ({**AXOLOTL, "processor_type": "AutoProcessor"}, "processor_type"),
         ({**AXOLOTL, "rl": "ebft"}, "rl"),
         ({**AXOLOTL, "diffusion": {"eps": 0.1}}, "diffusion"),
-        ({**LLAMAFACTORY, "image_max_pixels": 4096}, "image_max_pixels"),
         ({**SWIFT, "freeze_vit": False, "vit_lr": 1e-5}, "vit_lr"),
         ({**SWIFT, "ENV": {"MAX_PIXELS": 4096}}, "max_pixels"),
-        ({**SWIFT, "task_type": "embedding"}, "task_type"),
         ({**SWIFT, "micro_batch_size": 1, "finetune": True}, "micro_batch_size"),
         ({**SWIFT, "swift_version": "4.0.0"}, "swift_version"),
         ({**SWIFT, "rlhf_type": "gkd"}, "teacher_model"),

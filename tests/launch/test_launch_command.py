@@ -16,21 +16,12 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "launch" / "README.md").read_text()
 LINES = {line.rsplit("/", 1)[1]: shlex.split(line) for line in README.splitlines() if line.startswith("cpt launch ")}
 CONFIGS = sorted((ROOT / "launch").glob("*.yaml"))
-RECIPE = """
-name: tiny
-model: {path: none}
-data: {sequence_length: 64, sources: [{path: documents.jsonl}]}
-budget: {tokens: 65536, global_batch_tokens: 4096}
-training: {per_device_train_batch_size: 2}
-"""
 ZERO = "training.deepspeed={zero_optimization: {stage: 2}}"
 
 
 @pytest.fixture
-def launch(cpt, tmp_path, monkeypatch):
+def launch(cpt, with_recipe):
     """`cpt launch recipe.yaml WORDS`: the exit code, and what it prints."""
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
-    monkeypatch.chdir(tmp_path)
     return lambda *words: cpt("launch", "recipe.yaml", *words)
 
 

@@ -9,13 +9,6 @@ import pytest
 
 from cpt.cli import main
 
-RECIPE = """
-name: tiny
-model: {path: none}
-data: {sequence_length: 64, sources: [{path: documents.jsonl}]}
-budget: {tokens: 65536, global_batch_tokens: 4096}
-training: {per_device_train_batch_size: 2}
-"""
 # In the place of `python -m cpt train`: prints its words, or waits for the signal that it exits with 75 after.
 WAITS = 'trap "echo stopped; exit 75" INT TERM HUP USR1; echo ready; while :; do sleep 0.03; done'
 SSH = """while [ $# -gt 2 ]; do shift; done
@@ -26,16 +19,14 @@ IN_SLURM = {"SLURM_JOB_ID": "12345", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_CPUS
 
 
 @pytest.fixture
-def written(tmp_path, monkeypatch):
+def written(with_recipe):
     """Write the files for a launch into there/."""
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
-    monkeypatch.chdir(tmp_path)
 
     def write(*words: str) -> Path:
         with pytest.raises(SystemExit) as ended:
             main(["launch", "recipe.yaml", "--venv", "venv", "--output", "there", "--gpus-per-node", "2", *words])
         assert ended.value.code == 0
-        return tmp_path / "there"
+        return with_recipe / "there"
 
     return write
 

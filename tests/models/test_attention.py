@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from tiny_models import SHAPE, tiny_model
+from tiny import SHAPE
+from tiny_models import tiny_model
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import SHAPE, make_tokenizer, tiny_config, tiny_model
+from tiny import SHAPE, tiny_config
+from tiny_models import make_tokenizer, tiny_model
 from transformers import Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration
 
 from cpt.errors import CheckpointError, RecipeError

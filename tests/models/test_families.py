@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_models import TINY, make_tokenizer, tiny_config, tiny_model
+from tiny import TINY, tiny_config
+from tiny_models import make_tokenizer, tiny_model
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tiny_models import SHAPE, TINY, tiny_config
+from tiny import SHAPE, TINY, tiny_config
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 

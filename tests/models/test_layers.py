@@ -5,10 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition, nop
 from tiny_models import assert_same_gradients, gradients, tiny_config, tiny_model
 from torch import _dynamo as dynamo
-from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cpt.errors import RecipeError, ResourceError
@@ -193,28 +191,6 @@ def test_evaluation_and_generation_of_any_shape_compile_nothing(compiler):
     assert compiler["frames"]["total"] == before
     losses(model.train(), steps=1)
     assert compiler["stats"]["unique_graphs"] == 1, "training goes on with its graph"
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(("sub_keys", "again"), [({}, 1), ({"selective": True}, 0)])
-def test_the_graph_of_the_backward_pass_holds_what_is_computed_again(sub_keys, again, compiler):
-    backward = []
-
-    def keep(graph, inputs):
-        # An operation that could be random is handed to another, which gives it the same numbers again.
-        backward.extend(
-            str(node.args[1] if "run_with_rng_state" in str(node.target) else node.target)
-            for node in graph.graph.nodes
-        )
-        return make_boxed_func(graph.forward)
-
-    by_inductor = min_cut_rematerialization_partition
-    backend = aot_autograd(fw_compiler=nop, bw_compiler=keep, partition_fn=by_inductor)
-    losses(built("llama", sub_keys, compiling=Compiling(backend)), steps=1)
-    assert sum("flash_attention_for_cpu.default" in name for name in backward) == again
-    assert sum("flash_attention_for_cpu_backward" in name for name in backward) == 1
-    of_gradients = 2 * 7  # two for each matrix
-    assert sum(name in ("aten.mm.default", "aten.addmm.default") for name in backward) > of_gradients
 
 
 @pytest.mark.parametrize(

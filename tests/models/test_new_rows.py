@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tiny_models import tiny_config
+from tiny import tiny_config
 from transformers import AutoModelForCausalLM
 
 from cpt.errors import RecipeError

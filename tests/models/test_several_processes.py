@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import TINY, tiny_config, tiny_model
+from tiny import TINY, tiny_config
+from tiny_models import tiny_model
 from transformers import AutoConfig
 
 from cpt.errors import RecipeError

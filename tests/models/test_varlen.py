@@ -3,7 +3,8 @@ bounds, and by torch's kernel as it is called."""
 
 import pytest
 import torch
-from tiny_models import SHAPE, TINY, assert_same_gradients, gradients, tiny_config, tiny_model
+from tiny import SHAPE, TINY, tiny_config
+from tiny_models import assert_same_gradients, gradients, tiny_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.nn.attention import varlen

@@ -1,6 +1,5 @@
 """Wheel and sdist: what is in them, and that an installed cpt works in an empty folder."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -11,11 +10,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from packaging.utils import canonicalize_name
 from tiny import write_documents
 
 from cpt import files
-from docker.builds import BUILDS
 
 ROOT = Path(__file__).parents[2]
 PIP = (sys.executable, "-m", "pip", "install", "--quiet")
@@ -86,16 +83,6 @@ def test_an_installed_cpt_goes_from_documents_to_a_model_in_an_empty_folder(pyth
     base = ("--model", "runs/tiny-pretrain/final", "--gpu", "cpu", "--general", "general.jsonl")
     cpt("init", "documents.jsonl", *base)
     cpt("check", "recipe.yaml")
-
-
-@pytest.mark.network
-def test_with_torch_for_the_cpu_nothing_of_cuda_would_be_installed():
-    cpu = next(line for line in BUILDS if line.cuda is None)
-    ask = (*PIP, "--dry-run", "--ignore-installed", "--retries", "0", "--report", "-")
-    answer = run(*ask, f"torch=={cpu.torch}+cpu", "--extra-index-url", cpu.index, ".", folder=ROOT)
-    chosen = [canonicalize_name(one["metadata"]["name"]) for one in json.loads(answer)["install"]]
-    assert "transformers" in chosen
-    assert [name for name in chosen if name.startswith(("nvidia", "cuda", "triton"))] == []
 
 
 def test_an_installed_package_finds_its_files_inside_and_a_clone_at_its_top(tmp_path, monkeypatch):

@@ -1,10 +1,8 @@
 """Docker images follow docker/builds.py and pyproject.toml."""
 
-import re
 import tomllib
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 
 from docker import write
@@ -12,7 +10,6 @@ from docker.builds import BUILDS
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 EXTRAS = ("bitsandbytes", "liger", "flash", "mamba")
 
 
@@ -30,17 +27,3 @@ def test_every_version_of_a_build_is_one_that_pyproject_allows():
         versions = {**write.STACK, **write.OF_GPUS, "torch": line.torch}
         versions |= {wheel.package: wheel.version for wheel in line.wheels}
         assert [name for name, version in versions.items() if not allowed[name].contains(version)] == []
-
-
-def copied(dockerfile):
-    """What an image takes out of the repository."""
-    lines = re.findall(r"^COPY (.+) \S+$", dockerfile.read_text(), re.MULTILINE)
-    return [name for line in lines for name in line.split()]
-
-
-@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
-def test_what_an_image_copies_is_there_and_not_ignored(path):
-    admitted = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    for name in copied(path):
-        assert (ROOT / name).exists()
-        assert name in admitted or (name.endswith(".txt") and "docker/*.txt" in admitted)

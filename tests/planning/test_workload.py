@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from planned_setups import PLAIN
-from tiny_models import tiny_config
+from tiny import tiny_config
 from transformers import AutoConfig
 
 from cpt.models.config import config_from

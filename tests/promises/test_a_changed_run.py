@@ -125,6 +125,7 @@ def test_another_learning_rate_holds_from_the_next_step_on(train, straight, stop
     [
         ("seed=1",),
         ("data.sequence_length=32",),
+        ("model.config.hidden_size=64",),
         ("optimizer.weight_decay=0.3",),
         ("budget.global_batch_tokens=512",),
         ("budget.tokens=1024", "--change"),  # trained already

@@ -2,13 +2,12 @@
 
 import math
 import os
-import shutil
 import signal
 import sys
 
 import pytest
 import yaml
-from promises.conftest import BIN, ROOT, free_port, losses, metrics, shell, trainer_of, weights, written
+from promises.conftest import BIN, ROOT, free_port, losses, metrics, shell, trainer_of, weights
 
 from cpt import export_model, load_recipe
 from cpt.train import train
@@ -106,21 +105,6 @@ def test_the_learning_rate_of_each_step_is_that_of_the_formula(recipe, write, sc
     assert rates == pytest.approx([3e-3 * factor for factor in factors], abs=1e-9)
 
 
-def test_a_section_can_be_a_file_with_keys_on_top(whole, tmp_path):
-    recipe = yaml.safe_load(whole.read_text())
-    written(tmp_path / "tiny.yaml", recipe["model"])
-    recipe["model"] = {"base": "tiny.yaml", "dtype": "float32"}
-    loaded = load_recipe(written(tmp_path / "recipe.yaml", recipe))
-    assert loaded.model.config["hidden_size"] == 32 and loaded.model.dtype == "float32"
-
-
-def test_numbers_take_underscores_exponents_and_units(whole):
-    tokens = {
-        load_recipe(whole, [f"budget.tokens={words}"]).budget.tokens for words in ("2_000_000", "2e6", "2M", "0.002B")
-    }
-    assert tokens == {2_000_000}
-
-
 # Names
 
 
@@ -128,12 +112,6 @@ def test_a_finished_run_is_left_alone(cpt, whole, run_of):
     before = {path: path.stat().st_mtime_ns for path in run_of().rglob("*")}
     assert cpt("train", whole).returncode == 0
     assert {path: path.stat().st_mtime_ns for path in run_of().rglob("*")} == before
-
-
-@pytest.mark.slow
-def test_new_starts_beside_the_run_of_that_name(cpt, whole, run_of):
-    assert cpt("train", whole, "--new", "budget.tokens=256").returncode == 0
-    assert len(losses(run_of("run-2"))) == 1 and len(losses(run_of())) == 8
 
 
 def test_two_runs_of_one_name_at_once_are_refused(start, cpt, recipe, write):
@@ -152,13 +130,3 @@ def test_other_files_in_the_folder_of_a_run_are_not_touched(cpt, recipe, write, 
     (tmp_path / "runs/run/thesis.tex").write_text("mine")
     typed = cpt("train", write(recipe), "budget.tokens=256")
     assert typed.returncode in (0, 2) and (tmp_path / "runs/run/thesis.tex").read_text() == "mine"
-
-
-@pytest.mark.slow
-def test_a_run_that_was_begun_with_another_model_is_not_mixed_with_it(cpt, recipe, write, tmp_path):
-    recipe["checkpoints"] = {"every_steps": 4}
-    assert cpt("train", write(recipe)).returncode == 0
-    shutil.rmtree(tmp_path / "runs/run/final")
-    (tmp_path / "runs/run/status.json").unlink()
-    typed = cpt("train", write(recipe), "model.config.hidden_size=64", "budget.tokens=4096")
-    assert typed.returncode == 2 and "Traceback" not in typed.stderr

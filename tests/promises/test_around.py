@@ -11,38 +11,14 @@ import yaml
 from promises.conftest import free_port, losses, metrics, texts_in
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cpt import compare_runs, load_recipe
-from cpt.train import train
+from cpt import load_recipe
 
 pytestmark = pytest.mark.heavy
 RECIPES = Path(__file__).parents[2] / "recipes"
-PARTS = ("models", "mixtures", "presets", "demo", "pipelines", "search")
-SHIPPED = [path for path in sorted(RECIPES.rglob("*.yaml")) if path.relative_to(RECIPES).parts[0] not in PARTS]
-NAMES = """
-demo doctor init import recipes check plan rehearse schema mixture contamination prepare train launch pipeline search
-verdict evaluate runs compare report reproduce verify export merge serve chat
-"""
-BELOW = """
-data check, data preview, data ingest, data rewrite, store list, store verify, store prune, tokenizer train,
-tokenizer extend, tokenizer report
-"""
-COMMANDS = [*NAMES.split(), *(words.strip() for words in BELOW.split(","))]
 CHAT = (
     "{% for m in messages %}{{ m.role }} {{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt"
     " %}assistant {% endif %}"
 )
-
-
-def some_of(cases: list, *, quick: tuple) -> list:
-    """The quick ones, and the others for slow runs."""
-    return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in cases]
-
-
-@pytest.fixture(scope="session")
-def differing(whole) -> Path:
-    """The run of `whole` with three keys changed."""
-    changes = ["name=second", "seed=7", "optimizer.learning_rate=1e-3", "schedule.name=linear"]
-    return train(load_recipe(whole, changes)).parent
 
 
 @pytest.mark.slow
@@ -74,42 +50,12 @@ def test_documents_become_an_answer_to_an_openai_client(cpt, start, base_model, 
     assert server.wait(60).returncode == 0
 
 
-def test_compare_names_the_planted_differences_and_no_others(run_of, differing):
-    found = [one["name"] for one in compare_runs([run_of(), differing])["differences"] if one["topic"] == "Recipe"]
-    assert sorted(found) == ["optimizer.learning_rate", "schedule.name", "seed"]
-    assert compare_runs([run_of(), run_of()])["differences"] == []
-
-
-def test_compare_writes_pages_and_json(cpt, run_of, differing, tmp_path):
-    ended = cpt("compare", run_of(), differing, "--html", tmp_path / "c.html")
-    assert ended.returncode == 0, ended.output
-    assert "<html" in (tmp_path / "c.html").read_text() and "schedule.name" in (tmp_path / "c.html").read_text()
-    assert json.loads(cpt("compare", run_of(), differing, "--json").stdout) == compare_runs([run_of(), differing])
-
-
 @pytest.mark.slow
 def test_a_run_is_reproduced_bit_for_bit(cpt, run_of):
     ended = cpt("reproduce", run_of(), "--json")
     assert ended.returncode == 0, ended.output
     found = json.loads(ended.stdout)
     assert found["bit_equal"] and found["weights_differ"] == [] and found["logs"] == 8
-
-
-@pytest.mark.slow
-def test_a_reproduction_finds_a_changed_loss_and_changed_data(cpt, run_of, corpus, tmp_path):
-    run = shutil.copytree(run_of(), tmp_path / "runs/first")
-    lines = metrics(run, having="step")
-    next(line for line in lines if line["step"] == 3 and "loss" in line)["loss"] += 1e-12
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    ended = cpt("reproduce", run, "--steps", 4, "--json")
-    assert ended.returncode == 3 and not json.loads(ended.stdout)["bit_equal"]
-    before = (corpus / "domain.jsonl").read_bytes()
-    try:
-        (corpus / "domain.jsonl").write_bytes(before.replace(b"model", b"madel", 1))
-        ended = cpt("reproduce", run)
-        assert ended.returncode == 2 and "domain.jsonl" in ended.stderr
-    finally:
-        (corpus / "domain.jsonl").write_bytes(before)
 
 
 def states(folder: Path) -> list[str]:
@@ -156,18 +102,16 @@ def test_a_killed_pipeline_is_resumed_at_its_step(start, cpt, recipe, write, cor
     assert [line["step"] for line in metrics(runs / "two")] == [*range(1, 31)]
 
 
-@pytest.mark.parametrize(
-    "path", some_of(SHIPPED, quick=(SHIPPED[0], SHIPPED[-1])), ids=lambda path: str(path.relative_to(RECIPES))
-)
-def test_a_shipped_recipe_passes_check(path, cpt):
-    ended = cpt("check", path, "--quick")
+@pytest.mark.parametrize("name", ["cpt_chemistry.yaml", "tiny/spo.yaml"])
+def test_a_shipped_recipe_passes_check(name, cpt):
+    ended = cpt("check", RECIPES / name, "--quick")
     assert ended.returncode == 0, ended.output
 
 
 def test_shipped_recipes_are_copied_to_where_a_user_works(cpt, tmp_path):
     assert cpt("recipes", "--copy", tmp_path).returncode == 0
     copied = [path.relative_to(tmp_path / "recipes") for path in sorted((tmp_path / "recipes").rglob("*.yaml"))]
-    assert {path.relative_to(RECIPES) for path in SHIPPED} <= {*copied}
+    assert copied == [path.relative_to(RECIPES) for path in sorted(RECIPES.rglob("*.yaml"))]
     assert cpt("check", "recipes/tiny/sft.yaml", "--quick", folder=tmp_path).returncode == 0
 
 
@@ -224,39 +168,6 @@ def test_a_config_of_llamafactory_trains(cpt, chat_model, tmp_path):
     assert len(found) == 6 and found[-1] < found[0]
 
 
-@pytest.mark.slow
-def test_a_script_of_ms_swift_trains(cpt, base_model, tmp_path):
-    shutil.copytree(base_model, tmp_path / "base")
-    texts = [json.dumps({"text": f"the number after {number} is {number + 1}"}) for number in range(200)]
-    (tmp_path / "texts.jsonl").write_text("\n".join(texts))
-    (tmp_path / "pretrain.sh").write_text(
-        "steps=8\nswift pt --model ./base --tuner_type full --dataset texts.jsonl --torch_dtype float32 --bf16 false"
-        " --fp16 false --max_length 64 --packing true --max_steps $steps --gradient_accumulation_steps 1"
-        " --learning_rate 1e-2 \\\n    --logging_steps 1 --report_to none --output_dir output\n"
-    )
-    found = imported_losses(cpt, "pretrain.sh", tmp_path)
-    assert len(found) == 8 and found[-1] < found[0]
-
-
-def test_a_report_is_one_html_file_that_needs_no_network(cpt, run_of, tmp_path):
-    ended = cpt("report", run_of(), "--output", tmp_path / "report.html")
-    assert ended.returncode == 0, ended.output
-    page = (tmp_path / "report.html").read_text()
-    assert page.lower().startswith("<!doctype html>") and "domain" in page and "@import" not in page
-    read = re.findall(r"""<(?:script|link|img|iframe|source)\b[^>]*(?:src|href)=["']?([^"' >]+)""", page)
-    assert all(address.startswith("data:") for address in read)
-
-
-def test_runs_are_listed_filtered_and_sorted(cpt, run_of, differing, tmp_path):
-    for run in (run_of(), differing):
-        shutil.copytree(run, tmp_path / run.name)
-    listed = json.loads(cpt("runs", tmp_path, "--json", "--sort", "loss").stdout)
-    assert {one["name"] for one in listed} == {"run", "second"} and all(one["state"] == "finished" for one in listed)
-    assert [one["loss"] for one in listed] == sorted(one["loss"] for one in listed)
-    assert json.loads(cpt("runs", tmp_path, "--json", "--where", "state=running").stdout) == []
-    assert cpt("runs", tmp_path, "--where", "stat=running").returncode == 2
-
-
 def test_a_trained_tokenizer_gives_every_text_back(cpt, corpus, tmp_path):
     words = ("--text", f"domain={corpus / 'domain.jsonl'}", "--vocabulary", 300, "--output", tmp_path / "made")
     assert cpt("tokenizer", "train", *words).returncode == 0
@@ -273,20 +184,6 @@ def test_a_tokenizer_report_counts_as_by_hand(cpt, tokenizer_folder, corpus):
     tokens = sum(map(len, AutoTokenizer.from_pretrained(tokenizer_folder)(texts)["input_ids"]))
     numbers = re.findall(r": (\d+\.?\d*)", ended.stdout)
     assert str(tokens) in numbers and str(sum(len(text.encode()) for text in texts)) in numbers
-
-
-@pytest.mark.slow
-def test_a_prepared_recipe_trains_from_the_store_with_the_same_losses(cpt, recipe, write, tmp_path):
-    for name, prepares in (("direct", False), ("prepared", True)):
-        file, store = write({**recipe, "name": name}), {"CPT_CACHE": str(tmp_path / name)}
-        if prepares:
-            assert cpt("prepare", file, environment=store).returncode == 0
-            stored = (path for path in (tmp_path / name).rglob("*") if path.suffix in (".bin", ".npy", ".idx"))
-            entries = {path: path.stat().st_mtime_ns for path in stored}
-        assert cpt("train", file, environment=store).returncode == 0
-    direct, prepared = (losses(tmp_path / "runs" / name) for name in ("direct", "prepared"))
-    assert direct == prepared and len(direct) == 8
-    assert all(path.stat().st_mtime_ns == written for path, written in entries.items())
 
 
 def test_a_flipped_bit_in_an_export_or_checkpoint_is_found(cpt, run_of, tmp_path):
@@ -306,11 +203,11 @@ def test_a_rehearsal_does_all_of_a_run_and_leaves_nothing(cpt, recipe, write, tm
     assert not (tmp_path / "runs").exists() and not [path for path in tmp_path.iterdir() if "rehears" in path.name]
 
 
-@pytest.mark.parametrize("command", some_of(COMMANDS, quick=("train", "data check")))
+@pytest.mark.parametrize("command", ["train", "data check"])
 def test_a_command_explains_itself(command, cpt):
     ended = cpt(*command.split(), "--help")
     assert ended.returncode == 0 and ended.stderr == ""
-    assert "Usage:" in ended.stdout and ("Example" in ended.stdout or command == "schema")
+    assert "Usage:" in ended.stdout and "Example" in ended.stdout
 
 
 MISTAKES = """
@@ -336,16 +233,13 @@ pipeline nowhere.yaml
 """.strip().splitlines()
 
 
-@pytest.mark.parametrize("words", some_of(MISTAKES, quick=MISTAKES[:3]))
+@pytest.mark.parametrize(
+    "words", [*MISTAKES[:3], *(pytest.param(words, marks=pytest.mark.slow) for words in MISTAKES[3:])]
+)
 def test_a_mistake_on_the_command_line_ends_with_2_and_without_a_traceback(words, cpt, tmp_path):
     ended = cpt(*words.split(), folder=tmp_path)
     assert ended.returncode == 2 and ended.stderr and "Traceback" not in ended.output
     assert not [*tmp_path.iterdir()]
-
-
-def test_the_schema_is_json_that_knows_every_section(cpt):
-    schema = json.loads(cpt("schema").stdout)
-    assert {"name", "model", "data", "budget", "optimizer", "training"} <= schema["properties"].keys()
 
 
 def init_words(base_model: Path, corpus: Path) -> tuple:

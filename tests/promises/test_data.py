@@ -1,14 +1,10 @@
 """Data promises: which documents a run reads, in which order and shares, and which it drops or refuses."""
 
-import csv
-import gzip
 import json
 import re
 from collections import Counter
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 import torch
 from promises.conftest import WORDS, built, events, losses, trainer_of, write_texts
@@ -128,42 +124,6 @@ def test_lines_that_begin_where_a_chunk_does_are_read_once(epoch):
     assert epoch(texts, chunk_bytes=8 * length).texts == Counter(texts)
 
 
-@pytest.mark.parametrize("kind", ["parquet", "csv", "tsv", "txt", "json", "jsonl.gz", "jsonl.zst"])
-def test_the_same_documents_in_another_format_are_the_same_rows(epoch, tmp_path, kind):
-    file, more = tmp_path / f"other.{kind}", {"text_documents": "line"} if kind == "txt" else {}
-    lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
-    match kind:
-        case "parquet":
-            pa.parquet.write_table(pa.table({"text": TEXTS}), file)
-        case "csv" | "tsv":
-            rows = [["text"], *([text] for text in TEXTS)]
-            with file.open("w", newline="") as opened:
-                csv.writer(opened, delimiter="\t" if kind == "tsv" else ",").writerows(rows)
-        case "txt":
-            file.write_text("".join(text + "\n" for text in TEXTS))
-        case "json":
-            file.write_text(json.dumps([{"text": text} for text in TEXTS]))
-        case "jsonl.gz":
-            file.write_bytes(gzip.compress(lines))
-        case "jsonl.zst":
-            file.write_bytes(pa.Codec("zstd").compress(lines, asbytes=True))
-    assert same_rows(epoch().rows, epoch(sources=[{"path": str(file), **more}]).rows)
-
-
-def test_files_that_were_moved_are_the_same_rows(epoch, tmp_path):
-    before = epoch()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "texts.jsonl").rename(tmp_path / "elsewhere/texts.jsonl")
-    assert same_rows(before.rows, epoch(sources=[{"path": str(tmp_path / "elsewhere/texts.jsonl")}]).rows)
-
-
-def test_a_folder_is_all_of_its_files(epoch, tmp_path):
-    (tmp_path / "many").mkdir()
-    jsonl(tmp_path / "many/a.jsonl", TEXTS[:30])
-    jsonl(tmp_path / "many/b.jsonl", TEXTS[30:])
-    assert epoch(sources=[{"path": str(tmp_path / "many")}]).texts == Counter(TEXTS)
-
-
 def test_a_template_makes_the_text_of_several_columns(epoch, tmp_path):
     (tmp_path / "books.jsonl").write_text('{"title": "the word", "body": "the text"}\n')
     read = epoch(sources=[{"path": str(tmp_path / "books.jsonl"), "template": "{title}: {body}"}])
@@ -178,12 +138,6 @@ def test_an_end_token_written_in_a_text_does_not_end_the_document(epoch):
 
 def test_max_documents_takes_the_first_ones(epoch):
     assert epoch(source={"max_documents": 9}).texts == Counter(TEXTS[:9])
-
-
-def test_a_source_can_be_my_own_function(epoch, my_lab, monkeypatch):
-    monkeypatch.syspath_prepend(my_lab)
-    read = epoch(sources=[{"path": "my_lab:farm", "options": {"count": 12}}], sequence_length=128)
-    assert all(any(f"cow number {number} says" in text for text in read.texts) for number in range(12))
 
 
 def test_a_changed_file_is_read_anew(epoch, tmp_path):
@@ -261,15 +215,6 @@ def test_a_filter_and_a_transform_can_be_my_own_functions(epoch, my_lab, monkeyp
     assert epoch(sources=sources, filters=filters).texts == Counter(kept) and len(kept) < len(TEXTS)
     read = epoch(sources=sources, filters=filters, transforms=transforms)
     assert read.texts == Counter(text.upper() for text in kept)
-
-
-@pytest.mark.heavy
-def test_an_option_that_my_filter_does_not_take_is_refused_with_its_line(cpt, recipe, write, my_lab):
-    recipe["data"]["filters"] = [{"name": "my_lab:too_short", "min_word": 6}]
-    file = write(recipe)
-    line = next(number for number, text in enumerate(file.read_text().splitlines(), 1) if "min_word" in text)
-    typed = cpt("check", file, folder=my_lab)
-    assert typed.returncode == 2 and f"recipe.yaml:{line}:" in typed.output and "min_words" in typed.output
 
 
 def test_exact_duplicates_are_read_once(epoch):
@@ -549,18 +494,6 @@ def test_one_byte_changed_in_the_store_is_noticed_and_changes_no_run(cpt, recipe
     assert cpt("train", file, "name=after", **own).returncode == 0
     assert losses(tmp_path / "runs/after") == losses(tmp_path / "runs/before")
     assert [event["kind"] for event in events(tmp_path / "runs/after")] == ["damaged_file"]
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("packing", ["none", "best_fit"])
-def test_a_run_of_one_epoch_trains_each_document_exactly_once(seen, recipe, tokenizer_folder, tmp_path, packing):
-    recipe["data"]["sources"] = [{"path": jsonl(tmp_path / "texts.jsonl", TEXTS)}]
-    recipe["data"]["packing"] = packing
-    recipe["budget"] = {"epochs": 1, "global_batch_tokens": 64}
-    seen("run")
-    rows = [row for line in (tmp_path / "run.jsonl").read_text().splitlines() for row in json.loads(line)["ids"]]
-    decoded = AutoTokenizer.from_pretrained(tokenizer_folder).batch_decode(rows)
-    assert Counter(text for row in decoded for text in row.split(END) if text) == Counter(TEXTS)
 
 
 @pytest.mark.slow

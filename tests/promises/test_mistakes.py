@@ -107,47 +107,9 @@ def test_an_impossible_global_batch_is_refused_with_a_possible_one(refused):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("words", [("--restarts", 3), ("--processes", 2, "--launcher", "torchrun")])
-def test_an_option_without_effect_is_refused(cpt, recipe, write, words):
-    typed = cpt("train", write(recipe), *words)
-    assert typed.returncode == 2 and words[0] in typed.stderr
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("override", "named"),
-    [
-        ("data.sources.0.path=nowhere.jsonl", "nowhere.jsonl"),
-        ("tokenizer.path=./nowhere", "nowhere"),
-        ("optimizer.name=mine:none", "mine"),
-        ("optimizer.beta=1", "betas"),
-        ("schedule={name: constant, floor: 0.1}", "floor"),
-    ],
-)
-def test_a_missing_file_option_or_function_is_refused_before_the_first_step(cpt, recipe, write, override, named):
-    typed = cpt("train", file := write(recipe), override)
-    assert typed.returncode == 2 and named in typed.stderr.replace(override, "") and "Traceback" not in typed.stderr
-    assert not list(file.parent.rglob("metrics.jsonl"))
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("place", ["/proc/runs", "{}/recipe.yaml/runs"])
-def test_a_folder_that_cannot_be_written_is_refused(cpt, recipe, write, place):
-    file = write(recipe)
-    typed = cpt("train", file, f"output_dir={place.format(file.parent)}")
-    assert typed.returncode == 2 and "output_dir" in typed.stderr and "Traceback" not in typed.stderr
-
-
-@pytest.mark.heavy
 def test_check_finds_what_train_refuses_and_starts_nothing(cpt, recipe, write):
     file = write(recipe)
     assert cpt("check", file).returncode == 0
     typed = cpt("check", file, "data.sources.0.path=nowhere.jsonl", "optimizer.beta=1")
     assert typed.returncode == 2 and "nowhere.jsonl" in typed.output and "betas" in typed.output
     assert not (file.parent / "runs").exists()
-
-
-@pytest.mark.heavy
-def test_an_incomplete_launcher_environment_is_refused(cpt, recipe, write):
-    typed = cpt("train", write(recipe), environment={"WORLD_SIZE": "2"})
-    assert typed.returncode == 2 and "RANK" in typed.stderr

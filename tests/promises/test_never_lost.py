@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from promises.conftest import events, losses, metrics, status, tiny_recipe, weights, write_texts, written
+from tiny import Planted
 
 from cpt import load_recipe
 from cpt.train import train as train_recipe
@@ -265,15 +266,6 @@ def test_any_damage_to_any_file_of_a_checkpoint_is_found(cpt, copy):
             path.write_bytes(content)
 
 
-@pytest.mark.slow
-def test_whichever_checkpoint_file_is_damaged_the_run_ends_with_the_same_weights(train, copy, straight, killed):
-    for name, how in zip(files_of(killed / "checkpoint-4")[::3], DAMAGES, strict=False):
-        run = copy()
-        damage(run / "checkpoint-4" / name, how)
-        assert (typed := train()).returncode == 0, (name, typed.output)
-        assert is_same(run, straight), (name, how)
-
-
 def test_a_run_without_an_intact_checkpoint_stops_and_restarts_only_with_the_option(train, copy, straight):
     run = copy()
     for checkpoint in checkpoints(run):
@@ -307,14 +299,6 @@ def test_a_checkpoint_that_lacks_the_optimizers_state_is_not_resumed_from(train,
     (theirs / "optimizer.pt").unlink()
     refused = train("--resume", theirs, "name=other")
     assert refused.returncode == 2 and "optimizer.pt" in refused.stderr
-
-
-class Planted:
-    def __init__(self, mark):
-        self.mark = str(mark)
-
-    def __reduce__(self):
-        return os.mkdir, (self.mark,)
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth"])
@@ -384,24 +368,6 @@ def test_out_of_memory_makes_micro_batches_smaller_and_the_same_steps(train, run
 
 
 # The user's own code
-
-
-@pytest.mark.slow
-def test_an_error_in_the_model_ends_the_run_and_it_resumes_bit_for_bit(train, run, straight):
-    assert train(trouble="error@4").returncode != 0 and status(run)["state"] == "failed"
-    assert train().returncode == 0 and is_same(run, straight)
-
-
-def test_a_callback_that_fails_costs_an_event_and_not_the_run(train, run, straight):
-    assert train(trouble="callback@3").returncode == 0 and is_same(run, straight)
-    assert "LookupError" in json.dumps(events(run))
-
-
-def test_an_error_in_a_filter_names_the_filter_the_file_and_the_row(train, run, tmp_path, corpus):
-    words = "data.filters=[{name: 'my_lab:too_short', min_words: 1}]"
-    refused = train(words, trouble="filter@0", environment={"CPT_CACHE": str(tmp_path / "store")})
-    assert refused.returncode == 2 and "ZeroDivisionError" in refused.stderr and "my_lab:too_short" in refused.stderr
-    assert f"{corpus}/domain.jsonl" in refused.stderr and "8" in refused.stderr and status(run)["state"] == "failed"
 
 
 @pytest.mark.slow

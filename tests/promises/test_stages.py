@@ -28,14 +28,6 @@ SHAPE = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidd
 SHAPE |= {"num_attention_heads": 4, "eos_token_id": 2, "bos_token_id": None, "pad_token_id": 1}
 
 
-BANDITS = {  # steps, and keys of `training`
-    "grpo": (60, {"num_generations": 8}),
-    "rloo": (60, {"num_generations": 8, "beta": 0.01}),
-    "ppo": (120, {}),
-    "spo": (120, {}),
-}
-
-
 @pytest.fixture(scope="session")
 def words(tmp_path_factory) -> Path:
     """A Llama of random weights that knows 27 words and a chat."""
@@ -98,7 +90,6 @@ def stage_trainer(words, write, tmp_path):
             "data": {"sequence_length": 32, "sources": [{"path": str(tmp_path / "rows.jsonl")}], **(data or {})},
             "budget": {"tokens": steps * batch * 32},
             "optimizer": {"learning_rate": 1e-2, "weight_decay": 0.0},
-            "rewards": ["exact_match"] if stage in BANDITS else [],
             "training": {"use_cpu": True, "per_device_train_batch_size": batch, "logging_steps": 1, **training},
         }
         return trainer_of(write(sections))
@@ -231,52 +222,6 @@ def test_packed_conversations_have_the_loss_of_each_alone(stage_trainer):
     assert losses["best_fit"] == pytest.approx(losses["none"], rel=1e-5)
 
 
-def sequence_logp(model, tokenizer, prompt, answer) -> float:
-    """log p(answer | prompt), token by token."""
-    start = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
-    ids = torch.tensor([tokenizer.apply_chat_template(prompt + answer, return_dict=False)])
-    with torch.no_grad():
-        logps = F.log_softmax(model.eval()(ids).logits[0, :-1], -1).gather(-1, ids[0, 1:, None])[:, 0]
-    return float(logps[len(start) - 1 :].sum())
-
-
-def margin(model, tokenizer) -> float:
-    """Mean of log p(chosen) - log p(rejected) over pairs that were not in the training data."""
-    total = 0.0
-    for row in pairs(8, seed=5):
-        better, worse = (sequence_logp(model, tokenizer, row["prompt"], row[side]) for side in ("chosen", "rejected"))
-        total += better - worse
-    return total / 8
-
-
-@pytest.mark.parametrize(
-    ("stage", "lora"),
-    [
-        ("dpo", None),
-        pytest.param("kto", {"r": 8}, marks=pytest.mark.slow),
-        pytest.param("orpo", None, marks=pytest.mark.slow),
-        pytest.param("cpo", {"r": 8}, marks=pytest.mark.slow),
-    ],
-)
-def test_better_answers_become_likelier(stage, lora, stage_trainer, words):
-    rows = labelled(32) if stage == "kto" else pairs(32)
-    trainer, _, tokenizer = stage_trainer(stage, rows, steps=24, model={"lora": lora} if lora else None)
-    trainer.train()
-    before = margin(AutoModelForCausalLM.from_pretrained(words), tokenizer)
-    assert margin(trainer.model, tokenizer) > before + 1.5
-
-
-@pytest.mark.slow
-def test_a_reward_model_ranks_pairs_that_it_has_not_seen(stage_trainer):
-    trainer, _, tokenizer = stage_trainer("reward", pairs(32), steps=24)
-    trainer.train()
-    for row in pairs(8, seed=5):
-        dialogues = (row["prompt"] + row[side] for side in ("chosen", "rejected"))
-        ids = (torch.tensor([tokenizer.apply_chat_template(one, return_dict=False)]) for one in dialogues)
-        better, worse = (float(trainer.model.eval()(each).logits) for each in ids)
-        assert better > worse
-
-
 def test_sft_learns_its_answers_by_heart(stage_trainer, tmp_path):
     trainer, recipe, tokenizer = stage_trainer("sft", chats(), steps=120)
     trainer.train()
@@ -287,50 +232,3 @@ def test_sft_learns_its_answers_by_heart(stage_trainer, tmp_path):
         prompt = tokenizer.apply_chat_template([question], **options)
         written = model.generate(**prompt, max_new_tokens=5, do_sample=False)[0, prompt["input_ids"].shape[1] :]
         assert tokenizer.decode(written) == answer["content"] + " <eos>"
-
-
-def divergence(teacher: Path, student, texts: list[str], tokenizer, places: slice) -> float:
-    """KL(teacher, student) of the next token at these places of the texts."""
-    ids = torch.tensor(tokenizer(texts)["input_ids"])
-    models = AutoModelForCausalLM.from_pretrained(teacher), student
-    with torch.no_grad():
-        p, q = (F.log_softmax(model.eval()(ids).logits[:, places], -1) for model in models)
-    return float((p.exp() * (p - q)).sum(-1).mean())
-
-
-ANSWERS = slice(4, -1)  # of "user w0 w9 <eos> assistant w26 w10 <eos>"
-PROMPTS = [{"prompt": f"w{number} w9"} for number in range(16)]
-DISTILLED = {  # rows, where the student learns, and keys of `training`
-    "distill_text": ([{"text": f"w{number} w{number + 3} w{number + 9}"} for number in range(16)], slice(None), {}),
-    "distill": (chats(), ANSWERS, {}),
-    "gkd": (chats(), ANSWERS, {"lmbda": 0.0, "beta": 0.1}),
-    "distill_on_policy": (PROMPTS, slice(-1, None), {"max_completion_length": 1, "beta": 0.0}),
-}
-
-
-@pytest.mark.parametrize(
-    "stage", [pytest.param(name, marks=pytest.mark.slow if name != "distill_text" else []) for name in DISTILLED]
-)
-def test_a_student_comes_near_its_teacher(stage, stage_trainer, teacher):
-    rows, places, options = DISTILLED[stage]
-    data = {"packing": "none"} if stage == "gkd" else {}
-    options = {**options, "teacher_model_name_or_path": str(teacher)}
-    trainer, _, tokenizer = stage_trainer(stage, rows, steps=60, data=data, **options)
-    render = tokenizer.apply_chat_template
-    texts = [row.get("text") or row.get("prompt") or render(row["messages"], tokenize=False) for row in rows]
-    before = divergence(teacher, trainer.model, texts, tokenizer, places)
-    trainer.train()
-    assert divergence(teacher, trainer.model, texts, tokenizer, places) < before / 5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", BANDITS)
-def test_a_stage_with_rewards_finds_the_one_right_answer_of_each_question(stage, stage_trainer, words):
-    """Four questions, each answered by one of 32 tokens."""
-    steps, options = BANDITS[stage]
-    rows = [{"prompt": f"w{number} w9", "answer": f"w{(7 * number + 3) % 4 + 10}"} for number in range(4)] * 8
-    trainer, _, _ = stage_trainer(stage, rows, steps=steps, batch=64, max_completion_length=1, **options)
-    trainer.train()
-    figure = "rewards/exact_match/mean"
-    rewards = [entry[figure] for entry in trainer.state.log_history if figure in entry]
-    assert rewards[0] <= 0.5 and sum(rewards[-5:]) / 5 > 0.9

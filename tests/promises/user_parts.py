@@ -8,7 +8,7 @@ import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -17,16 +17,8 @@ from transformers import TrainerCallback
 TROUBLES = dict(trouble.split("@") for trouble in os.environ.get("TROUBLE", "").split())
 
 
-def farm(*, count: int = 60) -> Iterator[dict[str, str]]:
-    """A source."""
-    for number in range(count):
-        yield {"text": f"The cow number {number} says mo. " * (1 + number % 7)}
-
-
 def too_short(document: Mapping[str, str], *, min_words: int = 20) -> str | None:
     """A filter."""
-    if "number 7." in document["text"] and "filter" in TROUBLES:
-        raise ZeroDivisionError("of the user")
     return None if len(document["text"].split()) >= min_words else "too short"
 
 
@@ -86,8 +78,6 @@ class Trouble(TrainerCallback):
         """The model's loss is what goes wrong."""
 
         def before(module, arguments, inputs):
-            if module.training and self.is_due(state.global_step + 1, "error"):
-                raise ArithmeticError("of the user")
             if module.training and len(inputs["input_ids"]) > 1 and self.is_due(state.global_step + 1, "memory"):
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 

@@ -1,5 +1,7 @@
 """The JSON schema says what the loader says."""
 
+import json
+
 import pytest
 from jsonschema import Draft202012Validator
 
@@ -26,6 +28,10 @@ def validator():
 @pytest.fixture
 def is_valid(validator):
     return lambda text: validator.is_valid(plain(read_text(text.encode(), "r", Mistakes())))
+
+
+def test_the_command_prints_it(cpt):
+    assert json.loads(cpt("schema")[1]) == json_schema()
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

@@ -144,9 +144,6 @@ def test_adapters_are_a_preset_or_options_or_both(load, written, lora):
 
 # Keys that have another place here
 
-OPTIONS_OF_BUILT_INS = {"optimizer": ("weight_decay", "betas", "eps")}
-OPTIONS_OF_BUILT_INS["schedule"] = ("warmup_tokens", "warmup_share", "floor")
-
 
 REMEDY = re.compile(r"(?:[Ww]rite it as|written as|: write|Use|It is|Keep) `([\w.\[\]]+)`")
 

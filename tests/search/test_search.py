@@ -125,11 +125,6 @@ def test_a_loss_that_diverges_is_a_result(search):
     assert [one["state"] for _, one in sorted(results(search).items())] == ["complete", *["fail"] * 4]
 
 
-def test_a_grid_ends_with_its_last_combination(search):
-    search(axes={"optimizer.learning_rate": [0.1, 0.01], "seed": [1, 2]}, sampler="grid", trials=50)
-    assert sorted(line for (line,) in starts(search)) == ["0.01 1", "0.01 2", "0.1 1", "0.1 2"]
-
-
 def test_only_the_best_trial_keeps_its_weights(search):
     search("(folder / 'checkpoint-1').mkdir(); log(100, loss=abs(rate - 1e-3)); finish()", keep="best")
     kept = {path.parent.name for path in search.folder.glob("trial-*/checkpoint-1")}

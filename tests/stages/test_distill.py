@@ -2,9 +2,8 @@ import json
 
 import pytest
 import torch
-from tiny import write_recipe
+from tiny import tiny_config, write_recipe
 from tiny_checkpoints import save_llama
-from tiny_models import tiny_config
 from tiny_tasks import TINY
 from tiny_teachers import student_trainer
 

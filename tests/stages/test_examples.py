@@ -3,7 +3,7 @@
 import pytest
 import torch
 from example_runs import build_run
-from tiny_models import tiny_config
+from tiny import tiny_config
 from tiny_rewards import bandit, quiet_trainer
 from tiny_trainers import events
 from torch.nn.functional import log_softmax

@@ -25,7 +25,7 @@ def trained(stage, folder, resume=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["grpo", "spo", "ppo"])
+@pytest.mark.parametrize("stage", ["grpo", "rloo", "spo", "ppo"])
 def test_a_run_resumed_in_the_middle_of_a_generation_is_the_run_that_was_never_interrupted(stage, tmp_path):
     straight = trained(stage, tmp_path / "straight")
     checkpoint = tmp_path / "straight" / "run" / "checkpoint-3"

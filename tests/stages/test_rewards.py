@@ -1,6 +1,7 @@
 import pytest
 import torch
-from tiny_models import SHAPE, make_tokenizer
+from tiny import SHAPE
+from tiny_models import make_tokenizer
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from cpt.errors import DataError, RecipeError, TrainingError

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import trl
+from tiny import TINY
 from tiny_checkpoints import save_llama
-from tiny_models import TINY
 from transformers import AutoConfig, AutoTokenizer
 
 from cpt.data.rows.mixture import shift_past_skipped

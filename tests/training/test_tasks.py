@@ -58,13 +58,6 @@ def test_steps_wait_and_the_oldest_of_too_many_is_skipped(trainer, monkeypatch):
 
 
 @pytest.mark.slow
-def test_all_steps_that_waited_are_evaluated(trainer):
-    run = trainer("import time; time.sleep(0.5)\n" + GOOD, steps=8)
-    run.train()
-    assert [step for step, *_ in scores(run)] == [2, 4, 6, 8] and events(run) == []
-
-
-@pytest.mark.slow
 def test_on_the_gpu_of_the_run_training_waits_for_each(trainer, monkeypatch):
     monkeypatch.setattr(tasks.TaskEvaluations, "on_own_gpu", True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)

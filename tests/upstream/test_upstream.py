@@ -7,7 +7,7 @@ import unittest
 
 import pytest
 import torch
-from tiny_models import tiny_config
+from tiny import tiny_config
 from transformers import set_seed
 from upstream.fetch import PACKAGE, UPSTREAM
 
