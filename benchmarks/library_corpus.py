@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cpt.commands.demo_corpus import (
+from cpt.data.readers.standard_library import (
     MAX_CHARACTERS,
     MIN_CHARACTERS,
     Kind,

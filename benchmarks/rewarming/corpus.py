@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.library_corpus import join_passages
-from cpt.commands.demo_corpus import first_occurrences, is_held_out, read_library
+from cpt.data.readers.standard_library import first_occurrences, is_held_out, read_library
 from cpt.errors import DataError
 
 GENERAL = "general"

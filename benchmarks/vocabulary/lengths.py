@@ -7,7 +7,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from benchmarks.library_corpus import Corpus
-from cpt.commands.demo_corpus import Kind, Part
+from cpt.data.readers.standard_library import Kind, Part
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.tokenizer.extend_vocabulary import extend_vocabulary
 

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoTokenizer
 from benchmarks.library_corpus import Corpus
 from benchmarks.vocabulary.lengths import bytes_per_token, texts_of
 from cpt.cli import main as cpt
-from cpt.commands.demo_corpus import Kind
+from cpt.data.readers.standard_library import Kind
 from cpt.models.inventory import count_parameters
 from cpt.recipe.load import load_recipe
 from cpt.train import train

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.table import Column, Table
 
-from cpt.commands.demo_corpus import write_files
+from cpt.data.readers.standard_library import write_files
 from cpt.errors import LaunchError, ResourceError, TrainingError, install_line
 from cpt.files import SHIPPED_FILES
 from cpt.formatting import open_console

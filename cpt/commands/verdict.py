@@ -77,26 +77,33 @@ def print_verdict(run: Run, *, batch_size: int = 8) -> None:
 
 def show(verdict: Verdict, run: Run, console: Console) -> None:
     """Print the verdict as a table and a sentence, then what was not run and where everything is."""
-    table = Table("", "items", "before", "after", "change", "95 % interval", "result", box=None, pad_edge=False)
+    table = Table(
+        "", "items", "before", "after", "change", "95 % interval", "worse", "result", box=None, pad_edge=False
+    )
     for one in sorted(verdict.sets, key=lambda one: one.is_general):
         kind = "general" if one.is_general else "domain"
-        interval = "{:+.1f} to {:+.1f} %".format(*one.difference.percents[1:]) if one.difference else "none"
+        found = one.difference
+        interval = "{:+.1f} to {:+.1f} %".format(*found.percents[1:]) if found else "none"
         change = f"{100 * (one.after / one.before - 1):+.1f} %"
         numbers = (format_count(one.documents), f"{one.before:.4f}", f"{one.after:.4f}", change, interval)
+        worse = "" if found is None or found.num_worse is None else f"{found.num_worse / found.items:.0%}"
         name = escape(one.name) if one.name == kind else f"{escape(one.name)} ({kind})"
-        table.add_row(f"{name}, bits per byte", *numbers, one.outcome)
+        table.add_row(f"{name}, bits per byte", *numbers, worse, one.outcome)
     for test in [*verdict.domain_test, *verdict.tasks]:
         found, name = test.against, f"{escape(test.name)}, {test.metric}"
         if found is None:
-            table.add_row(name, format_count(test.questions), "", f"{test.value:.3f}", "", "none", "unknown")
+            table.add_row(name, format_count(test.questions), "", f"{test.value:.3f}", "", "none", "", "unknown")
             continue
         scores = (f"{found.before:.3f}", f"{test.value:.3f}", f"{found.difference:+.3f}")
         interval = f"{found.low:+.3f} to {found.high:+.3f}"
         result = found.outcome(higher_is_better=test.higher_is_better)
-        table.add_row(name, format_count(test.questions), *scores, interval, result)
+        table.add_row(name, format_count(test.questions), *scores, interval, "", result)
     if table.rows:
         console.print(table)
     console.print(verdict.headline(), markup=False)
+    for test in [*verdict.domain_test, *verdict.tasks]:
+        if test.transitions is not None:
+            console.print(f"{test.name}, {test.metric}, by question: {test.transitions}.", markup=False)
     for one in verdict.sets:
         if one.difference and one.difference.is_dominated and dominated(one.difference) not in verdict.headline():
             console.print(f"warning: `{one.name}`: {dominated(one.difference)}", markup=False)

@@ -28,7 +28,7 @@ from cpt.data.store.tokenization import adds_bos
 from cpt.errors import DataError
 from cpt.evaluation.scoring import batches, evaluation_mode, score_tokens, sum_over_processes
 from cpt.evaluation.sets import HeldOutText
-from cpt.evaluation.tasks import FEWEST_QUESTIONS
+from cpt.evaluation.tasks import FEWEST_QUESTIONS, LONGEST_QUESTION
 
 KINDS = ("cloze", "continuation")
 CHOICES = 4
@@ -50,6 +50,11 @@ class Question:
     context: str
     choices: tuple[str, ...]
     answer: int
+
+    def __str__(self) -> str:
+        """`manuals.jsonl:7: the end of the question, with its answer`"""
+        text = self.context + self.choices[self.answer]
+        return f"{self.where}: {text[-LONGEST_QUESTION:]}"
 
 
 def domain_test(documents: Iterable[HeldOutText], *, most: int = MOST_QUESTIONS) -> list[Question]:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
+from xxhash import xxh3_64_intdigest
 
 from cpt.data.readers.columns import ONE_A_ROW, form_of_stage, sections_of
 from cpt.data.readers.decontamination import EvaluationDocument
@@ -22,7 +23,7 @@ from cpt.data.rows.contamination import Contamination, find_contamination
 from cpt.data.rows.open_sources import unchecked_sources
 from cpt.distributed import is_main_process, world_size
 from cpt.errors import CheckpointError, CptError, DataError, RecipeError
-from cpt.evaluation.domain_test import KINDS, Question, answer_questions, domain_test
+from cpt.evaluation.domain_test import CHOICES, KINDS, Question, answer_questions, domain_test
 from cpt.evaluation.paired import (
     FEW,
     FEWEST,
@@ -33,6 +34,7 @@ from cpt.evaluation.paired import (
     accuracy_difference,
     accuracy_interval,
     bits_per_byte_difference,
+    transitions,
 )
 from cpt.evaluation.scoring import document_losses
 from cpt.evaluation.sets import EvaluationData, EvaluationSet, data_of_recipe, open_evaluation_sets
@@ -43,6 +45,7 @@ from cpt.evaluation.tasks import (
     run_tasks,
     task_difference,
     task_texts,
+    task_transitions,
     tasks_of_recipe,
 )
 from cpt.evaluation.verdict import NotRun, Verdict, verdict_of_run, write_verdict
@@ -78,6 +81,8 @@ class EvaluationResult:
     # (held-out set, cloze or continuation) -> whether each question of the domain test was answered correctly
     answers: dict[tuple[str, str], NDArray[np.bool_]] = field(default_factory=dict)
     tasks: list[TaskScore] = field(default_factory=list)
+    questions: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    """Those of `answers`, each with its place and right answer, and shortened."""
 
 
 def measure(
@@ -105,16 +110,17 @@ def measure(
     if rows:
         log.info(f"{model.path}: {sum(len(of_set.rows) for of_set in rows.values()):,} rows of held-out text")
     losses = document_losses(loaded, rows, batch_size=request.batch_size)
-    answers, longest = {}, known_positions(model)
+    answers, texts, longest = {}, {}, known_positions(model)
     for name, some in {**questions, **request.made}.items():
         is_right = answer_questions(loaded, tokenizer, some, batch_size=4 * request.batch_size, longest=longest)
         for kind in KINDS:
             answers[name, kind] = is_right[[question.kind == kind for question in some]]
+            texts[name, kind] = [str(question) for question in some if question.kind == kind]
     del loaded
     gc.collect()
     if on_gpu:
         torch.cuda.empty_cache()
-    return EvaluationResult(str(model.path), losses, answers, tasks)
+    return EvaluationResult(str(model.path), losses, answers, tasks, texts)
 
 
 def of_texts(sets: dict[str, EvaluationSet], request: EvaluationRequest) -> dict[str, EvaluationSet]:
@@ -190,14 +196,21 @@ def build_report(measured: EvaluationResult, base: EvaluationResult | None = Non
         num_bytes = int(losses.num_bytes.sum())
         sets.append(SetReport(name, len(losses.hashes), num_bytes=num_bytes, against=against, **losses.metrics()))
     for (name, kind), right in measured.answers.items():
-        against = None if base is None else accuracy_difference(base.answers[name, kind], right)
         accuracy = ("accuracy", float(right.mean()), accuracy_interval(right), len(right))
-        tests.append(ScoreReport(f"{name} {kind}", *accuracy, against=against))
+        against, changes = None, None
+        if base is not None:
+            before, chance = base.answers[name, kind], np.full(len(right), 1 / CHOICES)
+            against = accuracy_difference(before, right)
+            changes = transitions(before, right, chance, measured.questions.get((name, kind), ()))
+        tests.append(ScoreReport(f"{name} {kind}", *accuracy, against=against, transitions=changes))
     old = {} if base is None else {(score.report.name, score.report.metric): score for score in base.tasks}
     for score in measured.tasks:
         was = old.get((score.report.name, score.report.metric))
-        against = None if was is None else task_difference(was, score)
-        tasks.append(replace(score.report, against=against, before=None if was is None else was.report.value))
+        report = score.report
+        if was is not None:
+            against, changes = task_difference(was, score), task_transitions(was, score)
+            report = replace(report, against=against, before=was.report.value, transitions=changes)
+        tasks.append(report)
     return EvaluationReport(measured.model, None if base is None else base.model, sets, tests, tasks)
 
 
@@ -227,9 +240,30 @@ def complete_verdict(run: Run, *, batch_size: int = 8) -> Verdict:
     verdict = verdict_of_run(
         run.folder, evaluation=evaluation, contamination=contamination, serve=serve, not_run=not_run, is_complete=True
     )
+    verdict = with_places(verdict, run.folder, recipe)
     if is_main_process():
         write_verdict(run.folder, verdict)
     return verdict
+
+
+def with_places(verdict: Verdict, folder: Path, recipe: Recipe) -> Verdict:
+    """Add the files and lines of the worst documents, which are read again."""
+    places = dict[str, str]()
+    try:
+        if any(one.worst for one in verdict.sets):
+            tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
+            for of_set in open_evaluation_sets(data_of_recipe(recipe, folder), tokenizer).values():
+                if of_set.rows.form not in ONE_A_ROW:
+                    places |= {f"{xxh3_64_intdigest(text.encode()):016x}": where for text, where in of_set.texts()}
+    except CptError as problem:
+        if world_size() > 1:
+            raise
+        log.warning(f"{folder}: the places of the worst documents are unknown: {one_line(problem)}.")
+    sets = [
+        replace(one, worst=[replace(document, where=places.get(document.hash)) for document in one.worst])
+        for one in verdict.sets
+    ]
+    return replace(verdict, sets=sets)
 
 
 def one_line(problem: BaseException) -> str:

@@ -35,6 +35,7 @@ MOST_FOR_SKEWNESS = 2.0  # limit of Hall's quantile, in multiples of Student's
 NEGLIGIBLE = 0.02  # share of bits per byte or of a score; for accuracies, 2 points
 NOTICEABLE = 0.05  # share of a negligible change: 0.1 % of bits per byte, to detect runs without effect
 DOMINANT = 0.2  # share of the bytes in one document
+EXAMPLES = 3  # worst documents and lost questions that are shown
 
 Outcome = Literal["better", "worse", "about the same", "not worse", "not better", "unknown"]
 
@@ -271,6 +272,69 @@ def accuracy_interval(correct: NDArray[np.bool_]) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
+class Transitions:
+    lost: int  # questions that went from right to wrong
+    won: int
+    forgotten: tuple[float, float, float]  # share of all questions: estimate for independent guesses, 95 % interval
+    learned: tuple[float, float, float]
+    chance: float | None  # mean probability of a lucky guess; None if unknown: not corrected
+    first_lost: list[str]
+
+    def __str__(self) -> str:
+        chance = "unknown, so not corrected" if self.chance is None else f"{100 * self.chance:.0f} %"
+        forgotten, learned = (
+            "{:.1f} % (95 % interval {:.1f} to {:.1f} %)".format(*(100 * value for value in share))
+            for share in (self.forgotten, self.learned)
+        )
+        counts = f"{self.lost:,} right -> wrong, {self.won:,} wrong -> right"
+        return f"{counts}; forgotten {forgotten}, learned {learned}; chance of a lucky guess: {chance}"
+
+
+def transitions(
+    before: NDArray[np.bool_], after: NDArray[np.bool_], chance: Floats | None, texts: Sequence[str] = ()
+) -> Transitions:
+    """Count and estimate forgetting and learning by question (arXiv 2510.17776), without transitions that are luck.
+
+    Our model: a known answer is right. An unknown one is right with probability c, before and after; the second guess
+    repeats the first with probability r. For r = 0, the mean over the questions of
+
+        [right -> wrong] / (1 - c) - [wrong twice] * c / (1 - c)^2
+
+    estimates P(known before, unknown after) without bias. For r = 1, as of nearly equal models, its first term does.
+    The answers do not show r, so the interval reaches from the lower end for r = 0 to the upper end for r = 1. The
+    ends are Wald's, with some imagined questions (Agresti and Coull 1998, doi.org/10.1080/00031305.1998.10480550).
+    `tests/evaluation/test_paired.py` simulates the coverage.
+
+    Args:
+        chance: c of each question, such as 1 / choices; 0 for generated text; None if unknown, and taken as 0.
+        texts: the questions, for `first_lost`.
+    """
+    c = np.zeros(len(before)) if chance is None else np.minimum(chance, 0.5)  # one choice is always right
+    lost, won, wrong_twice = before & ~after, after & ~before, ~(before | after)
+    return Transitions(
+        lost=int(lost.sum()),
+        won=int(won.sum()),
+        forgotten=share_that_moved(lost, wrong_twice, c),
+        learned=share_that_moved(won, wrong_twice, c),
+        chance=None if chance is None else float(chance.mean()),
+        first_lost=[texts[number] for number in np.flatnonzero(lost)[:EXAMPLES] if number < len(texts)],
+    )
+
+
+def share_that_moved(
+    moved: NDArray[np.bool_], wrong_twice: NDArray[np.bool_], c: Floats
+) -> tuple[float, float, float]:
+    repeated = moved / (1 - c)
+    independent = repeated - wrong_twice * c / (1 - c) ** 2
+    mean = float(c.mean())
+    one, lucky = 1 / (1 - mean), -mean / (1 - mean) ** 2  # of an imagined question that moved, or was wrong twice
+    below, above = np.append(independent, (one, lucky, 0)), np.append(repeated, (one, one, 0, 0))
+    low, high = (NORMAL_QUANTILE * values.std() / math.sqrt(len(values)) for values in (below, above))
+    share, low, high = np.clip([independent.mean(), below.mean() - low, above.mean() + high], 0, 1).tolist()
+    return share, low, high
+
+
+@dataclass(frozen=True)
 class SetReport:
     name: str
     documents: int
@@ -307,6 +371,7 @@ class ScoreReport:
     higher_is_better: bool = True
     against: Difference | None = None
     before: float | None = None  # the base's value, also without an interval
+    transitions: Transitions | None = None  # None unless each answer is right or wrong
 
     def verdict(self) -> str:
         """`code cloze (accuracy): better: 0.5 -> 0.7, +0.2 (95 % interval +0.08 to +0.32, 92 pairs).`, to 4 digits."""
@@ -318,7 +383,8 @@ class ScoreReport:
             return f"{title}: {change}{self.value:.3f}{spread}{questions}."
         interval = f"95 % interval {found.low:+.4f} to {found.high:+.4f}{pairs(found)}"
         metrics = f"{found.before:.4f} -> {found.after:.4f}, {found.difference:+.4f}"
-        return f"{title}: {found.outcome(higher_is_better=self.higher_is_better)}: {metrics} ({interval})."
+        line = f"{title}: {found.outcome(higher_is_better=self.higher_is_better)}: {metrics} ({interval})."
+        return line if self.transitions is None else f"{line} By question: {self.transitions}."
 
 
 @dataclass(frozen=True)

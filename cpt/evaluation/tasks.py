@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.distributed import has_process_group
 from cpt.errors import CptError, DataError, RecipeError, ResourceError, UserCodeError, install_line
-from cpt.evaluation.paired import NORMAL_QUANTILE, Difference, ScoreReport, mean_difference
+from cpt.evaluation.paired import NORMAL_QUANTILE, Difference, ScoreReport, Transitions, mean_difference, transitions
 from cpt.plugins import check_options, did_you_mean, find
 from cpt.recipe.paths import is_function
 from cpt.recipe.rules import DOMAIN_TEST
@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # slow to import, and optional
 
 
 FEWEST_QUESTIONS = 30  # per kind: the interval of an accuracy is then about +-17 points
+LONGEST_QUESTION = 160  # characters of a question that are shown, from its end
 LOWER_IS_BETTER = ("perplexity", "bits_per_byte", "loss", "error")  # lm-eval does not always mark these metrics
 
 
@@ -36,6 +37,8 @@ class TaskScore:
     report: ScoreReport  # with lm-eval's name of the metric and its filter: `acc,none`
     by_question: NDArray[np.float64] | None  # None if the metric has no score per question
     hashes: tuple[str, ...]  # hashes of the questions, in the same order
+    chance: NDArray[np.float64] | None = None  # probability that a guess is right, by question; None if unknown
+    texts: tuple[str, ...] = ()  # ends of the questions
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,8 @@ def run_tasks(
     below = {task for group in asked for task in subtasks.get(group, [])}
     for name in asked or [name for name in results if name not in below]:  # a tag expands to its tasks
         tasks = leaves(name, subtasks)
-        samples = [sample for task in tasks for sample in found["samples"].get(task, [])]
+        kinds = {task: found["configs"].get(task, {}).get("output_type") for task in tasks}
+        samples = [{**one, "type": kinds[task]} for task in tasks for one in found["samples"].get(task, [])]
         for key, value in results[name].items():
             metric, _, chosen = key.partition(",")
             if not chosen or metric.endswith("_stderr") or not isinstance(value, int | float):
@@ -176,8 +180,17 @@ def run_tasks(
             questions = sum(found["n-samples"][task]["effective"] for task in tasks)
             report = ScoreReport(name, key, float(value), interval, questions, bool(is_better_higher))
             by_question = np.array([float(sample[metric]) for sample in own]) if own else None
-            scores.append(TaskScore(report, by_question, tuple(sample["doc_hash"] for sample in own)))
+            hashes, chance = tuple(sample["doc_hash"] for sample in own), np.array([chance_of(one) for one in own])
+            texts = tuple(str(sample["arguments"][0][0])[-LONGEST_QUESTION:] for sample in own)
+            scores.append(TaskScore(report, by_question, hashes, None if np.isnan(chance).any() else chance, texts))
     return scores
+
+
+def chance_of(sample: Mapping[str, Any]) -> float:
+    """The probability that a guess answers a question of lm-eval; NaN if it is unknown."""
+    if sample["type"] == "multiple_choice":  # mutual information also asks for each choice without the question
+        return (2 if "acc_mutual_info" in sample else 1) / len(sample["arguments"])
+    return 0.0 if sample["type"] in ("generate_until", "loglikelihood") else math.nan
 
 
 def answer_together(answer: Callable[..., list[Any]], requests: Sequence[Any], **options: Any) -> list[Any]:
@@ -270,6 +283,14 @@ def task_difference(before: TaskScore, after: TaskScore) -> Difference | None:
     if before.by_question is None or after.by_question is None or len(after.hashes) < 2:
         return None
     return mean_difference(before.by_question, after.by_question) if before.hashes == after.hashes else None
+
+
+def task_transitions(before: TaskScore, after: TaskScore) -> Transitions | None:
+    """None unless both have a score of 0 or 1 for each question."""
+    old, new = before.by_question, after.by_question
+    if old is None or new is None or before.hashes != after.hashes or not np.isin((old, new), (0, 1)).all():
+        return None
+    return transitions(old.astype(bool), new.astype(bool), after.chance, after.texts)
 
 
 def task_texts(names: Sequence[str], folder: Path | None = None) -> Iterator[tuple[str, str, str]]:

@@ -2,6 +2,7 @@
 page and as a JSON file."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from cpt.data.readers.decontamination import REASON
 from cpt.data.rows.contamination import Contamination
 from cpt.errors import CheckpointError
 from cpt.evaluation.paired import (
+    EXAMPLES,
     LEVEL,
     NEGLIGIBLE,
     TOO_FEW,
@@ -128,7 +130,6 @@ def read_example_sets(metrics: Path) -> list[ExampleSet]:
 
 
 MUCH_SKIPPED = 0.1  # share of steps above which the headline reports it
-GENERAL_SET = "HuggingFaceFW/fineweb-edu (subset sample-10BT) or Salesforce/wikitext (subset wikitext-103-raw-v1)"
 HITS_SHOWN, POINTS_SHOWN, SAMPLES_SHOWN = 5, 7, 3
 LONGEST_SAMPLE = 200  # characters
 
@@ -139,6 +140,13 @@ def gives_scores(examples: Sequence[ExampleSet]) -> bool:
 
 
 @dataclass(frozen=True)
+class WorseDocument:
+    hash: str  # xxh3-64 of the text, in hexadecimal digits
+    change: float  # bits per byte
+    where: str | None = None  # file and line; None until the held-out documents were read again
+
+
+@dataclass(frozen=True)
 class SetVerdict:
     name: str
     is_general: bool
@@ -146,6 +154,7 @@ class SetVerdict:
     after: float
     documents: int | None = None
     difference: Difference | None = None  # None, without an interval, if documents cannot be paired
+    worst: list[WorseDocument] = field(default_factory=list)
 
     @property
     def outcome(self) -> Outcome:
@@ -252,15 +261,21 @@ def domain_sentence(domain: Difference, other: str) -> str:
 
 
 def general_sentence(general: Difference, what: str = "general text") -> str:
+    """The forgetting that was measured, or that can be excluded, and that cannot."""
     outcome, text = outcome_of_set(general, is_general=True), what[0].upper() + what[1:]
+    most = max(0.0, general.percents[2])
     if outcome == "better":
         return f"{text} became {relative(general)} better."
     if outcome == "worse":
         return f"{text} now needs {relative(general)} more bits per byte."
     if outcome != "unknown":
-        loss = max(0.0, general.percents[2])
-        return f"{text} is at most {loss:.1f} % worse ({evidence(general)})."
-    return f"Whether {what} became worse is unknown ({evidence(general)}).{more(general)}"
+        return f"On {what}, forgetting of more than {most:.1f} % can be excluded ({evidence(general)})."
+    unknown = "whether anything was forgotten is unknown"
+    if general.items >= TOO_FEW:
+        unknown = (
+            f"forgetting of more than {100 * NEGLIGIBLE:.0f} % cannot be excluded, of more than {most:.1f} % it can"
+        )
+    return f"On {what}, {unknown} ({evidence(general)}).{more(general)}"
 
 
 def verdict_of_run(
@@ -338,13 +353,22 @@ def compare_sets(
         documents = len(before[name].hashes) if name in before and name in after else None
         has_pairs = documents is not None and documents > 1
         difference = bits_per_byte_difference([before[name]], [after[name]]) if has_pairs else None
-        sets.append(SetVerdict(name, name in retained, was, course[-1].bits_per_byte[name], documents, difference))
+        worst = worst_documents(before[name], after[name]) if difference is not None else []
+        now = course[-1].bits_per_byte[name]
+        sets.append(SetVerdict(name, name in retained, was, now, documents, difference, worst))
     together = []
     for is_general in (False, True):
         names = [one.name for one in sets if one.is_general == is_general and one.difference]
         pairs = ([losses[name] for name in names] for losses in (before, after))
         together.append(bits_per_byte_difference(*pairs) if names else None)
     return sets, together[0], together[1]
+
+
+def worst_documents(before: DocumentLosses, after: DocumentLosses) -> list[WorseDocument]:
+    """Up to `EXAMPLES` documents whose bits per byte rose most."""
+    changes = (after.nats - before.nats) / math.log(2) / before.num_bytes
+    worst = [int(number) for number in np.argsort(-changes, kind="stable")[:EXAMPLES] if changes[number] > 0]
+    return [WorseDocument(f"{before.hashes[number]:016x}", float(changes[number])) for number in worst]
 
 
 def not_measured(
@@ -365,7 +389,7 @@ def not_measured(
     elif not sets:
         missing["held-out text"] = "nothing was held out: set `evaluation.held_out_share` or `evaluation.perplexity`"
     elif not any(one.is_general for one in sets):
-        missing["forgetting"] = f"`evaluation.retain` has no set of general text. A public one: {GENERAL_SET}"
+        missing["forgetting"] = "no set of general text was held out. A public one: `evaluation.retain: general`"
     known = {one.name for one in sets} | {one.name for one in examples}
     if sets and (added := {reported_name(one) for one in recipe.evaluation.perplexity} - known):
         missing[f"change of {', '.join(sorted(added))}"] = f"added during the run: no result before it. {evaluate}"

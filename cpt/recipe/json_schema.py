@@ -8,7 +8,7 @@ from typing import Any
 
 from cpt.recipe.huggingface_keys import PEFT_METHODS, STAGE_CONFIGS, Key, keys_of_config
 from cpt.recipe.keys import AUTO, AUTOMATIC, MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES
-from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION, Recipe
+from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION, RETAIN_PRESETS, Recipe
 from cpt.recipe.shape import LORA_IS_SET
 from cpt.recipe.values import UNITS
 
@@ -48,6 +48,9 @@ def json_schema() -> dict[str, Any]:
         "preset": presets,
         **{key: {"enum": list(choices), "description": "QLoRA."} for key, choices in LORA_QUANTIZATION.items()},
     }
+    retain, words = sections["Evaluation"]["properties"]["retain"], {"enum": list(RETAIN_PRESETS)}
+    limits = {key: retain.pop(key) for key in ("type", "additionalProperties")}
+    retain["anyOf"] = [limits, words, {"type": "array", "items": {"anyOf": [words, limits]}}]
     description = "Passed on unchanged to the stage's config class."
     in_training = {"type": "object", "description": description, "properties": {**training, "base": YAML_FILE}}
     schema["properties"]["training"] = {"anyOf": [in_training, YAML_FILE], "description": description}

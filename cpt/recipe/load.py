@@ -18,7 +18,16 @@ from cpt.files import SHIPPED_FILES
 from cpt.recipe.keys import child_annotation, is_free_mapping, item_in, keys_of, section_in
 from cpt.recipe.paths import result_of_run
 from cpt.recipe.rules import check_rules, name_of_path
-from cpt.recipe.schema import CLASSES_OF_CHANGE, LORA_PRESETS, Component, Model, Recipe, Source
+from cpt.recipe.schema import (
+    CLASSES_OF_CHANGE,
+    LORA_PRESETS,
+    RETAIN_PRESETS,
+    Component,
+    Evaluation,
+    Model,
+    Recipe,
+    Source,
+)
 from cpt.recipe.shape import check_passed_on_keys, check_shape, read_option_numbers
 from cpt.recipe.tree import (
     Location,
@@ -96,6 +105,7 @@ def load_section(path: str | Path, key: Literal["data", "model"], overrides: Seq
 def check_tree(root: Node, mistakes: Mistakes, own: Collection[str] = ()) -> Recipe:
     """Return the recipe of a tree, or raise one error with all mistakes; rules are checked in its `own` sections."""
     check_passed_on_keys(root, mistakes)
+    add_retain_presets(root, mistakes)
     deepspeed = node_at(root, ("training", "deepspeed"))
     if deepspeed is not None and isinstance(deepspeed.value, str) and not deepspeed.value.lstrip().startswith("{"):
         path = find_file(deepspeed, mistakes)
@@ -118,12 +128,35 @@ def check_tree(root: Node, mistakes: Mistakes, own: Collection[str] = ()) -> Rec
     return recipe.model_copy(update={"model": model, "tokenizer": tokenizer})
 
 
+def add_retain_presets(root: Node, mistakes: Mistakes) -> None:
+    """Add what the words of `evaluation.retain` stand for to `evaluation.perplexity` or `.tasks`. A word that is the
+    name of a source or held-out set is that set, so a saved recipe is loaded as an equal one."""
+    retain = node_at(root, ("evaluation", "retain"))
+    if retain is None or not isinstance(retain.value, dict):
+        return
+    lists = [node_at(root, at) for at in (("data", "sources"), ("evaluation", "perplexity"))]
+    sources = [plain(one) for found in lists if found and isinstance(found.value, list) for one in found.value]
+    known = {str(one.get("name") or name_of_path(str(one.get("path")))) for one in sources if isinstance(one, dict)}
+    evaluation = root.value["evaluation"].value
+    for word in [word for word in RETAIN_PRESETS if word in retain.value and word not in known]:
+        for key, added in read_yaml(RETAIN_FILES / f"{word}.yaml", mistakes).value.items():
+            before = evaluation.get(key, Node([], retain.place))
+            if isinstance(before.value, list):  # otherwise a mistake, which is reported later
+                names = [one.get("name") for one in map(plain, before.value) if isinstance(one, dict)]
+                new = [one for one in added.value if one.value["name"].value not in names]
+                evaluation[key] = Node([*before.value, *new], before.place, before.own_file, before.broken)
+            if key == "tasks" and retain.value.pop(word).value is not None:
+                text = "must be null: tasks are evaluated after the run, so a score cannot stop it"
+                mistakes.add(retain.place, f"`evaluation.retain.{word}`: {text}")
+
+
 def dump_recipe(recipe: Recipe) -> str:
     """Return the resolved recipe as YAML that `load_recipe` reads back as an equal recipe: every key in the schema's
     order, including defaults."""
     return write_yaml(recipe.model_dump(mode="json", by_alias=True))
 
 
+RETAIN_FILES = SHIPPED_FILES / "recipes" / "presets" / "retain"
 REPOSITORY = SHIPPED_FILES  # in an installed package, the files that recipes refer to
 
 
@@ -131,6 +164,12 @@ def resolve_references(node: Node, annotation: Any, mistakes: Mistakes, trail: t
     """Replace every reference below `node` by the content of its file. `trail`: the files that led here, to detect
     circular references."""
     section, value = section_in(annotation), node.value
+    is_word = isinstance(value, str) and not value.endswith((".yaml", ".yml"))
+    if annotation == Evaluation.model_fields["retain"].annotation and (is_word or isinstance(value, list)):
+        entries = dict[str, Node]()  # `general` is short for `{general: null}`
+        for one in value if isinstance(value, list) else [node]:
+            entries |= one.value if isinstance(one.value, dict) else {str(plain(one)): Node(None, one.place)}
+        return Node(entries, node.place, node.own_file)
     if isinstance(value, list) and item_in(annotation) is not None:
         items = [resolve_references(item, item_in(annotation), mistakes, trail) for item in value]
         return Node(items, node.place, node.own_file, node.broken)

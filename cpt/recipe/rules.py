@@ -17,6 +17,7 @@ from cpt.recipe.keys import ACCUMULATION, AUTO, DEFAULT_MICRO_BATCH, MICRO_BATCH
 from cpt.recipe.paths import COMPRESSED_FILES, DOCUMENT_FILES, TEXT_FILES, document_suffix, is_function, is_local
 from cpt.recipe.schema import (
     NEW_ROWS,
+    RETAIN_PRESETS,
     Budget,
     Checkpoints,
     Component,
@@ -251,7 +252,6 @@ REWARDED = ("grpo", "rloo", "ppo", "spo")  # stages that learn from rewards
 PAIRED = ("dpo", "kto", "cpo")  # stages whose loss compares answers at the temperature `training.beta`
 OWN_LOSS = ("pretrain", "cpt", "sft")  # stages with next-token loss on rows of tokens
 TAUGHT = ("distill", "distill_text", "distill_on_policy", "gkd")  # stages with a teacher
-GENERAL_TEXT = "`{path: HuggingFaceFW/fineweb-edu, subset: sample-10BT, name: general, max_documents: 500}`"
 
 
 def check_stage(stage: str) -> Violations:
@@ -392,9 +392,9 @@ def check_retained_sets(data: Data, evaluation: Evaluation) -> Violations:
         names += [reported_name(source) for source in data.sources]
     for name in evaluation.retain:
         if name not in names:
-            text = f"unknown held-out set `{name}`.{did_you_mean(name, names)} Sets:"
-            public = f"A public general set, for `evaluation.perplexity`: {GENERAL_TEXT}"
-            yield Violation(("evaluation", "retain", name), f"{text} {', '.join(names) or 'none'}. {public}")
+            text = f"unknown held-out set `{name}`.{did_you_mean(name, [*names, *RETAIN_PRESETS])}"
+            sets = f"Sets: {', '.join(names) or 'none'}. Words that add one: {', '.join(RETAIN_PRESETS)}"
+            yield Violation(("evaluation", "retain", name), f"{text} {sets}")
     if evaluation.retain and names and not set(names) - set(evaluation.retain):
         yield Violation("evaluation.retain", "must leave at least one held-out set for the domain")
 

@@ -198,6 +198,10 @@ LORA_QUANTIZATION: dict[str, tuple[str | bool, ...]] = {
 NEW_ROWS = "new_rows"
 
 
+RETAIN_PRESETS = ("general", "code", "tasks", "python-prose", "python-code")
+"""Words of `evaluation.retain`; recipes/presets/retain/ has what each adds."""
+
+
 def named_lora(value: object) -> object:
     """`lora: cpt` is short for `lora: {preset: cpt}`."""
     return {"preset": value} if value in LORA_PRESETS else value
@@ -367,7 +371,11 @@ class Evaluation(Section):
     """Further held-out sets: loss, perplexity and bits per byte of each."""
     retain: Free[dict[str, Annotated[float, Field(gt=0, le=1)] | None]] = {}
     """Held-out sets of general text, to measure forgetting: `{general: 0.02}` stops the run when bits per byte are 2 %
-    above those before the first step; null never stops. The other sets are the domain."""
+    above those before the first step; null never stops. The other sets are the domain. A word, a list of words, or
+    a word as the key of a limit: `general`, `[code, tasks]`, `{general: 0.02}`. If no source and no held-out set has
+    this name, the word adds its own when the recipe is loaded. general: web pages; code: HumanEval (both from the
+    Hub); tasks: three lm-eval tasks for `evaluation.tasks`; python-prose, python-code: text of this Python's standard
+    library, without a network."""
     prompts: Free[list[str]] = []
     """Prompts that the model continues greedily before and after the run."""
     tasks: Free[list[Component]] = []

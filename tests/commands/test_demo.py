@@ -13,7 +13,7 @@ from rich.console import Console
 
 from cpt.commands import demo
 from cpt.commands.demo import RECIPES, Commands, command, print_results, read_result, run_demo
-from cpt.commands.demo_corpus import is_held_out, write_files
+from cpt.data.readers.standard_library import is_held_out, write_files
 from cpt.errors import ResourceError, TrainingError
 from cpt.planning.init_recipe import MOST_HELD_OUT
 from cpt.recipe.load import load_recipe

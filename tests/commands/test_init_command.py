@@ -61,6 +61,7 @@ def test_without_a_general_set_the_public_one_is_replayed_and_with_none_nothing_
     recipe = run(general=None, gpu="RTX 4090")
     assert recipe.data.sources[1].path == init.PUBLIC_GENERAL and recipe.data.sources[1].max_documents
     recipe = run(general="none", output=Path("without.yaml"))
+    assert recipe.evaluation.retain == {"general": None}  # measured on a set of its own
     assert len(recipe.data.sources) == 1 and "`data.sources`" in check_reality(recipe).warnings[0]
 
 

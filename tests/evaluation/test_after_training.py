@@ -4,7 +4,9 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -14,8 +16,11 @@ from run_folders import write_lines
 from tiny import write_recipe
 from tiny_checkpoints import random_llama, save_adapter
 from transformers import AutoTokenizer, LlamaForCausalLM
+from xxhash import xxh3_64_intdigest
 
-from cpt.evaluation.evaluate import complete_verdict, evaluate_after_training, needs_verdict, task_metrics
+from cpt.evaluation.evaluate import complete_verdict, evaluate_after_training, needs_verdict, task_metrics, with_places
+from cpt.evaluation.paired import DocumentLosses, save_losses
+from cpt.evaluation.verdict import verdict_of_run
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.runs.record import Run
@@ -143,6 +148,19 @@ def test_weights_of_a_run_are_scored_whole_or_as_an_adapter_on_their_base(recipe
         f"{name}_board_even",
         f"{name}_board_size",
     ]
+
+
+def test_the_worst_documents_are_listed_with_their_places(run, folder):
+    finished = run()
+    texts = [json.loads(line)["text"].encode() for line in (folder / "domain.jsonl").read_text().splitlines()]
+    hashes, sizes = np.array([xxh3_64_intdigest(text) for text in texts], np.uint64), np.array([*map(len, texts)])
+    before = DocumentLosses(hashes, sizes, 1.0 * sizes, sizes, sizes)
+    worse = np.where(np.arange(60) == 17, 1.5, 0.9) * sizes
+    for step, nats in ((0, before.nats), (8, worse)):
+        save_losses(finished.folder / "held_out" / f"step-{step}.npz", {"domain": replace(before, nats=nats)})
+    recipe = load_recipe(finished.folder / "recipe.yaml")
+    (one,) = with_places(verdict_of_run(finished.folder), finished.folder, recipe).sets[0].worst
+    assert one.where == f"{folder / 'domain.jsonl'}:18" and one.change == pytest.approx(0.5 / np.log(2))
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from cpt.evaluation.paired import (
     mean_difference,
     ratio_interval,
     t_quantile,
+    transitions,
 )
 
 
@@ -59,6 +60,49 @@ def test_intervals_of_accuracies_cover_the_truth_at_the_stated_rate(count):
         found = accuracy_difference((luck < 0.05) | (luck > 0.6), ((luck >= 0.05) & (luck < 0.15)) | (luck > 0.6))
         hits += found.low <= 0.05 <= found.high
     assert 0.93 <= hits / 1000 <= (0.985 if count >= 100 else 1), "of few questions it is wide"
+
+
+def guessed(draw, known, chance, repeated):
+    """Answers before and after. `known`: shares known both times, only before, only after; the others are guessed,
+    the second time with the same result in the share `repeated`."""
+    state = draw.choice(4, len(chance), p=[*known, 1 - sum(known)])
+    first, second = draw.random(len(chance)) < chance, draw.random(len(chance)) < chance
+    second = np.where(draw.random(len(chance)) < repeated, first, second)
+    return np.isin(state, (0, 1)) | first, np.isin(state, (0, 2)) | second
+
+
+@pytest.mark.parametrize("choices", [(4,), (2,), (2, 3, 5, 10), (np.inf,)], ids=str)
+@pytest.mark.parametrize("known", [(0.3, 0.0, 0.05), (0.3, 0.1, 0.1), (0.1, 0.3, 0.3)], ids=str)
+def test_intervals_of_what_was_forgotten_and_learned_cover_the_truth(choices, known):
+    """At 150 repeats of 2 figures the rate is known to about 1.3 points."""
+    for repeated in (0.0, 0.5, 1.0):
+        draw, hits, estimates = np.random.default_rng(5), [], []
+        for _ in range(150):
+            chance = 1 / draw.choice(choices, 200)
+            found = transitions(*guessed(draw, known, chance, repeated), chance)
+            for truth, (_, low, high) in zip(known[1:], (found.forgotten, found.learned), strict=True):
+                hits.append(low <= truth <= high)
+            estimates.append((found.forgotten[0], found.learned[0]))
+        assert np.mean(hits) >= 0.92, (choices, known, repeated)
+        if not repeated and known[1]:  # the estimate is for independent guesses; near 0 the limit at 0 raises it
+            assert np.mean(estimates, 0) == pytest.approx(known[1:], abs=0.02)
+
+
+def test_a_model_that_only_guesses_forgot_nothing_although_many_answers_changed():
+    draw, chance = np.random.default_rng(6), np.full(2000, 0.25)
+    found = transitions(*guessed(draw, (0, 0, 0), chance, repeated=0), chance)
+    assert found.lost > 300 and found.forgotten[0] < 0.02 and found.forgotten[1] == 0
+    raw = transitions(*guessed(draw, (0, 0, 0), chance, repeated=0), None)
+    assert raw.chance is None and raw.forgotten[1] > 0.15 and "not corrected" in str(raw)
+
+
+def test_right_and_wrong_answers_are_counted_and_the_first_lost_questions_listed():
+    before, after = (np.array(answers, bool) for answers in ([1, 1, 1, 1, 1, 0, 0], [0, 0, 1, 0, 0, 1, 0]))
+    found = transitions(before, after, np.zeros(7), list("abcdefg"))
+    assert (found.lost, found.won, found.first_lost) == (4, 1, ["a", "b", "d"])
+    assert found.forgotten[0] == pytest.approx(4 / 7) and found.learned[0] == pytest.approx(1 / 7)
+    one_choice = transitions(np.ones(5, bool), np.ones(5, bool), np.ones(5))
+    assert one_choice.forgotten[0] == one_choice.learned[0] == 0 and np.isfinite(one_choice.forgotten).all()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 import json
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -15,6 +17,7 @@ from cpt.evaluation.tasks import (
     task_choices,
     task_difference,
     task_texts,
+    task_transitions,
     tasks_of_recipe,
 )
 from cpt.recipe.schema import Component
@@ -62,6 +65,20 @@ def test_two_models_are_compared_question_by_question(tokenizer, folder):
     found = task_difference(before, after)
     assert (found.before, found.after, found.items) == (before.report.value, report.value, 24)
     assert found.low < found.difference < found.high
+    changes = task_transitions(before, after)
+    assert (after.chance == 0.25).all() and changes.chance == 0.25
+    assert (changes.won - changes.lost) / 24 == pytest.approx(found.difference)
+    lost = (before.by_question == 1) & (after.by_question == 0)
+    assert changes.first_lost == np.array(after.texts)[lost][:3].tolist() and after.texts[0].endswith(tuple(WORDS))
+
+
+def test_a_written_answer_is_not_guessed_and_of_a_function_the_chance_is_unknown(tokenizer, folder):
+    (writes,) = run_tasks(random_llama(0), tokenizer, TaskChoice(("writes",), folder=folder, limit=4))
+    assert (writes.chance == 0).all() and task_transitions(writes, writes).chance == 0
+    even, loss = run_tasks(random_llama(0), tokenizer, choice_of(questions=12))
+    assert task_transitions(even, even).chance is None and task_transitions(loss, loss) is None
+    halves = replace(even, by_question=even.by_question / 2 + 0.25)
+    assert task_transitions(halves, halves) is None
 
 
 def test_code_is_only_executed_when_allowed(tokenizer, folder):

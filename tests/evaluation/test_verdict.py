@@ -17,6 +17,7 @@ from cpt.evaluation.paired import (
     DocumentLosses,
     EvaluationReport,
     ScoreReport,
+    Transitions,
     bits_per_byte_difference,
     save_losses,
 )
@@ -123,7 +124,8 @@ RUNS = {  # what happened -> the run, and whether it worked
 
 def measured_afterwards():
     against = Difference(0.34, 0.4, 0.06, 0.02, 0.1, 181)
-    score = ScoreReport("domain cloze", "accuracy", 0.4, (0.3, 0.5), 181, against=against)
+    changes = Transitions(9, 20, (0.03, 0.0, 0.11), (0.1, 0.02, 0.18), 0.25, ["a.jsonl:3: the melting point of tin"])
+    score = ScoreReport("domain cloze", "accuracy", 0.4, (0.3, 0.5), 181, against=against, transitions=changes)
     hit = Hit("code", "a.jsonl:17", "domain", "h.jsonl:3", "x y", 0.6)
     contamination = Contamination({"code": 1631}, {"code": {"domain": 1}}, [hit], 3, 181, 2)
     return {"evaluation": EvaluationReport("m", "b", [], [score], []), "contamination": contamination}
@@ -173,7 +175,7 @@ def test_a_wide_interval_under_one_large_document_is_unknown_and_not_as_good_as_
     found = reported_case()
     assert found.outcome() == "unknown" and found.low < -0.2 * found.before and found.high > 0.4 * found.before
     assert (found.num_worse, found.is_dominated) == (19, True) and found.largest_share == pytest.approx(0.44, abs=0.01)
-    assert "unknown" in general_sentence(found)
+    assert "cannot be excluded, of more than 43.0 % it can" in general_sentence(found)
     verdict = verdict_of_run(run())
     dominated = replace(verdict, sets=[replace(one, difference=found) for one in verdict.sets])
     assert "44 % of the bytes" in verdict_page(dominated) and "of the bytes" not in verdict_page(verdict)
@@ -181,8 +183,16 @@ def test_a_wide_interval_under_one_large_document_is_unknown_and_not_as_good_as_
 
 def test_general_text_of_which_only_a_gain_is_excluded_is_unknown():
     difference = Difference(1.0, 1.01, 0.01, -0.005, 0.05, items=40, negligible=0.02)
-    assert outcome_of_set(difference, is_general=True) == "unknown" and "unknown" in general_sentence(difference)
+    assert outcome_of_set(difference, is_general=True) == "unknown"
+    assert "more than 2 % cannot be excluded" in general_sentence(difference)
     assert outcome_of_set(difference, is_general=False) == "not better"
+
+
+def test_the_documents_that_became_worst_come_first_and_better_ones_are_not_listed(run):
+    domain, general = verdict_of_run(run(domain=(2.0, 1.0))).sets
+    assert domain.worst == [] and len(general.worst) == 3 and all(len(one.hash) == 16 for one in general.worst)
+    changes = [one.change for one in general.worst]
+    assert changes == sorted(changes, reverse=True) and min(changes) > 0.03 and general.worst[0].where is None
 
 
 def test_the_advice_for_an_unknown_result_never_asks_for_fewer_documents():

@@ -136,6 +136,13 @@ def test_a_share_that_holds_nothing_out_is_a_mistake(load):
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="for machines without a GPU")
+def test_a_word_of_retain_is_named_when_the_hub_cannot_be_reached(load, monkeypatch):
+    monkeypatch.setattr(gate, "hub_is_reachable", lambda: False)
+    found = gate.check_reality(load(evaluation={"held_out_share": 0.2, "retain": "code"}))
+    (line,) = (line for line in found.unchecked if "evaluation" in line)
+    assert found.exit_code == 3 and all(word in line for word in ("humaneval", "retain: code", "`python-prose`"))
+
+
 def test_without_a_gpu_the_memory_of_a_run_in_bf16_is_unchecked(load):
     found = gate.check_reality(load(training={**MICRO_BATCH, "bf16": True}))
     assert found.exit_code == 3 and any("memory" in line for line in found.unchecked)

@@ -43,6 +43,11 @@ def test_the_shipped_recipes_are_valid(validator, path):
     "added",
     ["", "training: {bf16: true, logging_strategy: steps}", "training: more.yaml", "optimizer: o.yml", "seed: 1e3"]
     + ["optimizer: {name: my:own, anything: 1}", "stage: my_lab.stage\ntraining: {anything: 1}"]
+    + [
+        "evaluation: {retain: general}",
+        "evaluation: {retain: [code, {tasks: null}]}",
+        "evaluation: {retain: {a: 0.1}}",
+    ]
     + ["evaluation: {perplexity: [{base: h.yaml}, h.yaml]}", "tokenizer: {base: t.yaml, revision: null}"],
 )
 def test_what_the_loader_takes_is_valid(is_valid, added):
@@ -53,7 +58,13 @@ def test_what_the_loader_takes_is_valid(is_valid, added):
     "added",
     ["modle: 1", "seed: 1.5", "seed: -1", "tokenizer: a/b", "tokenizer: {pth: a/b}", "training: {bf61: true}"]
     + ["training: {learning_rate: 1}", "training: {bf16: 3}", "training: {logging_strategy: step}"]
-    + ["evaluation: {held_out_share: 1}", "evaluation: {perplexity: [{name: a}]}", "checkpoints: {keep: 0}"],
+    + [
+        "evaluation: {retain: genral}",
+        "evaluation: {retain: {a: 2}}",
+        "evaluation: {held_out_share: 1}",
+        "evaluation: {perplexity: [{name: a}]}",
+        "checkpoints: {keep: 0}",
+    ],
 )
 def test_what_the_loader_refuses_is_not_valid(is_valid, added):
     assert not is_valid(f"{SOUND}{added}\n")

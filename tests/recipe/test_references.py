@@ -4,7 +4,9 @@ import re
 
 import pytest
 
-from cpt.recipe.load import load_recipe
+from cpt.data.readers.standard_library import documents, held_out, is_held_out
+from cpt.recipe.load import dump_recipe, load_recipe
+from cpt.recipe.schema import RETAIN_PRESETS
 
 MODEL = "path: base/model\ndtype: bfloat16\nconfig:\n  model_type: llama\n  hidden_size: 64\n"
 
@@ -105,3 +107,58 @@ def test_what_is_neither_a_section_nor_a_file_is_the_only_mistake(mistakes, here
 def test_a_component_may_be_its_name_alone(load):
     recipe = load("", "data.filters=[length]", "optimizer=muon")
     assert recipe.data.filters[0].name == "length" and recipe.optimizer.name == "muon"
+
+
+# words of evaluation.retain
+
+HELD = "held_out_share: 0.1"
+
+
+def sets_of(recipe):
+    evaluation = recipe.evaluation
+    return evaluation.retain, [one.name for one in evaluation.perplexity], [one.name for one in evaluation.tasks]
+
+
+@pytest.mark.parametrize("word", RETAIN_PRESETS)
+def test_a_word_adds_its_set_or_its_tasks_and_the_saved_recipe_is_equal(load, here, word):
+    recipe = load(f"evaluation: {{{HELD}, retain: {word}}}\n")
+    tasks = ["hellaswag", "arc_easy", "piqa"]
+    assert sets_of(recipe) == (({}, [], tasks) if word == "tasks" else ({word: None}, [word], []))
+    (here / "saved.yaml").write_text(dump_recipe(recipe))
+    assert load_recipe("saved.yaml") == recipe
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "found"),
+    [
+        ("retain: [general, {code: 0.02}, tasks], every_steps: 5, tasks: [{name: piqa, limit: 3}]", "general code"),
+        ("retain: {code: 0.02, general: null, tasks: null}, every_steps: 5, tasks: [piqa]", "general code"),
+        ("retain: general, perplexity: [{path: a/b, name: general}]", "general"),
+        ("retain: general, perplexity: [{path: texts/general.jsonl}]", "None"),
+    ],
+)
+def test_words_stand_in_lists_and_limits_and_the_recipes_own_sets_win(load, evaluation, found):
+    recipe = load(f"evaluation: {{{HELD}, {evaluation}}}\n")
+    retain, sets, tasks = sets_of(recipe)
+    assert sets == [None if name == "None" else name for name in found.split()]
+    assert retain == {name: 0.02 if name == "code" else None for name in (found if sets[0] else "general").split()}
+    assert tasks == (["piqa", "hellaswag", "arc_easy"] if len(sets) > 1 else [])
+
+
+def test_a_source_of_this_name_is_meant_and_words_of_a_base_are_merged(load, here):
+    (here / "base.yaml").write_text(with_model("{path: a/b}") + f"evaluation: {{{HELD}, retain: general}}\n")
+    recipe = load("", "evaluation.retain.code=null", only="base: base.yaml\nevaluation: {retain: python-code}\n")
+    assert sets_of(recipe)[:2] == (
+        dict.fromkeys(("general", "python-code", "code")),
+        ["general", "code", "python-code"],
+    )
+    sources = "data.sources=[{path: a/b}, {path: a/c, name: general}]"
+    assert sets_of(load("", sources, only="base: base.yaml\n")) == ({"general": None}, [], [])
+
+
+def test_prose_and_code_of_pythons_library_were_not_trained_on_by_the_demo():
+    kept = {kind: held_out(kind=kind) for kind in ("general", "domain")}
+    trained = "".join(text for name, _, text in documents() if not is_held_out(name))
+    for texts in kept.values():
+        assert len(texts) > 20 and max(map(len, texts)) < 5000
+        assert not any(text in trained for text in texts)

@@ -137,8 +137,11 @@ HELD = "perplexity: [{path: a/b, name: code}, {path: a/c, name: prose}]"
 @pytest.mark.parametrize(
     ("evaluation", "named"),
     [
-        (f"{{{HELD}, retain: {{prosa: null}}}}", "`prosa` `prose` fineweb-edu"),
-        ("{retain: {general: null}}", "`general` none fineweb-edu"),
+        (f"{{{HELD}, retain: {{prosa: null}}}}", "`prosa` `prose` python-prose"),
+        ("{retain: {genral: null}}", "`genral` `general`? none"),
+        (f"{{{HELD}, retain: [genral, prose]}}", "`genral` `general`?"),
+        ("{retain: general}", "`evaluation.retain` domain"),
+        (f"{{{HELD}, retain: {{tasks: 0.1}}, every_steps: 5}}", "`evaluation.retain.tasks` null"),
         (f"{{{HELD}, retain: {{prose: null, code: null}}}}", "`evaluation.retain`"),
         (f"{{{HELD}, retain: {{prose: 0.02}}}}", "`evaluation.retain.prose` `evaluation.every_tokens`"),
         (f"{{{HELD}, retain: {{prose: 0}}, every_steps: 5}}", "`evaluation.retain.prose`: 0,"),

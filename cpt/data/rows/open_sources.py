@@ -18,7 +18,7 @@ from cpt.distributed import is_main_process
 from cpt.errors import CptError
 from cpt.recipe.rules import keyed_sources as keyed_sources
 from cpt.recipe.rules import options_without_effect, reported_name
-from cpt.recipe.schema import Data, DocumentSource, Evaluation, Source
+from cpt.recipe.schema import RETAIN_PRESETS, Data, DocumentSource, Evaluation, Source
 
 log = logging.getLogger("cpt")
 FILES_OPENED = 20  # per source; other files are checked by name and size only
@@ -33,8 +33,10 @@ def check_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) 
 
 def unchecked_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) -> list[str]:
     unchecked = {"url": "remote"} if ask_hub else {"url": "remote", "hub": "Hub"}
+    words = evaluation.retain.keys() & set(RETAIN_PRESETS)
+    hints = {word: f", for `evaluation.retain: {word}`; without a network, write `python-prose`" for word in words}
     return [
-        f"`{key}.path`: {source.path} ({unchecked[kind]})"
+        f"`{key}.path`: {source.path} ({unchecked[kind]}{hints.get(source.name or '', '')})"
         for key, source in keyed_sources(data, evaluation)
         if (kind := kind_of(source.path)) in unchecked
     ]

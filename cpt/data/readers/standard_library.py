@@ -1,4 +1,4 @@
-"""Build the demo's corpus from the Python installation: code as the domain, prose as general text.
+"""Documents that need no network, from the Python installation: code, the demo's domain, and prose, its general text.
 
 Domain: the standard library's sources without docstrings. General: those docstrings, the language reference of
 `pydoc_data`, the licence and other text files. The two sets share no text, and a repeated passage is kept only once,
@@ -46,19 +46,31 @@ def write_files(folder: Path, library: Path | None = None) -> dict[tuple[Kind, P
     for path in folders.values():
         shutil.rmtree(path, ignore_errors=True)
         (half_made / path.relative_to(folder)).mkdir(parents=True)
-    seen: set[str] = set()
-    for name, kind, passages in read_library(library or Path(sysconfig.get_path("stdlib"))):
-        kept = [*first_occurrences(passages, seen)]
-        text = "\n\n".join(kept if kind == "general" else beginning(kept))
-        if len(text) >= MIN_CHARACTERS:
-            place = folders[kind, "held_out" if is_held_out(name) else "train"].relative_to(folder)
-            file = f"{name.removesuffix('.txt')}.txt".replace("/", ".").replace(" ", ".")
-            (half_made / place / file).write_text(text, encoding="utf-8")
+    for name, kind, text in documents(library):
+        place = folders[kind, "held_out" if is_held_out(name) else "train"].relative_to(folder)
+        file = f"{name.removesuffix('.txt')}.txt".replace("/", ".").replace(" ", ".")
+        (half_made / place / file).write_text(text, encoding="utf-8")
     for path in folders.values():
         path.parent.mkdir(exist_ok=True)
         (half_made / path.relative_to(folder)).rename(path)
     shutil.rmtree(half_made)
     return folders
+
+
+def documents(library: Path | None = None) -> Iterator[tuple[str, Kind, str]]:
+    """Name, kind and text of each document, sorted by name."""
+    seen: set[str] = set()
+    for name, kind, passages in read_library(library or Path(sysconfig.get_path("stdlib"))):
+        kept = [*first_occurrences(passages, seen)]
+        text = "\n\n".join(kept if kind == "general" else beginning(kept))
+        if len(text) >= MIN_CHARACTERS:
+            yield name, kind, text
+
+
+def held_out(*, kind: Kind) -> list[str]:
+    """Beginnings of documents that the demo does not train on: a source for `evaluation.perplexity`."""
+    texts = [text for name, of_kind, text in documents() if of_kind == kind and is_held_out(name)]
+    return ["\n\n".join(beginning(text.split("\n\n"))) for text in texts]  # one of prose is a third of all bytes
 
 
 def beginning(statements: Iterable[str]) -> list[str]:
