@@ -32,6 +32,14 @@ CHOICE = {
     "doc_to_target": "answer",
     "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
 }
+WRITING = {
+    **LOCAL,
+    "task": "writes",
+    "output_type": "generate_until",
+    "doc_to_target": "{{choices[0]}}",
+    "generation_kwargs": {"max_gen_toks": 4, "until": ["\n"]},
+    "metric_list": [{"metric": "exact_match"}],
+}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +56,7 @@ def folder(tmp_path_factory):
     ]
     (path / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
     data = {"dataset_kwargs": {"data_files": {"test": str(path / "questions.jsonl")}}}
-    for task in (CHOICE, {**CHOICE, "task": "unsafe", "unsafe_code": True}):
+    for task in (CHOICE, WRITING, {**CHOICE, "task": "unsafe", "unsafe_code": True}):
         (path / f"{task['task']}.yaml").write_text(yaml.safe_dump({**task, **data}))
     return path
 
