@@ -235,17 +235,13 @@ def write_extended(
 def print_extension(
     base: str, output: Path, extension: Extension, rows: Rows, added_to: str, lengths: Mapping[str, float]
 ) -> None:
-    steps, before, after = sum(token.count == 0 for token in extension.tokens), lengths["before"], lengths["after"]
+    before, after = lengths["before"], lengths["after"]
     head = "Embedding, which is the head too" if rows.is_tied else "Embedding and head"
     lines = [
         f"{len(extension.tokens):,} tokens added to {added_to}",
-        f"  {steps:,} of them only occur inside longer ones." if steps else "",
         f"Bytes per token of its first documents: {before:.3f} -> {after:.3f} ({100 * (after / before - 1):+.1f} %).",
-        f"{rows.spare:,} new tokens use spare rows of the model." if rows.spare else "",
         f"{head}: {rows.before:,} -> {rows.after:,} rows; each new row is the mean of its pieces' rows.",
         f"The model is in {output}; the added tokens are in {output / EXTENSION}.",
         f"Evaluate it on other text: cpt tokenizer report {base} --against {output} --text FILES",
-        f"Next, train only the new rows for a short phase (model.path={output} model.train_only=new_rows), then all"
-        " parameters.",
     ]
-    open_console().print("\n".join(filter(None, lines)), markup=False)
+    open_console().print("\n".join(lines), markup=False)
