@@ -80,9 +80,6 @@ def check_command(
         try:
             if plain_encoder is not None and form_of_source(one) != "document":
                 inspector = inspector_of(data, one, key, plain_encoder)
-        except CptError as problem:
-            mistakes.append(problem)
-        try:
             report = read_source(one, key, inspector)
         except CptError as problem:
             mistakes.append(problem)
