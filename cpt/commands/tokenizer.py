@@ -16,6 +16,7 @@ from cpt.command_line import refuse_ignored
 from cpt.data.readers.sources import open_source
 from cpt.errors import DataError, RecipeError
 from cpt.export.export import new_folder
+from cpt.export.write import check_output
 from cpt.formatting import open_console
 from cpt.models.build import load_weights
 from cpt.models.config import load_config
@@ -80,7 +81,7 @@ def train_command(
     Example: cpt tokenizer train --text code=corpus/ --vocabulary 32000 --output tokenizer
     """
     texts = open_texts(text, text_column, max_mb)
-    refuse_filled(output)
+    check_output(output)
     trained = train_bpe((document for one in texts.values() for document in one), vocabulary, output)
     console = open_console()
     console.print(f"{len(trained):,} tokens, learned from {describe(texts)}", markup=False)
@@ -112,7 +113,7 @@ def extend_command(
     refuse_ignored({"--revision": revision is not None and in_folder}, "with a model in a folder")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     texts = open_texts(text, text_column, max_mb)
-    refuse_filled(output)
+    check_output(output)
     typer.echo(f"Loading {model}, and reading up to {max_mb} MB of text ...", err=True)
     section = Model(path=model, revision=revision)
     config = load_config(section)
@@ -165,11 +166,6 @@ def describe(texts: Mapping[str, TextReader]) -> str:
         f"{name}: {one.documents:,} documents, {one.bytes / 1e6:.1f} MB{' (its beginning)' if one.is_cut else ''}"
         for name, one in texts.items()
     )
-
-
-def refuse_filled(output: Path) -> None:
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise RecipeError(f"--output: {output} exists already. Remove it or choose another folder.")
 
 
 def sampled(texts: Iterable[TextReader], sample: list[str]) -> Iterator[str]:
