@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.table import Table
 
 from cpt.distributed import print_once
@@ -86,10 +85,9 @@ class Search:
             finally:
                 for trial in self.running.values():  # only after an error
                     trial.signal(signal.SIGTERM)
-        if received.first == signal.SIGINT:
-            raise KeyboardInterrupt
         if received.first:
-            raise Interrupted(f"{signal.Signals(received.first).name}: the trials have stopped.")
+            name = signal.Signals(received.first).name
+            raise Interrupted(f"{name}: the trials have stopped. Repeat the command to continue.")
 
     def fill(self, waiting: deque[Any], *, is_stopping: bool) -> bool:
         """Start trials in free slots; return whether any is running."""
@@ -271,8 +269,6 @@ def range_test(
     load_recipe(recipe, words)  # report its mistakes first
     print_once(f"{run.folder}: {steps} steps, {low:g} to {high:g} ...")
     code, signalled = Child([*TRAIN, str(recipe), *words, *options]).wait_for_end()
-    if signalled == signal.SIGINT:
-        raise typer.Exit(130)
     if signalled:
         raise Interrupted(f"{signal.Signals(signalled).name}. Repeat the command to restart the range test.")
     logged = [(line["tokens"], line["loss"]) for line in read_objects(run.folder / METRICS) if "loss" in line]
