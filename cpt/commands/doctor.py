@@ -22,7 +22,6 @@ from cpt.hardware import INSTALL_LINES, Gpu, Machine, describe_machine
 from cpt.recipe.load import load_recipe
 
 SMALL_SHARED_MEMORY_GIB = 1
-SMALL_DISK_GIB = 20
 PAGE = "docs/howto/installing.md"
 WHEEL = f"install the wheel for this torch: {PAGE}"
 KERNELS = {  # module -> feature that needs it, and how to install it
@@ -61,8 +60,7 @@ def command(
     if recipe is None:
         raise typer.Exit(print_machine())
     if num_nodes() == 1:
-        torchrun = f"torchrun --nnodes 2 --node-rank 0 --master-addr FIRST_HOST -m cpt doctor {recipe}"
-        raise LaunchError(f"cpt doctor RECIPE compares nodes. Run on each node, with its --node-rank: {torchrun}")
+        raise LaunchError("cpt doctor RECIPE compares nodes. Run it on each by torchrun, as in cpt doctor --help.")
     from cpt.distributed import join_processes, leave_processes
     from cpt.launch.nodes import compare_nodes  # imports torch, and the table has to work without it
 
@@ -111,9 +109,7 @@ def examine(machine: Machine) -> Iterator[Diagnosis]:
     shared = machine.shared_memory_gib or 0.0
     loss = ("data workers and NCCL may fail with `bus error`", "docker run --shm-size=8g, or --ipc=host")
     yield Diagnosis("shared memory", f"{shared:.2f} GiB", *(loss if shared < SMALL_SHARED_MEMORY_GIB else ()))
-    costs = "a checkpoint of 1B parameters takes about 11 GiB (an estimate)"
-    is_small = machine.free_disk_gib < SMALL_DISK_GIB
-    yield Diagnosis("free disk here", f"{machine.free_disk_gib:.1f} GiB", costs if is_small else "")
+    yield Diagnosis("free disk here", f"{machine.free_disk_gib:.1f} GiB")
     yield from examine_stack()
     if machine.gpus:
         yield from map(examine_kernel, KERNELS)

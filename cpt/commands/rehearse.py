@@ -171,10 +171,10 @@ class Rehearsal:
             config = AutoConfig.from_pretrained(export)
             dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
             text = proof_text(AutoTokenizer.from_pretrained(export), config)
-            is_finite = bool(logits_in_another_process(export, text, dtype).isfinite().all())
+            logits = logits_in_another_process(export, text, dtype)
         except (ValueError, OSError) as problem:
             raise CheckpointError(str(problem)) from problem
-        if not is_finite:
+        if not logits.isfinite().all():
             raise CheckpointError("the logits of the exported model are not finite.")
         return f"{format_bytes(size_of(export))}; plain transformers loads it, its logits are finite"
 

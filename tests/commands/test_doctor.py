@@ -23,9 +23,9 @@ def rows(machine):
 
 def test_what_is_missing_or_small_has_its_cost_and_remedy(machine):
     few = {"g++": None, "ninja": None, "nvcc": None}
-    found = rows(replace(machine, programs=few, shared_memory_gib=0.0625, free_disk_gib=3.0))
+    found = rows(replace(machine, programs=few, shared_memory_gib=0.0625))
     assert found["g++"].remedy == "apt-get install g++" and found["g++"].costs
-    assert "--shm-size" in found["shared memory"].remedy and found["free disk here"].costs
+    assert "--shm-size" in found["shared memory"].remedy
     assert "nvcc" not in found  # useless without a GPU
     assert not rows(machine)["shared memory"].costs
 
