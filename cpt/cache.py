@@ -18,7 +18,6 @@ from urllib.request import Request, urlopen
 import numpy as np
 from huggingface_hub import constants, try_to_load_from_cache
 from numpy.typing import NDArray
-from xxhash import xxh3_128_hexdigest
 
 from cpt.errors import ResourceError
 from cpt.files import (
@@ -67,8 +66,9 @@ def publish_once(
                 report_damage(folder)
                 shutil.rmtree(folder)
             if not folder.exists():
-                # On a file system without locks, each process and thread has its own folder.
-                owner = machine() if is_locked else f"{machine()}-{os.getpid()}-{threading.get_ident()}"
+                # Locks may not reach other machines. Without locks, each process and thread has its own folder.
+                host = socket.gethostname()
+                owner = host if is_locked else f"{host}-{os.getpid()}-{threading.get_ident()}"
                 unfinished = folder.with_name(f"{folder.name}.{owner}.unfinished")
                 shutil.rmtree(unfinished, ignore_errors=True)
                 unfinished.mkdir()
@@ -105,15 +105,6 @@ def has_intact_files(folder: Path) -> bool:
         return all(size_and_hash(folder / name)[1] == digest for name, digest in digests.items())
     except (OSError, ValueError):
         return False
-
-
-@cache
-def machine() -> str:
-    """Identify this machine until it reboots: within it, locks work on every file system."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
-    except OSError:
-        return xxh3_128_hexdigest(socket.gethostname().encode())[:8]
 
 
 def lock_file(folder: Path) -> Path:

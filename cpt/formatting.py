@@ -91,15 +91,6 @@ def while_working(status: Status) -> Iterator[None]:
         yield
 
 
-def show_step(status: Status, text: str) -> None:
-    """Show the current step: in a terminal as the status line, elsewhere as a new line."""
-    if status.console.is_interactive:
-        status.update(text)
-    else:
-        status.console.file.write(f"{text}\n")
-        status.console.file.flush()
-
-
 def set_plain_output(environment: MutableMapping[str, str], *, on_terminal: bool) -> None:
     """Make libraries print plain text without a terminal or if colors are disabled, also in child processes.
 

@@ -80,9 +80,6 @@ def check_command(
         try:
             if plain_encoder is not None and form_of_source(one) != "document":
                 inspector = inspector_of(data, one, key, plain_encoder)
-        except CptError as problem:
-            mistakes.append(problem)
-        try:
             report = read_source(one, key, inspector)
         except CptError as problem:
             mistakes.append(problem)
@@ -118,14 +115,12 @@ class SourceInspection:
 
     documents: int = 0
     empty: int = 0  # documents without visible characters, included in `documents`
-    num_characters: int = 0
     bad: list[Listed] = field(default_factory=list)
     examples: ExampleReport = field(default_factory=ExampleReport)
 
     def add(self, other: "SourceInspection") -> None:
         self.documents += other.documents
         self.empty += other.empty
-        self.num_characters += other.num_characters
         self.bad += other.bad
         self.examples.add(other.examples)
 
@@ -166,7 +161,6 @@ def counted(rows: Iterable[Document | BadRow], report: SourceInspection) -> Iter
             continue
         report.documents += 1
         report.empty += not row.text or row.text.isspace()
-        report.num_characters += len(row.text)
         yield row
 
 
@@ -175,8 +169,8 @@ def report_documents(
 ) -> list[CptError]:
     """Print a table and the first bad rows; return the errors that would stop a run."""
     reasons = Counter(count_reasons(report.bad))
-    table = Table("source", "documents", "of these empty", "characters", "bad rows", "why")
-    numbers = report.documents, report.empty, report.num_characters, reasons.total()
+    table = Table("source", "documents", "of these empty", "bad rows", "why")
+    numbers = report.documents, report.empty, reasons.total()
     why = ", ".join(f"{reason}: {count:,}" for reason, count in reasons.most_common())
     table.add_row(
         escape(reported_name(source)), *(f"{number:,}" for number in numbers), why, style="yellow" if why else None

@@ -22,14 +22,17 @@ from cpt.hardware import INSTALL_LINES, Gpu, Machine, describe_machine
 from cpt.recipe.load import load_recipe
 
 SMALL_SHARED_MEMORY_GIB = 1
-SMALL_DISK_GIB = 20
 PAGE = "docs/howto/installing.md"
-KERNELS = {  # module -> name on PyPI, feature that needs it
-    "flash_attn": ("flash-attn", "`model.attention: flash_attention_2`; without it `auto` uses torch's varlen_attn"),
-    "mamba_ssm": ("mamba-ssm", "Mamba kernels: without them Nemotron-H and Mamba are many times slower"),
-    "causal_conv1d": ("causal-conv1d", "Mamba kernels, the convolution"),
+WHEEL = f"install the wheel for this torch: {PAGE}"
+KERNELS = {  # module -> feature that needs it, and how to install it
+    "flash_attn": ("`model.attention: flash_attention_2`; without it `auto` uses torch's varlen_attn", WHEEL),
+    "flash_attn_interface": (
+        "FlashAttention 3, for Hopper GPUs",
+        "build hopper/ of github.com/Dao-AILab/flash-attention",
+    ),
+    "mamba_ssm": ("Mamba kernels: without them Nemotron-H and Mamba are many times slower", WHEEL),
+    "causal_conv1d": ("Mamba kernels, the convolution", WHEEL),
 }
-FLASH_3 = "build hopper/ of github.com/Dao-AILab/flash-attention"
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,7 @@ def command(
     if recipe is None:
         raise typer.Exit(print_machine())
     if num_nodes() == 1:
-        torchrun = f"torchrun --nnodes 2 --node-rank 0 --master-addr FIRST_HOST -m cpt doctor {recipe}"
-        raise LaunchError(f"cpt doctor RECIPE compares nodes. Run on each node, with its --node-rank: {torchrun}")
+        raise LaunchError("cpt doctor RECIPE compares nodes. Run it on each by torchrun, as in cpt doctor --help.")
     from cpt.distributed import join_processes, leave_processes
     from cpt.launch.nodes import compare_nodes  # imports torch, and the table has to work without it
 
@@ -107,13 +109,10 @@ def examine(machine: Machine) -> Iterator[Diagnosis]:
     shared = machine.shared_memory_gib or 0.0
     loss = ("data workers and NCCL may fail with `bus error`", "docker run --shm-size=8g, or --ipc=host")
     yield Diagnosis("shared memory", f"{shared:.2f} GiB", *(loss if shared < SMALL_SHARED_MEMORY_GIB else ()))
-    costs = "a checkpoint of 1B parameters takes about 11 GiB (an estimate)"
-    is_small = machine.free_disk_gib < SMALL_DISK_GIB
-    yield Diagnosis("free disk here", f"{machine.free_disk_gib:.1f} GiB", costs if is_small else "")
+    yield Diagnosis("free disk here", f"{machine.free_disk_gib:.1f} GiB")
     yield from examine_stack()
     if machine.gpus:
         yield from map(examine_kernel, KERNELS)
-        yield examine_package("flash_attn_interface", "FlashAttention 3, for Hopper GPUs", FLASH_3)
 
 
 def examine_torch(gpus: list[Gpu]) -> Iterator[Diagnosis]:
@@ -123,46 +122,26 @@ def examine_torch(gpus: list[Gpu]) -> Iterator[Diagnosis]:
         yield Diagnosis("torch", f"cannot be imported: {problem}", "cpt cannot run", "make setup", broken=True)
         return
     here = f"{torch.__version__} ({f'CUDA {torch.version.cuda}' if torch.version.cuda else 'CPU build'})"
-    if gpus and not torch.cuda.is_available():
-        reason = "the driver is too old for it" if torch.version.cuda else "it is the CPU build"
-        yield Diagnosis("torch", here, f"the GPU is not used: {reason}", f"another line of {PAGE}", broken=True)
-        return
-    yield Diagnosis("torch", here)
-    built = [architecture.removeprefix("sm_") for architecture in torch.cuda.get_arch_list()] if gpus else []
-    for capability in sorted({gpu.compute_capability for gpu in gpus}):
-        if built and not has_code_for(capability, built):
-            costs = f"this torch has no code for compute capability {capability}"
-            yield Diagnosis("torch and the GPU", ", ".join(built), costs, f"another line of {PAGE}", broken=True)
-
-
-def has_code_for(capability: str, built: list[str]) -> bool:
-    """Code for 8.6 (written `86`) runs on 8.6 and 8.9, but not on 8.0 or 9.0."""
-    major, minor = capability.split(".")
-    digits = [one.rstrip("af") for one in built]  # sm_90a, sm_100f
-    return any(one[:-1] == major and int(one[-1]) <= int(minor) for one in digits)
+    try:
+        if gpus:
+            torch.ones(1, device="cuda").add(1)
+    except (RuntimeError, AssertionError) as problem:  # a CPU build, an old driver, or no code for this GPU
+        costs = f"the GPU is not used: {str(problem).splitlines()[0]}"
+        yield Diagnosis("torch", here, costs, f"another line of {PAGE}", broken=True)
+    else:
+        yield Diagnosis("torch", here)
 
 
 def examine_kernel(module: str) -> Diagnosis:
     """Check a package that is compiled for one version of torch and CUDA."""
-    package, missing = KERNELS[module]
-    remedy = f"install the wheel for this torch: {PAGE}"
-    found = examine_package(module, missing, remedy, package)
-    if found.here != "missing":
-        try:
-            importlib.import_module(module)
-        except (ImportError, OSError) as problem:  # built for another torch: undefined symbol
-            return replace(found, costs=f"cannot be imported: {problem}", remedy=remedy)
-    return found
-
-
-def examine_package(module: str, missing: str, remedy: str, package: str = "") -> Diagnosis:
-    package = package or module.replace("_", "-")
+    missing, remedy = KERNELS[module]
     if importlib.util.find_spec(module) is None:
-        return Diagnosis(package, "missing", missing, remedy)
+        return Diagnosis(module, "missing", missing, remedy)
     try:
-        return Diagnosis(package, metadata.version(package))
-    except metadata.PackageNotFoundError:
-        return Diagnosis(package, "installed")
+        found = importlib.import_module(module)
+    except (ImportError, OSError) as problem:  # built for another torch: undefined symbol
+        return Diagnosis(module, "installed", f"cannot be imported: {problem}", remedy)
+    return Diagnosis(module, getattr(found, "__version__", "installed"))
 
 
 def examine_stack() -> Iterator[Diagnosis]:

@@ -24,7 +24,6 @@ from cpt.recipe.tree import Mistakes, Node, plain, read_or_raise
 from cpt.runs.folder import RECIPE
 from cpt.runs.record import Run
 
-KILLED = 128  # shells add this to the number of a signal
 KEYS = ("name", "description", "steps")
 
 
@@ -78,20 +77,16 @@ def command(
     if mistakes := sum(check_step(pipeline, step) for step in pipeline.steps):
         print_once(f"{mistakes} of {len(pipeline.steps)} steps cannot run. Nothing was started.")
         raise typer.Exit(2)
-    for step in () if dry_run else pipeline.steps:
-        if step.run.is_finished:
-            print_once(
-                f"step {step.number}, {step.recipe.name}: already finished, its model is {step.run.export_folder}."
-            )
-            continue
+    unfinished = () if dry_run else [step for step in pipeline.steps if not step.run.is_finished]
+    for step in unfinished:
         how = ["--launcher", launcher] if launcher is not None else ["--processes", str(processes)]
         words = [str(step.file), *step.overrides, *how, *(["--supervise"] if supervise else [])]
         title = f"step {step.number} of {len(pipeline.steps)}, {step.recipe.name} ({step.recipe.stage})"
         print_once(f"{title}: {step.run.folder}")
-        code, forwarded = run_step(step, command_of_attempt(words, 1, None))
-        if code != 0 or not step.run.is_finished:
+        code, forwarded = Child(command_of_attempt(words, 1, None)).wait_for_end()
+        if forwarded or not step.run.is_finished:
             end(pipeline, step, file, code, forwarded)
-    if not dry_run:
+    if unfinished:
         print_status(pipeline)
 
 
@@ -108,31 +103,20 @@ def check_step(pipeline: Pipeline, step: Step) -> bool:
     return bool(found.mistakes or found.blockers)
 
 
-def run_step(step: Step, words: Sequence[str]) -> tuple[int, int]:
-    """Run a step's command; return the exit code (the recorded one, since launchers replace it), and the forwarded
-    signal or 0."""
-    before = step.run.status().get("updated")
-    code, forwarded = Child(words).wait_for_end()
-    status = step.run.status()
-    if code != 0 and "exit_code" in status and status.get("updated") != before:
-        return int(status["exit_code"]), forwarded
-    return code if code >= 0 else KILLED - code, forwarded
-
-
 def end(pipeline: Pipeline, step: Step, file: Path, code: int, forwarded: int) -> None:
-    """Report how the step ended and how to resume; raise Interrupted if it was stopped by a signal, else typer.Exit
-    with its exit code."""
+    """Report how the step ended and how to resume; raise Interrupted if a signal stopped it, else typer.Exit with its
+    exit code."""
     print_status(pipeline)
     status = step.run.status()
     again = f"The same command resumes it: cpt pipeline {file}"
-    if code == Interrupted.exit_code or forwarded and code == KILLED + forwarded:
+    if forwarded or code == Interrupted.exit_code:
         why = f"{signal.Signals(forwarded).name}: " if forwarded else ""
         at = f"stopped at step {status.get('step', 0)} of its run"
         raise Interrupted(f"{why}step {step.number}, {step.recipe.name}, {at}. {again}")
     reason = str(status.get("message") or "see its output above").splitlines()[0]
     print_once(f"step {step.number}, {step.recipe.name}, ended with exit code {code}: {reason}")
     print_once(f"Later steps were not started. Fix the cause. {again}")
-    raise typer.Exit(code or 1)
+    raise typer.Exit(max(code, 1))
 
 
 def print_status(pipeline: Pipeline) -> None:

@@ -26,7 +26,7 @@ from cpt.distributed import environment_alone
 from cpt.errors import CheckpointError, CptError, LaunchError, RehearsalError, ResourceError, TrainingError
 from cpt.export.proof import logits_in_another_process, proof_text
 from cpt.files import locked
-from cpt.formatting import format_bytes, open_console, show_step, while_working
+from cpt.formatting import format_bytes, open_console, while_working
 from cpt.hardware import host_memory_gib
 from cpt.launch.supervise import command_of_attempt, refuse_launcher, refuse_more_than_the_machine_holds
 from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once
@@ -107,25 +107,22 @@ class Rehearsal:
             "disk": self.check_disk,
             "resume": self.resume,
         }
-        status, failed = open_console(stderr=True).status(""), ""
-        findings: list[RehearsedPart] = []
-        with while_working(status):
-            for step, check in steps.items():
-                if shows and not failed:
-                    show_step(status, f"{step} ...")
-                try:
-                    if failed:
-                        raise SkippedPart(f"{failed} failed")
+        failed, findings = "", list[RehearsedPart]()
+        for step, check in steps.items():
+            try:
+                if failed:
+                    raise SkippedPart(f"{failed} failed")
+                with while_working(open_console(stderr=True).status(f"{step} ...")):
                     finding = RehearsedPart(step, "ok", check())
-                except SkippedPart as reason:
-                    finding = RehearsedPart(step, "not run", str(reason))
-                except CptError as problem:
-                    failed = step if step in DECISIVE else ""
-                    finding = RehearsedPart(step, "FAILED", str(problem), type(problem).__name__)
-                findings.append(finding)
-                if shows:
-                    text = f"{finding.error}: {finding.result}" if finding.error else finding.result
-                    typer.echo(f"{step:<13}{finding.verdict:<8}{textwrap.indent(text, ' ' * 21).lstrip()}")
+            except SkippedPart as reason:
+                finding = RehearsedPart(step, "not run", str(reason))
+            except CptError as problem:
+                failed = step if step in DECISIVE else ""
+                finding = RehearsedPart(step, "FAILED", str(problem), type(problem).__name__)
+            findings.append(finding)
+            if shows:
+                text = f"{finding.error}: {finding.result}" if finding.error else finding.result
+                typer.echo(f"{step:<13}{finding.verdict:<8}{textwrap.indent(text, ' ' * 21).lstrip()}")
         return findings
 
     def check_recipe(self) -> str:
@@ -174,10 +171,10 @@ class Rehearsal:
             config = AutoConfig.from_pretrained(export)
             dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
             text = proof_text(AutoTokenizer.from_pretrained(export), config)
-            is_finite = bool(logits_in_another_process(export, text, dtype).isfinite().all())
+            logits = logits_in_another_process(export, text, dtype)
         except (ValueError, OSError) as problem:
             raise CheckpointError(str(problem)) from problem
-        if not is_finite:
+        if not logits.isfinite().all():
             raise CheckpointError("the logits of the exported model are not finite.")
         return f"{format_bytes(size_of(export))}; plain transformers loads it, its logits are finite"
 
@@ -300,27 +297,25 @@ def command(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     with scratch_folder(loaded) as scratch:
-        is_kept = True
+        failed: list[str] = []
         try:
             findings = Rehearsal(loaded, root, processes, launcher, scratch).rehearse(shows=not as_json)
             failed = [finding.step for finding in findings if finding.verdict == "FAILED"]
-            is_kept = bool(failed) and failed != ["recipe"]
         except KeyboardInterrupt as problem:
-            is_kept = False
             typer.echo("Interrupted. The processes have ended, and the rehearsal's folder was removed.", err=True)
             raise typer.Exit(130) from problem
         finally:
-            if not is_kept:
+            if not failed:
                 shutil.rmtree(scratch, ignore_errors=True)
                 with suppress(OSError):  # not empty: it has other runs
                     scratch.parent.rmdir()
     if as_json:
         rows = [asdict(finding) for finding in findings]
-        folder = str(scratch) if is_kept else None
+        folder = str(scratch) if failed else None
         typer.echo(json.dumps({"passed": not failed, "folder": folder, "findings": rows}, indent=1))
-    where = f" The rehearsal's folder is {scratch}; the next rehearsal replaces it." if is_kept else ""
     if failed:
-        raise RehearsalError(f"the run would fail: {', '.join(failed)}.{where}")
+        kept = f"The rehearsal's folder is {scratch}; the next rehearsal replaces it."
+        raise RehearsalError(f"the run would fail: {', '.join(failed)}. {kept}")
     if not as_json:
         words = ["cpt", "train", str(recipe), *(overrides or ()), *(["--lora"] if lora else [])]
         if processes > 1 or launcher is not None:

@@ -75,16 +75,12 @@ def command(
         study = open_study(url, folder.name, wanted)
         write_atomic(folder / SEARCHED, dump_recipe(loaded))
         search = Search(folder, loaded, wanted, study, options, environments)
-        again = "Repeat the command to continue."
         try:
             with storage_errors(url):
                 search()
-        except (Interrupted, KeyboardInterrupt) as problem:
+        except Interrupted:
             search.show_results()
-            if isinstance(problem, Interrupted):
-                raise Interrupted(f"{problem} {again}") from problem
-            print_once(f"Interrupted. {again}")
-            raise typer.Exit(130) from problem
+            raise
         search.show_results()
 
 

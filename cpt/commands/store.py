@@ -7,27 +7,25 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from cpt.cache import default_cache_dir, lock_file, size_of
-from cpt.data.store.token_files import SourceDescription, TokenFiles, read_description
+from cpt.data.store.token_files import SourceDescription, is_intact_shard, read_description
 from cpt.errors import DataError
 from cpt.formatting import format_bytes, format_duration, open_console
 
-Kind = Literal["tokens", "rows", "duplicates"]
-KINDS: tuple[Kind, ...] = ("tokens", "rows", "duplicates")
-State = Literal["complete", "unfinished", "other version", "damaged"]
+KINDS = ("tokens", "rows", "duplicates")
 LEFT_BEHIND = (".unfinished", ".removed")
 
 
 @dataclass(frozen=True)
 class Entry:
     folder: Path
-    kind: Kind
-    state: State
+    kind: str
+    is_complete: bool  # and of this version of cpt
     num_bytes: int
     unused_seconds: float  # since a process last opened it
     description: SourceDescription | None  # of complete tokens
@@ -38,19 +36,14 @@ def entries(cache_dir: Path) -> list[Entry]:
     found = []
     for kind in KINDS:
         for folder in (path for path in (cache_dir / kind).glob("*") if path.is_dir()):
-            description: SourceDescription | None = None
-            state: State = "unfinished" if folder.suffix in LEFT_BEHIND else "complete"
-            try:
-                if state == "complete" and kind == "tokens":
+            description, is_complete = None, folder.suffix not in LEFT_BEHIND
+            if is_complete and kind == "tokens":
+                try:
                     description = read_description(folder)
-            except FileNotFoundError:
-                state = "unfinished"
-            except DataError:
-                state = "other version"
-            except (OSError, ValueError, TypeError):
-                state = "damaged"
+                except (DataError, OSError, ValueError, TypeError):
+                    is_complete = False
             unused = max(0.0, time.time() - folder.stat().st_mtime)
-            found.append(Entry(folder, kind, state, size_of(folder), unused, description))
+            found.append(Entry(folder, kind, is_complete, size_of(folder), unused, description))
     return sorted(found, key=lambda entry: entry.unused_seconds)
 
 
@@ -69,7 +62,7 @@ def list_command() -> None:
     found = entries(default_cache_dir())
     table = Table("entry", "what", "source", "tokenizer", "tokens", "size", "last used")
     for entry in found:
-        what = entry.kind if entry.state == "complete" else f"{entry.kind}, {entry.state}"
+        what = entry.kind if entry.is_complete else f"{entry.kind}, incomplete or old"
         known, about = entry.description, ("", "", "")
         if known is not None:
             about = known.made_from.get("source", ""), known.made_from.get("tokenizer", ""), f"{known.tokens:,}"
@@ -86,33 +79,12 @@ def verify_command() -> None:
 
     Example: cpt store verify
     """
-    intact, skipped, damaged = 0, 0, []
-    for entry in entries(default_cache_dir()):
-        if entry.kind != "tokens":
-            continue
-        if entry.state == "damaged":
-            damaged.append(f"{entry.folder}: its description is damaged. Delete the folder; a run makes it again.")
-        elif entry.description is None:
-            skipped += 1
-        elif (problem := find_damage(entry.folder, entry.description)) is not None:
-            damaged.append(problem)
-        else:
-            intact += 1
-    if damaged:
-        raise DataError("\n".join(damaged))
-    typer.echo(f"Intact: {intact}. Skipped (unfinished or of another version): {skipped}.")
-
-
-def find_damage(folder: Path, description: SourceDescription) -> str | None:
-    """Read all stored tokens of a source; return the first damage."""
-    for name, digest in description.shards.items():
-        try:
-            files = TokenFiles(folder / name)
-        except DataError as problem:
-            return str(problem)
-        if files.description.digest != digest or not files.is_intact():
-            return f"{files.folder}: the stored tokens are damaged. Delete the folder; the next run makes it again."
-    return None
+    tokens = [entry for entry in entries(default_cache_dir()) if entry.kind == "tokens"]
+    known = [(entry.folder, entry.description) for entry in tokens if entry.description is not None]
+    shards = [folder / name for folder, description in known for name in description.shards]
+    if damaged := [str(shard) for shard in shards if not is_intact_shard(shard)]:
+        raise DataError(f"damaged: {', '.join(damaged)}. Delete these folders; the next run makes them again.")
+    typer.echo(f"Intact: {len(known)}. Skipped (incomplete or of another version): {len(tokens) - len(known)}.")
 
 
 def prune_command(
@@ -126,7 +98,7 @@ def prune_command(
     freed = 0
     for entry in entries(default_cache_dir()):
         is_old = unused_days is not None and entry.unused_seconds > unused_days * 86_400
-        if entry.state == "complete" and not is_old:
+        if entry.is_complete and not is_old:
             continue
         is_removed = dry_run or remove(entry.folder)
         action = ("would remove" if dry_run else "removed") if is_removed else "in use, kept:"

@@ -16,6 +16,7 @@ from cpt.command_line import refuse_ignored
 from cpt.data.readers.sources import open_source
 from cpt.errors import DataError, RecipeError
 from cpt.export.export import new_folder
+from cpt.export.write import check_output
 from cpt.formatting import open_console
 from cpt.models.build import load_weights
 from cpt.models.config import load_config
@@ -80,7 +81,7 @@ def train_command(
     Example: cpt tokenizer train --text code=corpus/ --vocabulary 32000 --output tokenizer
     """
     texts = open_texts(text, text_column, max_mb)
-    refuse_filled(output)
+    check_output(output)
     trained = train_bpe((document for one in texts.values() for document in one), vocabulary, output)
     console = open_console()
     console.print(f"{len(trained):,} tokens, learned from {describe(texts)}", markup=False)
@@ -112,7 +113,7 @@ def extend_command(
     refuse_ignored({"--revision": revision is not None and in_folder}, "with a model in a folder")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     texts = open_texts(text, text_column, max_mb)
-    refuse_filled(output)
+    check_output(output)
     typer.echo(f"Loading {model}, and reading up to {max_mb} MB of text ...", err=True)
     section = Model(path=model, revision=revision)
     config = load_config(section)
@@ -165,11 +166,6 @@ def describe(texts: Mapping[str, TextReader]) -> str:
         f"{name}: {one.documents:,} documents, {one.bytes / 1e6:.1f} MB{' (its beginning)' if one.is_cut else ''}"
         for name, one in texts.items()
     )
-
-
-def refuse_filled(output: Path) -> None:
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise RecipeError(f"--output: {output} exists already. Remove it or choose another folder.")
 
 
 def sampled(texts: Iterable[TextReader], sample: list[str]) -> Iterator[str]:
@@ -235,17 +231,13 @@ def write_extended(
 def print_extension(
     base: str, output: Path, extension: Extension, rows: Rows, added_to: str, lengths: Mapping[str, float]
 ) -> None:
-    steps, before, after = sum(token.count == 0 for token in extension.tokens), lengths["before"], lengths["after"]
+    before, after = lengths["before"], lengths["after"]
     head = "Embedding, which is the head too" if rows.is_tied else "Embedding and head"
     lines = [
         f"{len(extension.tokens):,} tokens added to {added_to}",
-        f"  {steps:,} of them only occur inside longer ones." if steps else "",
         f"Bytes per token of its first documents: {before:.3f} -> {after:.3f} ({100 * (after / before - 1):+.1f} %).",
-        f"{rows.spare:,} new tokens use spare rows of the model." if rows.spare else "",
         f"{head}: {rows.before:,} -> {rows.after:,} rows; each new row is the mean of its pieces' rows.",
         f"The model is in {output}; the added tokens are in {output / EXTENSION}.",
         f"Evaluate it on other text: cpt tokenizer report {base} --against {output} --text FILES",
-        f"Next, train only the new rows for a short phase (model.path={output} model.train_only=new_rows), then all"
-        " parameters.",
     ]
-    open_console().print("\n".join(filter(None, lines)), markup=False)
+    open_console().print("\n".join(lines), markup=False)

@@ -1,9 +1,7 @@
 """`cpt tokenizer report`: report how well a tokenizer fits texts, alone or compared with another."""
 
 import json
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
@@ -13,12 +11,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
-from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerBase
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from cpt.command_line import AsJson
 from cpt.commands.tokenizer import MaxBytes, TextColumn, TextReader, Texts, open_texts
+from cpt.data.store.shards import batches
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.formatting import open_console
 from cpt.recipe.schema import Model, Tokenizer
@@ -31,14 +28,8 @@ COMMANDS = {  # name -> module:function
     "train": "cpt.commands.tokenizer:train_command",
 }
 
-BATCH_CHARACTERS = 4_000_000
 PROOF_DOCUMENTS = 20  # of each text; gigatoken must encode them like Hugging Face's tokenizer
 EXAMPLES = 10  # of unreachable tokens; --json lists all
-NEVER_IN_UTF8 = re.compile(rb"[\xc0\xc1\xf5-\xff]")
-BYTE_OF_CHARACTER = {character: byte for byte, character in bytes_to_unicode().items()}  # GPT-2's byte alphabet
-NO_UTF8 = "has bytes that are invalid in UTF-8"
-OTHER_TOKENS = "its string is encoded to other tokens"
-NOT_FOUND = "not found in the tried texts"
 
 
 @dataclass
@@ -54,21 +45,11 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class UnreachableToken:
-    """A token that was not found in the encoding of any text, and why."""
-
-    id: int
-    token: str
-    why: str
-
-
-@dataclass(frozen=True)
 class VocabularyMetrics:
     size: int
     regular: int  # tokens that are neither special nor added
     never_seen: list[int]  # ids of regular tokens that do not occur in the texts
-    unreachable: list[UnreachableToken]
-    special: list[tuple[int, str]]  # special and added tokens
+    unreachable: list[tuple[int, str]]  # those of them, with their strings, that no tried text is encoded to either
 
 
 def report_command(
@@ -116,7 +97,8 @@ def measure_text(subjects: Sequence[Subject], name: str, text: TextReader) -> No
     """Encode a text with every tokenizer."""
     num_words = 0
     num_tokens = [0 for _ in subjects]
-    for number, batch in enumerate(batches(text)):
+    for number, pairs in enumerate(batches((document, None) for document in text)):
+        batch = [document for document, _ in pairs]
         for which, subject in enumerate(subjects):
             if number == 0:
                 subject.encoder = subject.plain.proven_for(batch[:PROOF_DOCUMENTS])
@@ -137,56 +119,14 @@ def measure_text(subjects: Sequence[Subject], name: str, text: TextReader) -> No
         subject.texts.append(metrics)
 
 
-def batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    """The documents in batches of about BATCH_CHARACTERS."""
-    batch: list[str] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document)
-        if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
 def vocabulary_metrics(tokenizer: PreTrainedTokenizerBase, seen: NDArray[np.int64]) -> VocabularyMetrics:
-    added = {number: token.content for number, token in tokenizer.added_tokens_decoder.items()}
+    """`seen`: how often each id occurs in the texts. A token counts as unreachable if its own string, alone and in a
+    few contexts, is encoded without it, which is not a proof."""
+    backend, added = tokenizer.backend_tokenizer, tokenizer.added_tokens_decoder
     regular = sorted(set(tokenizer.get_vocab().values()) - set(added))
-    counts = {number: int(seen[number]) for number in regular}
-    return VocabularyMetrics(
-        size=len(tokenizer),
-        regular=len(regular),
-        never_seen=[number for number in regular if not counts[number]],
-        unreachable=list(unreachable_tokens(tokenizer.backend_tokenizer, counts)),
-        special=sorted(added.items()),
-    )
-
-
-def unreachable_tokens(backend: FastTokenizer, seen: Mapping[int, int]) -> Iterator[UnreachableToken]:
-    """Yield vocabulary tokens that no text is encoded to, without special and added tokens.
-
-    NO_UTF8 and OTHER_TOKENS are proofs: a token of a byte-pair encoding that occurs in a text is also the encoding of
-    its own string, since no merge crossed its borders. NOT_FOUND is not a proof: its string was only tried alone and
-    in a few contexts.
-
-    Args:
-        seen: id -> count in the encoded texts; a token that occurs is reachable.
-    """
-    content = json.loads(backend.to_str())
-    is_bpe, is_byte_level = content["model"]["type"] == "BPE", '"ByteLevel"' in json.dumps(content["pre_tokenizer"])
-    added = {token["id"] for token in content["added_tokens"]}
-    for token, number in sorted(backend.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1]):
-        if number in added or seen.get(number):
-            continue
-        raw = bytes(BYTE_OF_CHARACTER[one] for one in token if one in BYTE_OF_CHARACTER)
-        if is_byte_level and NEVER_IN_UTF8.search(raw):
-            yield UnreachableToken(number, token, NO_UTF8)
-        elif is_bpe and [one.id for one in backend.model.tokenize(token)] != [number]:
-            yield UnreachableToken(number, token, OTHER_TOKENS)
-        elif not is_reached(backend, number):
-            yield UnreachableToken(number, token, NOT_FOUND)
+    never_seen = [number for number in regular if not seen[number]]
+    unreachable = [(number, backend.id_to_token(number)) for number in never_seen if not is_reached(backend, number)]
+    return VocabularyMetrics(len(tokenizer), len(regular), never_seen, unreachable)
 
 
 def print_texts(console: Console, subjects: Sequence[Subject]) -> None:
@@ -210,11 +150,9 @@ def print_vocabulary(console: Console, subject: Subject, vocabulary: VocabularyM
     never, regular, engine = len(vocabulary.never_seen), vocabulary.regular, subject.encoder.engine
     console.print(f"{subject.name}: {vocabulary.size:,} tokens, encoded by {engine}", style="bold", markup=False)
     console.print(f"  never seen in these texts: {never:,} of {regular:,} ({100 * never / max(1, regular):.1f} %)")
-    console.print(f"  unreachable: {len(vocabulary.unreachable):,}")
-    for reason, count in Counter(one.why for one in vocabulary.unreachable).most_common():
-        some = [f"{one.token!r} ({one.id})" for one in vocabulary.unreachable if one.why == reason][:EXAMPLES]
-        console.print(f"    {count:,}: {reason}, such as {', '.join(some)}", markup=False)
-    console.print(f"  special and added tokens: {len(vocabulary.special):,}")
+    some = ", ".join(f"{token!r} ({number})" for number, token in vocabulary.unreachable[:EXAMPLES])
+    such = f", such as {some}" if some else ""
+    console.print(f"  unreachable: {len(vocabulary.unreachable):,}{such}", markup=False)
 
 
 def right(*names: str) -> list[Column]:

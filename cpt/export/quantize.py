@@ -1,6 +1,7 @@
 """`cpt export --quantize`: linear layers in 8 or 4 bits by torchao or bitsandbytes, with verification and loss."""
 
 import math
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -157,13 +158,9 @@ def describe_layers(model: PreTrainedModel, method: Method) -> str:
         raise CheckpointError(
             f"{known}. Export it unquantised, and quantise it with llama.cpp (docs/howto/exporting.md)."
         )
-    skipped = set()
-    for parameter, _ in model.named_parameters():
-        name = parameter.rpartition(".")[0]
-        if name not in quantised:  # `model.layers.3.mlp.experts.down_proj` -> `experts.down_proj`
-            words = [word for word in parameter.split(".") if not word.isdigit() and word not in ("weight", "bias")]
-            skipped.add(".".join(words[-2:]) if "experts" in words[-2:] else words[-1])
-    return f"Quantised to {method}: {len(quantised)} linear layers. Unchanged: {', '.join(sorted(skipped))}."
+    others = [name for name, _ in model.named_parameters() if name.rpartition(".")[0] not in quantised]
+    skipped = ", ".join(dict.fromkeys(re.sub(r"\.\d+|\.weight$", "", name) for name in others))
+    return f"Quantised to {method}: {len(quantised)} linear layers. Unchanged: {skipped}."
 
 
 def evaluation_text(

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.table import Table
 
 from cpt.distributed import print_once
@@ -68,29 +67,27 @@ class Search:
     environments: Sequence[Mapping[str, str]] = ({},)  # environment variables of each parallel trial
     running: dict[int, Trial] = field(default_factory=dict)
     failures: int = 0
-    preempted: str = ""
 
     def __call__(self) -> None:
         """Run all unfinished trials; after a signal, return when they have saved."""
-        waiting, received = deque(unfinished(self.study, self.space)), ReceivedSignals()
+        waiting, received = deque(unfinished(self.study)), ReceivedSignals()
         with received.noted():
             try:
-                while self.fill(waiting, is_stopping=bool(received.first or self.preempted)):
+                while self.fill(waiting, is_stopping=bool(received.first)):
                     received.wait(SECONDS_BETWEEN_LOOKS)
                     for slot, trial in list(self.running.items()):
                         if received.interrupts > 1:
                             trial.child.kill_family()
-                        elif received.first or self.preempted:
-                            trial.signal(received.first or signal.SIGTERM)
+                        elif received.first:
+                            trial.signal(received.first)
                         if self.is_over(trial):
                             del self.running[slot]
             finally:
                 for trial in self.running.values():  # only after an error
                     trial.signal(signal.SIGTERM)
-        if received.first == signal.SIGINT:
-            raise KeyboardInterrupt
-        if received.first or self.preempted:
-            raise Interrupted(self.preempted or f"{signal.Signals(received.first).name}: the trials have stopped.")
+        if received.first:
+            name = signal.Signals(received.first).name
+            raise Interrupted(f"{name}: the trials have stopped. Repeat the command to continue.")
 
     def fill(self, waiting: deque[Any], *, is_stopping: bool) -> bool:
         """Start trials in free slots; return whether any is running."""
@@ -153,9 +150,8 @@ class Search:
             trial.run.write_status("pruned", message="not among the better trials", exit_code=0)
             self.study.tell(number, state=states.PRUNED)
         elif not is_finished and (trial.signalled_at or trial.child.returncode == Interrupted.exit_code):
-            if trial.signalled_at is None:
-                self.preempted = f"{name} was stopped: {status.get('message')}"
-            return  # it resumes later
+            print_once(f"{name} was stopped; the next search resumes it")
+            return
         else:
             metric = self.space.settings.metric
             if is_finished:
@@ -163,9 +159,8 @@ class Search:
             elif status.get("state") == "failed":
                 reason = f"{status.get('error')}: {status.get('message')}"
             else:
-                printed = trial.log.read_text(errors="replace").split("\n") if trial.log.exists() else []
-                code = f"exit code {trial.child.returncode}"
-                reason = next((line.strip() for line in reversed(printed) if line.strip()), code)
+                printed = trial.log.read_text(errors="replace").strip().splitlines()
+                reason = printed[-1].strip() if printed else f"exit code {trial.child.returncode}"
             trial.drawn.set_user_attr(REASON, reason)
             self.study.tell(number, state=states.FAIL)
             print_once(f"{name} failed: {reason}")
@@ -274,8 +269,6 @@ def range_test(
     load_recipe(recipe, words)  # report its mistakes first
     print_once(f"{run.folder}: {steps} steps, {low:g} to {high:g} ...")
     code, signalled = Child([*TRAIN, str(recipe), *words, *options]).wait_for_end()
-    if signalled == signal.SIGINT:
-        raise typer.Exit(130)
     if signalled:
         raise Interrupted(f"{signal.Signals(signalled).name}. Repeat the command to restart the range test.")
     logged = [(line["tokens"], line["loss"]) for line in read_objects(run.folder / METRICS) if "loss" in line]

@@ -220,17 +220,12 @@ def ask(study: Any, space: Space) -> Any:
     return trial
 
 
-def unfinished(study: Any, space: Space) -> list[Any]:
+def unfinished(study: Any) -> list[Any]:
     """Return unfinished trials of an earlier search on this machine, to continue with the same values."""
-    found, kinds = [], import_optuna().trial
-    for trial in study.get_trials(deepcopy=False, states=(kinds.TrialState.RUNNING,)):
-        if trial.user_attrs.get(HOST) != gethostname():
-            continue
-        if trial.params.keys() == space.distributions.keys():
-            found.append(kinds.Trial(study, trial_id(trial)))
-        else:  # killed while values were sampled
-            study.tell(trial.number, state=kinds.TrialState.FAIL)
-    return found
+    kinds = import_optuna().trial
+    running = study.get_trials(deepcopy=False, states=(kinds.TrialState.RUNNING,))
+    own = [trial for trial in running if trial.user_attrs.get(HOST) == gethostname()]
+    return [kinds.Trial(study, trial_id(trial)) for trial in own]
 
 
 @contextmanager

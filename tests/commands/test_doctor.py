@@ -23,18 +23,18 @@ def rows(machine):
 
 def test_what_is_missing_or_small_has_its_cost_and_remedy(machine):
     few = {"g++": None, "ninja": None, "nvcc": None}
-    found = rows(replace(machine, programs=few, shared_memory_gib=0.0625, free_disk_gib=3.0))
+    found = rows(replace(machine, programs=few, shared_memory_gib=0.0625))
     assert found["g++"].remedy == "apt-get install g++" and found["g++"].costs
-    assert "--shm-size" in found["shared memory"].remedy and found["free disk here"].costs
+    assert "--shm-size" in found["shared memory"].remedy
     assert "nvcc" not in found  # useless without a GPU
     assert not rows(machine)["shared memory"].costs
 
 
 def test_kernels_are_for_machines_with_a_gpu(machine):
     without, with_gpu = rows(machine), rows(replace(machine, gpus=[GPU]))
-    packages = {package for package, _ in doctor.KERNELS.values()}
-    assert not packages & without.keys() and packages < with_gpu.keys()
-    assert all(with_gpu[name].remedy for name in packages if with_gpu[name].here == "missing")
+    kernels = doctor.KERNELS.keys()
+    assert not kernels & without.keys() and kernels < with_gpu.keys()
+    assert all(with_gpu[name].remedy for name in kernels if with_gpu[name].here == "missing")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU")
@@ -43,15 +43,9 @@ def test_a_gpu_that_torch_cannot_use_is_an_error(machine):
     assert "H100 80GB HBM3" in found["GPU 0"].here and found["torch"].broken
 
 
-@pytest.mark.parametrize(("capability", "runs"), [("8.9", True), ("9.0", True), ("7.5", False), ("12.0", False)])
-def test_code_runs_on_later_gpus_of_the_same_generation_only(capability, runs):
-    assert doctor.has_code_for(capability, ["80", "86", "90a"]) is runs
-
-
 def test_a_kernel_that_cannot_be_imported_is_shown_with_the_reason_and_the_page(tmp_path, monkeypatch):
     (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol')")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(doctor.metadata, "version", lambda name: "2.8.3")
     found = doctor.examine_kernel("flash_attn")
     assert "undefined symbol" in found.costs and doctor.PAGE in found.remedy
 

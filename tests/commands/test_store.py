@@ -52,7 +52,7 @@ def entries(cache):
 
 def test_the_list_has_source_tokenizer_age_and_state(store):
     said = store("list")[1]
-    for word in ("corpus.jsonl", "gpt2", "30 d ago", "5 entries", "tokens, unfinished", "tokens, other version"):
+    for word in ("corpus.jsonl", "gpt2", "30 d ago", "5 entries", "tokens, incomplete"):
         assert word in said
 
 

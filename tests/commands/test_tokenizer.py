@@ -76,5 +76,8 @@ def test_input_rows_can_be_taught_by_token_distillation(extend, model, tmp_path)
 def test_a_report_compares_two_tokenizers(cpt, tokenizer_folder, text, tmp_path):
     assert cpt("tokenizer", "train", "--text", text, "--vocabulary", 300, "--output", tmp_path / "small")[0] == 0
     words = ("tokenizer", "report", tokenizer_folder, "--text", text, "--against", tmp_path / "small")
-    first, second = (found["texts"][0]["tokens"] for found in json.loads(cpt(*words, "--json")[1]))
-    assert first < second and f"{100 * (second / first - 1):+.1f} %" in cpt(*words)[1]
+    found = json.loads(cpt(*words, "--json")[1])
+    first, second = (one["texts"][0]["tokens"] for one in found)
+    said, vocabulary = cpt(*words)[1], found[1]["vocabulary"]
+    assert first < second and f"{100 * (second / first - 1):+.1f} %" in said
+    assert f"never seen in these texts: {len(vocabulary['never_seen'])} of {vocabulary['regular']} " in said

@@ -141,7 +141,7 @@ def test_without_locks_two_machines_fill_a_folder_each_and_the_first_stays(tmp_p
 
     def slow(folder):
         (folder / "content").write_text("first half, ")
-        monkeypatch.setattr("cpt.cache.machine", lambda: "other")
+        monkeypatch.setattr("cpt.cache.socket.gethostname", lambda: "other")
         publish_once(tmp_path / "a", lambda other: (other / "content").write_text("all of the other"))
         with (folder / "content").open("a") as file:
             file.write("second half")

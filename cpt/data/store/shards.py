@@ -11,6 +11,7 @@ from functools import cache, cached_property, lru_cache
 from itertools import accumulate, islice
 from os.path import commonpath
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128
@@ -45,6 +46,7 @@ from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Source
 
 Shard = list[Piece]
+Known = TypeVar("Known")  # what is known of a text
 SHARD_BYTES = 16 * 2**20  # of files: little is lost when killed, and opening files is cheap
 ORDERED_PARTS = 64  # chunks of a source that is ordered by a score
 HELD_OUT_SHARDS = 8  # in a source with chunks: read before the first step
@@ -230,11 +232,11 @@ def texts_of(
                 dropped[reason] += 1
 
 
-def batches(documents: Iterator[tuple[str, Document]]) -> Iterator[list[tuple[str, Document]]]:
+def batches(documents: Iterator[tuple[str, Known]]) -> Iterator[list[tuple[str, Known]]]:
     """Group documents into batches: large enough for the encoder, small enough for memory."""
-    batch, characters = list[tuple[str, Document]](), 0
-    for text, document in documents:
-        batch.append((text, document))
+    batch, characters = list[tuple[str, Known]](), 0
+    for text, known in documents:
+        batch.append((text, known))
         characters += len(text)
         if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
             yield batch
