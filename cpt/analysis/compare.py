@@ -32,7 +32,7 @@ from cpt.recipe.values import in_yaml
 from cpt.runs.folder import ENVIRONMENT, INPUTS, METRICS, RECIPE, Content, Floats, RunRecord, get, get_dict, read_run
 
 FIGURES = (
-    *("loss", "tokens_per_second", "mfu", "data_wait", "step_seconds_p50", "step_seconds_p95"),
+    *("loss", "loss_smoothed", "tokens_per_second", "mfu", "data_wait", "step_seconds_p50", "step_seconds_p95"),
     *("gpu_memory_peak_gib", "host_memory_gib", "cost", "train_runtime", "eval_*"),
 )
 MOST_COLUMNS = 5  # runs as columns; with more, each run is a row

@@ -203,6 +203,14 @@ def test_long_runs_are_read_by_several_processes(tmp_path, monkeypatch):
     assert compare(folders).to_json() == alone
 
 
+def test_the_page_draws_the_smoothed_losses(tmp_path, cpt):
+    runs = [write_run(tmp_path / name) for name in ("first", "second")]
+    for run in runs:
+        write_lines(run / "metrics.jsonl", [{"step": s, "tokens": s, "loss_smoothed": 1 / s} for s in range(1, 9)])
+    cpt("compare", *runs, "--html", tmp_path / "page.html")
+    assert "<figcaption>Training loss" in (tmp_path / "page.html").read_text()
+
+
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
