@@ -5,7 +5,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path, PurePath
 from typing import Any
@@ -49,9 +49,9 @@ DECIDE_ABOUT_DATA = ("data", "seed", "stage", "budget", "model.path", "tokenizer
 @dataclass(frozen=True)
 class Row:
     name: str
-    values: tuple[str | None, ...]
+    values: list[str | None]
     """Text of each run; None if unknown, which is not a difference."""
-    numbers: tuple[float | None, ...] = ()
+    numbers: list[float | None] = field(default_factory=list)
 
     @property
     def differs(self) -> bool:
@@ -114,11 +114,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         def rows(topics: Sequence[Topic]) -> list[dict[str, Any]]:
-            pairs = [(topic.title, row) for topic in topics for row in topic.rows]
-            return [
-                {"topic": title, "name": row.name, "values": list(row.values), "numbers": list(row.numbers)}
-                for title, row in pairs
-            ]
+            return [{"topic": topic.title, **asdict(row)} for topic in topics for row in topic.rows]
 
         return {
             "runs": [
@@ -206,7 +202,7 @@ def changes_topic(runs: Sequence[ComparedRun], fork: int) -> Topic:
                 change = f"{shown(one['before'])} -> {shown(one['after'])}{note}"
                 texts[f"step {one['step']}: {one['key']}"].append(change)
     names = dict.fromkeys(name for texts in found for name in texts)
-    rows = [Row(name, tuple(", then ".join(texts.get(name, ["unchanged"])) for texts in found)) for name in names]
+    rows = [Row(name, [", then ".join(texts.get(name, ["unchanged"])) for texts in found]) for name in names]
     return Topic("Changes during the run", [row for row in rows if row.differs])
 
 
@@ -224,7 +220,7 @@ def recipe_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
     rows = []
     for key, values in differing_values([tree for tree in trees if tree]):
         cells = iter(values)
-        rows.append(Row(key, tuple(shown(next(cells)) if tree else None for tree in trees)))
+        rows.append(Row(key, [shown(next(cells)) if tree else None for tree in trees]))
     return Topic("Recipe", rows)
 
 
@@ -251,7 +247,7 @@ def environment_topics(runs: Sequence[ComparedRun]) -> list[Topic]:
         for name in dict.fromkeys(name for starts in found for start in starts for name in start[title]):
             unset = "not set" if name.startswith("variable ") else None
             values = [dict.fromkeys(start[title].get(name, unset) for start in starts) for starts in found]
-            rows.append(Row(name, tuple(", then ".join(filter(None, one)) or None for one in values)))
+            rows.append(Row(name, [", then ".join(filter(None, one)) or None for one in values]))
         topics.append(Topic(title, [row for row in rows if row.differs]))
     return topics
 
@@ -291,9 +287,9 @@ def data_topic(runs: Sequence[ComparedRun], is_explained: bool) -> Topic:
         rows += differing[:MOST_FILES]
         if len(differing) > MOST_FILES:
             cells = [f"{len(one):,} files, {short_hash(str(one))}" if one else None for one in files]
-            rows.append(Row(f"{source}: {len(differing) - MOST_FILES:,} more files differ", tuple(cells)))
+            rows.append(Row(f"{source}: {len(differing) - MOST_FILES:,} more files differ", cells))
     if not rows and not is_explained:
-        rows = [Row("fingerprint", tuple(get(run.record.inputs, "data", "fingerprint") for run in runs))]
+        rows = [Row("fingerprint", [get(run.record.inputs, "data", "fingerprint") for run in runs])]
     return Topic("Data", [row for row in rows if row.differs])
 
 
@@ -310,15 +306,15 @@ def rows_of_files(files: Sequence[Mapping[str, str]], title: str = "") -> list[R
     rows = []
     for name in sorted({name for one in files for name in one}):
         hashes = [one.get(name, "missing")[:HASH_SHOWN] if one else None for one in files]
-        rows.append(Row(f"{title}{name}", tuple(hashes)))
+        rows.append(Row(f"{title}{name}", hashes))
     return [row for row in rows if row.differs]
 
 
 def model_topic(runs: Sequence[ComparedRun]) -> Topic:
     tokenizers = [get(run.record.inputs, "tokenizer", "xxh3") or "" for run in runs]
     rows = [
-        Row("tokenizer", tuple(one[:HASH_SHOWN] or None for one in tokenizers)),
-        Row("dtype of the weights", tuple(get(run.record.inputs, "weights", "dtype") for run in runs)),
+        Row("tokenizer", [one[:HASH_SHOWN] or None for one in tokenizers]),
+        Row("dtype of the weights", [get(run.record.inputs, "weights", "dtype") for run in runs]),
         *rows_of_files([run.file_hashes("weights", "sha256") for run in runs]),
     ]
     return Topic("Tokenizer and weights", [row for row in rows if row.differs])
@@ -331,8 +327,8 @@ def progress_topic(runs: Sequence[ComparedRun]) -> Topic:
     seconds = [get(run.record.status, "seconds") or one for run, one in zip(runs, last["train_runtime"], strict=True)]
     starts = [len(run.starts) for run in runs]
     rows = [
-        Row("stage", tuple(run.record.stage for run in runs)),
-        Row("state", tuple(run.record.state for run in runs)),
+        Row("stage", [run.record.stage for run in runs]),
+        Row("state", [run.record.state for run in runs]),
         number_row("steps", last["step"], format_count),
         number_row("tokens", last["tokens"], format_count),
         number_row("time of the last start", seconds, format_duration),
@@ -353,7 +349,7 @@ def number_row(
     if change is not None and first:
         later = zip(texts[1:], numbers[1:], strict=True)
         texts[1:] = [None if number is None else f"{cell} ({change(number, first)})" for cell, number in later]
-    return Row(name, tuple(texts), tuple(numbers))
+    return Row(name, texts, list(numbers))
 
 
 def comparable_losses(runs: Sequence[ComparedRun], not_compared: list[str]) -> list[bool]:
@@ -426,11 +422,11 @@ def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topi
             if texts[place] is not None and losses is not None and len(losses.hashes) >= FEWEST:
                 documents = (losses.nats / math.log(2), losses.num_bytes.astype(np.float64))
                 texts[place] = f"{texts[place]} ± {ratio_and_error([documents])[1]:.4f}"
-        rows.append(Row(name, tuple(texts), tuple(values)))
+        rows.append(Row(name, texts, values))
         found = [paired(runs[0], run, name, not_compared) for run in runs[1:]]
         if any(found):
             numbers = [None if one is None else one.difference for one in found]
-            rows.append(Row(f"{name}, difference", ("-", *map(shown_difference, found)), (None, *numbers)))
+            rows.append(Row(f"{name}, difference", ["-", *map(shown_difference, found)], [None, *numbers]))
     return Topic("Held-out text, bits per byte (lower is better)", rows)
 
 
@@ -457,7 +453,7 @@ def paired(first: ComparedRun, run: ComparedRun, name: str, not_compared: list[s
 
 
 def task_topic(runs: Sequence[ComparedRun]) -> Topic:
-    scores: dict[str, list[tuple[str | None, float | None]]] = defaultdict(lambda: [(None, None)] * len(runs))
+    scores = defaultdict[str, list[tuple[str | None, float | None]]](lambda: [(None, None)] * len(runs))
     for place, verdict in enumerate(run.record.verdict for run in runs):
         for score in [*(verdict.get("domain_test") or []), *(verdict.get("tasks") or [])]:
             value, interval, count = (get(score, key) for key in ("value", "interval", "questions"))
@@ -467,7 +463,7 @@ def task_topic(runs: Sequence[ComparedRun]) -> Topic:
             name = f"{get(score, 'name')} ({get(score, 'metric')})"
             questions = f" ({count:,} questions)" if count else ""
             scores[name][place] = f"{value:.3f}{error}{questions}", float(value)
-    rows = [Row(name, *zip(*cells, strict=True)) for name, cells in scores.items()]
+    rows = [Row(name, *map(list, zip(*cells, strict=True))) for name, cells in scores.items()]
     return Topic("Tasks, with standard errors", rows)
 
 

@@ -16,12 +16,12 @@ def compared(tmp_path, *plants):
 
 
 def differences(comparison):
-    return {(topic.title, row.name): row.values for topic in comparison.differences for row in topic.rows}
+    return {(topic.title, row.name): tuple(row.values) for topic in comparison.differences for row in topic.rows}
 
 
 def figures(comparison, title):
     (topic,) = (topic for topic in comparison.results if topic.title.startswith(title))
-    return {row.name: row.values for row in topic.rows}
+    return {row.name: tuple(row.values) for row in topic.rows}
 
 
 def one_key(recipe, **others):
