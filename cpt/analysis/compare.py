@@ -66,7 +66,6 @@ class Row:
 class Topic:
     title: str
     rows: Sequence[Row]
-    remarks: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,6 @@ class Comparison:
             "fork": self.fork or None,
             "differences": rows(self.differences),
             "results": rows(self.results),
-            "remarks": [remark for topic in (*self.differences, *self.results) for remark in topic.remarks],
             "not_compared": self.not_compared,
         }
 
@@ -385,9 +383,11 @@ def loss_topic(runs: Sequence[ComparedRun], fits: Sequence[bool], fork: int) -> 
         )
         for tokens in [start + length * place for place in PLACES] + ([max(ends)] if max(ends) > min(ends) else [])
     ]
-    remarks = [f"Each value is the mean over the previous {SMOOTHED_OVER:.0%} of tokens."]
-    remarks += [bit_equality(runs[0], run) for run, fit in list(zip(runs, fits, strict=True))[1:] if fit]
-    return Topic("Training loss", [row for row in rows if row.is_known], [remark for remark in remarks if remark])
+    different = [first_different_log(runs[0], run) if one else None for one, run in zip(losses, runs, strict=True)]
+    if any(different[1:]):
+        rows.append(Row("first different log", ["-", *different[1:]]))
+    title = f"Training loss, mean over the previous {SMOOTHED_OVER:.0%} of tokens"
+    return Topic(title, [row for row in rows if row.is_known])
 
 
 def loss_at(tokens: Floats, losses: Floats, place: float, span: float) -> float | None:
@@ -397,20 +397,14 @@ def loss_at(tokens: Floats, losses: Floats, place: float, span: float) -> float 
     return float(losses[first:last].mean()) if last and tokens[-1] >= place else None
 
 
-def bit_equality(first: ComparedRun, other: ComparedRun) -> str:
-    """Report the step up to which two runs logged the same losses; empty without common steps."""
+def first_different_log(first: ComparedRun, other: ComparedRun) -> str | None:
+    """The first step at which the logged losses are not bit-equal; None without common steps."""
     (steps, losses), (other_steps, others) = (run.record.metrics.curve("loss", "step") for run in (first, other))
     common, mine, its = np.intersect1d(steps, other_steps, return_indices=True)
-    differ = np.flatnonzero(losses[mine] != others[its])
-    if not len(common):
-        return ""
-    which = f"Losses of {other.name} and {first.name}"
-    if not len(differ):
-        return f"{which} are bit-equal at all {len(common):,} common logs, up to step {common[-1]:.0f}."
-    place = differ[0]
-    values = f"{float(others[its[place]])!r} and {float(losses[mine[place]])!r}"
-    before = f"are bit-equal up to step {common[place - 1]:.0f} and " if place else ""
-    return f"{which} {before}differ from step {common[place]:.0f} on: {values}."
+    different = common[losses[mine] != others[its]]
+    if len(different):
+        return f"step {different[0]:,.0f}"
+    return f"none of {len(common):,}" if len(common) else None
 
 
 def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
