@@ -43,7 +43,6 @@ SMOOTHED_OVER = 0.05  # share of a run's tokens
 PLACES = (0.1, 0.25, 0.5, 0.75, 1.0)  # shares of the shortest run
 WORTH_PROCESSES = 2**28  # bytes of metrics
 NEXT_TOKEN = ("pretrain", "cpt")  # stages with next-token loss on all text
-DECIDE_ABOUT_DATA = ("data", "seed", "stage", "budget", "model.path", "tokenizer", "evaluation")
 
 
 @dataclass(frozen=True)
@@ -147,9 +146,8 @@ def compare(folders: Sequence[Path]) -> Comparison:
         runs = [replace(run, record=replace(run.record, metrics=run.record.metrics.after(fork))) for run in runs]
         ended = [run.name for run in runs if not run.record.metrics.names]
         not_compared += [f"metrics of {name}: none after step {fork:,}." for name in ended]
-    recipe, changes, model = recipe_topic(runs, not_compared), changes_topic(runs, fork), model_topic(runs)
-    decides = any(row.name.startswith(DECIDE_ABOUT_DATA) for row in recipe.rows) or bool(changes.rows or model.rows)
-    differences = [recipe, changes, *environment_topics(runs), data_topic(runs, decides), model]
+    differences = [recipe_topic(runs, not_compared), changes_topic(runs, fork), *environment_topics(runs)]
+    differences += [data_topic(runs), model_topic(runs)]
     results = [progress_topic(runs), loss_topic(runs, comparable_losses(runs, not_compared), fork)]
     results += [held_out_topic(runs, not_compared), task_topic(runs), speed_topic(runs)]
     counts = [Counter(str(event.get("kind")) for event in run.record.events) for run in runs]
@@ -276,8 +274,8 @@ def surroundings(start: Content) -> dict[str, dict[str, str]]:
     }
 
 
-def data_topic(runs: Sequence[ComparedRun], is_explained: bool) -> Topic:
-    """Files that differ, by source; else the fingerprint of the rows, unless the recipe explains another one."""
+def data_topic(runs: Sequence[ComparedRun]) -> Topic:
+    """Files that differ, by source; without any, the fingerprint of the rows, which also depends on the recipe."""
     rows = []
     for source in dict.fromkeys(name for run in runs for name in get_dict(run.record.inputs, "data", "sources")):
         files = [by_short_path(run.file_hashes("data", "sources", source, "files")) for run in runs]
@@ -286,7 +284,7 @@ def data_topic(runs: Sequence[ComparedRun], is_explained: bool) -> Topic:
         if len(differing) > MOST_FILES:
             cells = [f"{len(one):,} files, {short_hash(str(one))}" if one else None for one in files]
             rows.append(Row(f"{source}: {len(differing) - MOST_FILES:,} more files differ", cells))
-    if not rows and not is_explained:
+    if not rows:
         rows = [Row("fingerprint", [get(run.record.inputs, "data", "fingerprint") for run in runs])]
     return Topic("Data", [row for row in rows if row.differs])
 
