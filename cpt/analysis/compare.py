@@ -29,7 +29,19 @@ from cpt.formatting import format_count, format_duration
 from cpt.recipe.load import UNSET, differing_values
 from cpt.recipe.schema import Recipe
 from cpt.recipe.values import in_yaml
-from cpt.runs.folder import ENVIRONMENT, INPUTS, METRICS, RECIPE, Content, Floats, RunRecord, get, get_dict, read_run
+from cpt.runs.folder import (
+    ENVIRONMENT,
+    INPUTS,
+    METRICS,
+    RECIPE,
+    Content,
+    Floats,
+    RunRecord,
+    get,
+    get_dict,
+    name_gpus,
+    read_run,
+)
 
 FIGURES = (
     *("loss", "loss_smoothed", "tokens_per_second", "mfu", "data_wait", "step_seconds_p50", "step_seconds_p95"),
@@ -74,12 +86,6 @@ class ComparedRun:
     record: RunRecord
     losses: Mapping[str, DocumentLosses] = field(default_factory=dict)
     """By held-out set, of the last evaluation."""
-
-    @property
-    def starts(self) -> list[Content]:
-        """environment.json, and its versions updated by each later start."""
-        first = self.record.environment
-        return [first, *({**first, **start} for start in self.record.starts)] if first else []
 
     def file_hashes(self, *keys: str) -> dict[str, str]:
         """File -> hash, under these keys of inputs.json."""
@@ -146,7 +152,8 @@ def compare(folders: Sequence[Path]) -> Comparison:
         runs = [replace(run, record=replace(run.record, metrics=run.record.metrics.after(fork))) for run in runs]
         ended = [run.name for run in runs if not run.record.metrics.names]
         not_compared += [f"metrics of {name}: none after step {fork:,}." for name in ended]
-    differences = [recipe_topic(runs, not_compared), changes_topic(runs, fork), *environment_topics(runs)]
+    environment = Topic("Environment", environment_rows([run.record.environments for run in runs]))
+    differences = [recipe_topic(runs, not_compared), changes_topic(runs, fork), environment]
     differences += [data_topic(runs), model_topic(runs)]
     results = [progress_topic(runs), loss_topic(runs, comparable_losses(runs, not_compared), fork)]
     results += [held_out_topic(runs, not_compared), task_topic(runs), speed_topic(runs)]
@@ -221,12 +228,17 @@ def recipe_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
 
 
 def shown(value: Any) -> str:
-    """Format as one line of YAML; shorten long lines to their beginning and a hash."""
+    """Format as one line of YAML."""
     if value is UNSET:
         return "not set"
     if isinstance(value, dict):
         value = {key: child for key, child in value.items() if child not in (None, [], {})}
-    text = " ".join(in_yaml(value).split())
+    return shorten(in_yaml(value))
+
+
+def shorten(text: str) -> str:
+    """The text on one line; of a long one, its beginning and a hash."""
+    text = " ".join(text.split())
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 14]}... ({short_hash(text)})"
 
 
@@ -234,44 +246,32 @@ def short_hash(text: str) -> str:
     return xxh3_64_hexdigest(text.encode(errors="replace"))[:8]
 
 
-def environment_topics(runs: Sequence[ComparedRun]) -> list[Topic]:
-    """Versions, code and machine; if a later start of a run had another value, show both."""
-    found = [[surroundings(start) for start in run.starts] for run in runs]
-    topics = []
-    for title in ("Versions", "Code", "Machine"):
-        rows = []
-        for name in dict.fromkeys(name for starts in found for start in starts for name in start[title]):
-            unset = "not set" if name.startswith("variable ") else None
-            values = [dict.fromkeys(start[title].get(name, unset) for start in starts) for starts in found]
-            rows.append(Row(name, [", then ".join(filter(None, one)) or None for one in values]))
-        topics.append(Topic(title, [row for row in rows if row.differs]))
-    return topics
+def environment_rows(runs: Sequence[Sequence[Content]]) -> list[Row]:
+    """What differs between the environments of runs; if a later start of a run had another value, show both."""
+    found = [[surroundings(environment) for environment in environments] for environments in runs]
+    rows = []
+    for name in dict.fromkeys(name for environments in found for one in environments for name in one):
+        values = [dict.fromkeys(one.get(name, "none") for one in environments) for environments in found]
+        rows.append(Row(name, [", then ".join(one) or None for one in values]))
+    return [row for row in rows if row.differs]
 
 
-def surroundings(start: Content) -> dict[str, dict[str, str]]:
-    """Facts of one start (environment.json) that can change results: versions, code and machine by name."""
-    machine = {"processes": start.get("processes"), "platform": start.get("platform")} | get_dict(start, "hardware")
-    if "gpus" in machine:
-        gpus = Counter(machine["gpus"] or [])
-        machine["gpus"] = ", ".join(f"{count} x {name}" for name, count in gpus.items()) or "none"
-    machine |= {f"variable {name}": value for name, value in get_dict(start, "variables").items()}
-    code = {"source files of cpt": start.get("code", "")[:HASH_SHOWN]}
-    if "git" in start:
-        commit = (get(start, "git", "commit") or "not a repository")[:HASH_SHOWN]
-        code |= {"commit": commit, "uncommitted changes": "none"}
-        changes = [line[3:] for line in (get(start, "git", "changes") or "").splitlines() if not line.startswith("??")]
-        if diff := get(start, "git", "diff"):
-            code["uncommitted changes"] = f"{', '.join(changes[:4])} ({short_hash(diff)})"
-    topics = {
-        "Versions": {"python": start.get("python")}
-        | {name: version or "not installed" for name, version in get_dict(start, "versions").items()},
-        "Code": code,
-        "Machine": machine,
+def surroundings(environment: Content) -> dict[str, str]:
+    """Facts that can change results or speed, by name."""
+    git = get_dict(environment, "git")
+    facts = {
+        "python": environment.get("python"),
+        **get_dict(environment, "versions"),
+        "source files of cpt": environment.get("code", "")[:HASH_SHOWN],
+        "commit": git.get("commit", "")[:HASH_SHOWN],
+        "uncommitted changes": shorten(git.get("diff", "")),
+        "processes": environment.get("processes"),
+        "platform": environment.get("platform"),
+        **get_dict(environment, "hardware"),
+        "gpus": name_gpus(environment),
+        **{f"variable {name}": value for name, value in get_dict(environment, "variables").items()},
     }
-    return {
-        title: {name: str(value) for name, value in values.items() if value not in (None, "")}
-        for title, values in topics.items()
-    }
+    return {name: str(value or "none") for name, value in facts.items()}
 
 
 def data_topic(runs: Sequence[ComparedRun]) -> Topic:
@@ -321,7 +321,7 @@ def progress_topic(runs: Sequence[ComparedRun]) -> Topic:
         name: [run.record.metrics.last(name) for run in runs] for name in ("step", "tokens", "cost", "train_runtime")
     }
     seconds = [get(run.record.status, "seconds") or one for run, one in zip(runs, last["train_runtime"], strict=True)]
-    starts = [len(run.starts) for run in runs]
+    starts = [len(run.record.environments) for run in runs]
     rows = [
         Row("stage", [run.record.stage for run in runs]),
         Row("state", [run.record.state for run in runs]),

@@ -36,6 +36,7 @@ from cpt.runs.folder import (
     find_run,
     get,
     get_dict,
+    name_gpus,
     read_run,
 )
 
@@ -120,7 +121,6 @@ def facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     tokens, seconds = metrics.last("tokens"), get(record.status, "seconds")
     in_steps = seconds_in_steps(record)
     hardware, versions = get_dict(environment, "hardware"), get_dict(environment, "versions")
-    gpus = Counter(hardware.get("gpus") or [])
     commit = (get(environment, "git", "commit") or "")[:12]
     changed = len((get(environment, "git", "changes") or "").splitlines())
     program, *words = environment.get("command") or [""]
@@ -141,7 +141,7 @@ def facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "tokens per second", format_count(tokens / in_steps) if tokens and in_steps else ""
     yield "MFU", format_share(metrics.last("mfu"))
     yield "cost", "" if cost is None else f"{cost:,.2f}"
-    yield "GPUs", ", ".join(f"{count} x {name}" for name, count in gpus.items()) or "none" * bool(hardware)
+    yield "GPUs", name_gpus(environment) if environment else ""
     yield "cores", format_count(hardware.get("cores"))
     yield "host memory", format_number(hardware.get("host_memory_gib"), unit="GiB")
     yield "processes", format_count(environment.get("processes"))

@@ -4,7 +4,7 @@ import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from cpt.command_line import AsJson, Launcher, LocalRank, run_command
 # isort: split
 import typer
 
-from cpt.analysis.compare import surroundings
+from cpt.analysis.compare import environment_rows
 from cpt.commands.rehearse_program import EndAtLog, train_in_own_process
 from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import states_of
@@ -54,7 +54,7 @@ from cpt.training.trainer import CPTTrainer
 DIFFERS = 3  # the exit code; 2 means a user error
 SUFFIX, TAG = "-reproduced", "reproduces "
 OF_A_MACHINE = "CUDA_VISIBLE_DEVICES"  # device numbers of one machine
-OF_A_START = ("variable ", "host memory", "host_memory_gib", "platform")  # restored, or irrelevant to results
+OF_A_START = ("variable ", "host_memory_gib", "platform")  # restored, or irrelevant to results
 DECIDED = ("loss", "grad_norm")  # metrics determined by recipe, data and code; those of evaluations are too
 OF_TIME = ("_runtime", "_per_second")
 
@@ -111,7 +111,9 @@ def command(
     with contextlib.chdir(place):
         for one, inputs in [(recipe, record.inputs), *earlier]:
             refuse_changed_inputs(folder, one, inputs)
-        differences = list(changes(environment, {**describe_environment(), "processes": number}))
+        now = {**describe_environment(), "processes": number}
+    rows = [row for row in environment_rows([record.environments, [now]]) if not row.name.startswith(OF_A_START)]
+    differences = [f"{row.name}: {row.values[0]} -> {row.values[1]}" for row in rows]
     if not as_json:
         if last not in (None, steps):
             print_once(f"Running {last} steps, to the next log: a logged loss is the mean since the previous log.")
@@ -125,7 +127,9 @@ def command(
     repetition = repetition_of(record, recipe, record.inputs)
     again = run_again(record, repetition, history, words, number, launcher, quiet=as_json)
     result = compare_results(record, again)
-    differences += late_changes(record, again)
+    old_rows, new_rows = (get(one, "data", "fingerprint") for one in (record.inputs, read_object(again / INPUTS)))
+    if old_rows != new_rows:
+        differences.append(f"rows made from the same files (fingerprint): {old_rows} -> {new_rows}")
     kept = None if result.is_bit_equal else again
     if kept is None:
         shutil.rmtree(again)
@@ -331,26 +335,6 @@ def first_difference(step: int, then: Content, now: Content) -> dict[str, Any] |
         if is_decided and old != new and not (old != old and new != new):
             return {"step": step, "metric": name, "then": old, "now": new}
     return None
-
-
-def changes(then: Content, now: Content) -> Iterator[str]:
-    """Yield differences between the environments of two starts; unknown values are not compared."""
-    before, after = surroundings(then), surroundings(now)
-    for topic, values in before.items():
-        for name, value in values.items():
-            other = after[topic].get(name, "none")
-            if value != other and not name.startswith(OF_A_START):
-                yield f"{topic.lower()}: {name} {value} -> {other}"
-
-
-def late_changes(record: RunRecord, again: Path) -> Iterator[str]:
-    """Yield rows that differ although the files are equal, and changes at later starts of the run."""
-    then, now = (get(inputs, "data", "fingerprint") for inputs in (record.inputs, read_object(again / INPUTS)))
-    if then != now:
-        yield f"data: rows made from the same files (fingerprint) {then} -> {now}"
-    for start in record.starts:
-        for change in changes(record.environment, {**record.environment, **start}):
-            yield f"{change}, since the run's start at {start.get('started')}"
 
 
 def report(result: Reproduction, differences: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ import os
 import re
 import socket
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -256,6 +256,12 @@ class RunRecord:
     """A message for each file, or part of one, that cannot be read."""
 
     @property
+    def environments(self) -> list[Content]:
+        """The environment of each start; empty if that of the first is unknown."""
+        first = self.environment
+        return [first, *({**first, **start} for start in self.starts)] if first else []
+
+    @property
     def changes(self) -> list[Content]:
         """The changed keys of the recipe, each with the step and the note of its line in the history."""
         return [{**line, **change} for line in self.history for change in line["changes"]]
@@ -317,6 +323,12 @@ def get(content: object, *keys: str) -> Any:
 def get_dict(content: object, *keys: str) -> Content:
     found = get(content, *keys)
     return found if isinstance(found, dict) else {}
+
+
+def name_gpus(environment: Content) -> str:
+    """`8 x NVIDIA H100`, or `none`."""
+    counts = Counter(get(environment, "hardware", "gpus") or [])
+    return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "none"
 
 
 OF_A_RUN = (RECIPE, STATUS, METRICS, ENVIRONMENT, INPUTS)

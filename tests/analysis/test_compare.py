@@ -50,7 +50,6 @@ def another_machine(environment, **others):
     environment["hardware"] |= {"gpus": ["H100"] * 8}
     environment["variables"] = {"NCCL_ALGO": "Ring"}
     environment["git"] |= {"changes": " M a.py\n?? b.py", "diff": "+1"}
-    del environment["platform"]
 
 
 # --- what differs ----------------------------------------------------------------------------------------------------
