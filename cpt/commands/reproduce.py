@@ -15,7 +15,7 @@ from cpt.command_line import AsJson, Launcher, LocalRank, run_command
 # isort: split
 import typer
 
-from cpt.analysis.compare import environment_rows
+from cpt.analysis.compare import by_short_path, environment_rows
 from cpt.commands.rehearse_program import EndAtLog, train_in_own_process
 from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import states_of
@@ -30,6 +30,7 @@ from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Recipe
 from cpt.runs.folder import (
+    EVALUATED,
     EXPORT,
     INPUTS,
     METRICS,
@@ -181,12 +182,9 @@ def refuse_changed_inputs(folder: Path, recipe: Recipe, inputs: Content) -> None
         hashes, path = get_dict(inputs, part, "sha256"), get(inputs, part, "path")
         try:
             now = hash_weights(path, get(inputs, part, "revision")) if hashes else {}
+            changed += [f"{part}: {Path(path) / name} differs" for name in differing_files(hashes, now)]
         except (CptError, OSError) as problem:
             changed.append(f"{part}: {path}: {problem}")
-            continue
-        for name in dict.fromkeys((*hashes, *now)):
-            if hashes.get(name) != now.get(name):
-                changed.append(f"{part}: {Path(path) / name} {'changed' if name in now else 'is missing'}")
     if changed:
         listing = "\n".join(f"  {line}" for line in changed)
         raise DataError(f"{folder} cannot be repeated, because its inputs changed:\n{listing}\nRestore them.")
@@ -199,16 +197,14 @@ def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str])
         versions = {name: version for name, _, version in states_of(source, key)}
     except CptError as problem:
         return [f"{key}: {problem}"]
-    if not versions:  # a function, or a dataset without files
-        return []
-    # Recorded file -> the same file now, matched by path, or by name if the files have moved.
-    pairs = {name: name for name in recorded if name in versions}
-    others = {Path(name).name: name for name in versions if name not in pairs}
-    pairs |= {name: others[Path(name).name] for name in recorded if name not in pairs and Path(name).name in others}
-    found = {name: versions[name] if is_url(name) else size_and_hash(Path(name))[1] for name in pairs.values()}
-    changed = [f"{key}: {now} changed" for then, now in pairs.items() if recorded[then] != found[now]]
-    missing = [f"{key}: {name} is missing" for name in recorded if name not in pairs]
-    return [*changed, *missing, *(f"{key}: {name} is new" for name in versions if name not in pairs.values())]
+    now = {name: version if is_url(name) else size_and_hash(Path(name))[1] for name, version in versions.items()}
+    names = differing_files(by_short_path(recorded), by_short_path(now)) if now else []  # a function has no files
+    return [f"{key}: {name} differs" for name in names]
+
+
+def differing_files(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Names of the files that changed or are missing or new, from the hashes of two times."""
+    return sorted(name for name in {**then, **now} if then.get(name) != now.get(name))
 
 
 def repetition_of(record: RunRecord, recipe: Recipe, inputs: Content) -> Recipe:
@@ -300,41 +296,30 @@ def environment_of(record: RunRecord) -> tuple[dict[str, str], list[str]]:
 
 
 def compare_results(record: RunRecord, again: Path) -> Reproduction:
-    """Compare the logs, evaluations and final weights that both runs have."""
-    before, after = (logs_of(folder) for folder in (record.folder, again))
+    """Compare the metrics and final weights that both runs have."""
+    before, after = (decided_metrics(folder) for folder in (record.folder, again))
     common = [key for key in before if key in after]
-    differences = (first_difference(key[0], before[key], after[key]) for key in common)
-    logs = sum(kind == "loss" for _, kind in common)
+    differing = ((*key, before[key], after[key]) for key in common if repr(before[key]) != repr(after[key]))
+    first = next(differing, None)  # repr has all digits, and NaN equals NaN
     models = (folder / EXPORT for folder in (record.folder, again))
     then, now = ({path.name: size_and_hash(path) for path in model.glob("*.safetensors")} for model in models)
-    differing = sorted(name for name in then | now if then.get(name) != now.get(name))
     return Reproduction(
-        logs=logs,
-        evaluations=len(common) - logs,
+        logs=sum(name == "loss" for _, name in common),
+        evaluations=len({step for step, name in common if name.startswith(EVALUATED)}),
         last_step=max((step for step, _ in common), default=0),
-        difference=next(filter(None, differences), None),
-        weights_differ=differing if then and now else None,
+        difference=first and dict(zip(("step", "metric", "then", "now"), first, strict=True)),
+        weights_differ=differing_files(then, now) if then and now else None,
     )
 
 
-def logs_of(folder: Path) -> dict[tuple[int, str], Content]:
-    """(step, `loss` or the first metric of an evaluation) -> line of the metrics file."""
-    logs = {}
-    for line in read_objects(folder / METRICS):
-        kind = "loss" if "loss" in line else next((name for name in line if name.startswith("eval_")), None)
-        if kind is not None and isinstance(line.get("step"), int):
-            logs[line["step"], kind] = line
-    return logs
-
-
-def first_difference(step: int, then: Content, now: Content) -> dict[str, Any] | None:
-    """The first metric of two lines that is not bit-equal; JSON keeps all digits, NaN equals NaN."""
-    for name in {**then, **now}:
-        old, new = then.get(name), now.get(name)
-        is_decided = name in DECIDED or (name.startswith("eval_") and not name.endswith(OF_TIME))
-        if is_decided and old != new and not (old != old and new != new):
-            return {"step": step, "metric": name, "then": old, "now": new}
-    return None
+def decided_metrics(folder: Path) -> dict[tuple[int, str], float]:
+    """(step, name) -> value, of the metrics that recipe, data and code determine."""
+    return {
+        (line["step"], name): value
+        for line in read_objects(folder / METRICS)
+        for name, value in line.items()
+        if name in DECIDED or (name.startswith(EVALUATED) and not name.endswith(OF_TIME))
+    }
 
 
 def report(result: Reproduction, differences: Sequence[str]) -> list[str]:
@@ -351,12 +336,8 @@ def report(result: Reproduction, differences: Sequence[str]) -> list[str]:
         lines = ["NOT compared: the two runs logged no loss at the same step."]
     if differences:
         return [*lines, "Changed since then:", *(f"  {difference}" for difference in differences)]
-    reasons = (
-        "Code, data, versions and hardware are the same. Possible reasons: nondeterministic GPU kernels"
-        " (`training: {full_determinism: true}` avoids them, but is slower), another number of processes or a smaller"
-        " micro-batch during the run (see starts.jsonl and events.jsonl), or random numbers in custom code."
-    )
-    return [*lines, reasons]
+    same = "Code, data, versions and hardware are the same"
+    return [*lines, f"{same}. On GPUs, train with `full_determinism: true` in `training:`."]
 
 
 def run_recipe(
