@@ -20,9 +20,9 @@ from cpt.commands.rehearse_program import EndAtLog, train_in_own_process
 from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import states_of
 from cpt.distributed import environment_alone, print_once
-from cpt.errors import CheckpointError, CptError, DataError, LaunchError, ResourceError, RestartNeeded, TrainingError
+from cpt.errors import CheckpointError, CptError, DataError, ResourceError, RestartNeeded, TrainingError
 from cpt.files import size_and_hash
-from cpt.hardware import count_cpu_cores, find_gpus
+from cpt.hardware import count_cpu_cores
 from cpt.launch.supervise import command_of_attempt, refuse_launcher, refuse_more_than_the_machine_holds
 from cpt.models.config import hash_weights
 from cpt.process import Child
@@ -97,14 +97,8 @@ def command(
     file = (folder / RECIPE).resolve()
     with contextlib.chdir(place):
         recipe = load_recipe(file)
-    on_gpus = not recipe.training.get("use_cpu")
     if launcher is None:
-        refuse_more_than_the_machine_holds(number, on_gpus=on_gpus)
-        if on_gpus and processes is None and get(environment, "hardware", "gpus") and len(find_gpus()) < number:
-            raise LaunchError(
-                f"{folder} ran on {number} GPUs, but this machine has {len(find_gpus())}. Set --processes N (then"
-                " losses are equal up to rounding only), or --launcher for several machines."
-            )
+        refuse_more_than_the_machine_holds(number, on_gpus=not recipe.training.get("use_cpu"))
     # A logged loss is the mean since the previous log, so the repetition ends at a log.
     logged = record.metrics.curve("loss", "step")[0]
     last = None if steps is None else next((int(one) for one in logged if one >= steps), None)
@@ -116,8 +110,6 @@ def command(
     rows = [row for row in environment_rows([record.environments, [now]]) if not row.name.startswith(OF_A_START)]
     differences = [f"{row.name}: {row.values[0]} -> {row.values[1]}" for row in rows]
     if not as_json:
-        if last not in (None, steps):
-            print_once(f"Running {last} steps, to the next log: a logged loss is the mean since the previous log.")
         for difference in differences:
             print_once(f"Changed since then: {difference}.")
     words = ["--steps", str(last)] if last else []
@@ -131,18 +123,17 @@ def command(
     old_rows, new_rows = (get(one, "data", "fingerprint") for one in (record.inputs, read_object(again / INPUTS)))
     if old_rows != new_rows:
         differences.append(f"rows made from the same files (fingerprint): {old_rows} -> {new_rows}")
-    kept = None if result.is_bit_equal else again
-    if kept is None:
-        shutil.rmtree(again)
     if as_json:
-        found = {"bit_equal": result.is_bit_equal, **asdict(result), "differs": differences}
-        typer.echo(json.dumps({**found, "folder": str(kept) if kept else None}, indent=2))
+        kept = None if result.is_bit_equal else str(again)
+        found = {"bit_equal": result.is_bit_equal, **asdict(result), "differs": differences, "folder": kept}
+        typer.echo(json.dumps(found, indent=2))
     else:
         print_once("\n".join(report(result, differences)))
-        if kept:
-            print_once(f"Compare them: cpt compare {folder} {kept}")
     if not result.is_bit_equal:
+        if not as_json:
+            print_once(f"Compare them: cpt compare {folder} {again}")
         raise typer.Exit(DIFFERS)
+    shutil.rmtree(again)
 
 
 def read_complete(folder: Path) -> RunRecord:
