@@ -29,19 +29,7 @@ from cpt.formatting import format_count, format_duration
 from cpt.recipe.load import UNSET, differing_values
 from cpt.recipe.schema import Recipe
 from cpt.recipe.values import in_yaml
-from cpt.runs.folder import (
-    ENVIRONMENT,
-    INPUTS,
-    METRICS,
-    RECIPE,
-    Content,
-    Floats,
-    RunRecord,
-    get,
-    get_dict,
-    name_gpus,
-    read_run,
-)
+from cpt.runs.folder import METRICS, Content, Floats, RunRecord, get, get_dict, name_gpus, read_run
 
 FIGURES = (
     *("loss", "loss_smoothed", "tokens_per_second", "mfu", "data_wait", "step_seconds_p50", "step_seconds_p95"),
@@ -137,14 +125,8 @@ def compare(folders: Sequence[Path]) -> Comparison:
     not_compared: list[str] = []
     for run in runs:
         record = run.record
-        parts = {
-            f"recipe of {run.name}: no {RECIPE}.": record.recipe,
-            f"versions, code and machine of {run.name}: no {ENVIRONMENT}.": record.environment,
-            f"data, tokenizer and weights of {run.name}: no {INPUTS}.": record.inputs,
-            f"losses, speed and memory of {run.name}: no {METRICS}.": record.metrics.names,
-        }
         not_compared += [f"{run.name}: {text}." for text in record.unreadable]
-        not_compared += [sentence for sentence, content in parts.items() if not content]
+        not_compared += [f"{run.name}: {name} is missing or unreadable." for name in record.missing]
         if record.state != "finished":
             step = format_count(record.metrics.last("step")) or "?"
             not_compared.append(f"the end of {run.name}: its state is {record.state} at step {step}.")

@@ -22,13 +22,9 @@ from cpt.recipe.rules import reported_name
 from cpt.recipe.values import in_yaml
 from cpt.runs.folder import (
     DIED,
-    ENVIRONMENT,
     EVALUATED,
-    INPUTS,
-    METRICS,
     PROFILE,
     RECIPE,
-    STATUS,
     TASK,
     VERDICT_PAGE,
     Content,
@@ -324,11 +320,8 @@ def sources(record: RunRecord) -> list[Part]:
 
 
 def missing(record: RunRecord) -> list[Part]:
-    wanted = (RECIPE, ENVIRONMENT, INPUTS, STATUS)
     found: list[Part] = [f"{sentence}." for sentence in record.unreadable]
-    found += [f"{name} is missing." for name in wanted if not (record.folder / name).is_file()]
-    if not record.metrics.names:
-        found.append(f"{METRICS} is missing or unreadable.")
+    found += [f"{name} is missing or unreadable." for name in record.missing]
     if not record.verdict:
         found.append(f"The verdict is missing. Evaluate the run: cpt verdict {record.folder}")
     return found

@@ -30,6 +30,7 @@ from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Recipe
 from cpt.runs.folder import (
+    ENVIRONMENT,
     EVALUATED,
     EXPORT,
     INPUTS,
@@ -139,11 +140,8 @@ def command(
 def read_complete(folder: Path) -> RunRecord:
     """Read a run's record; CheckpointError if a part needed to repeat the run is missing or damaged."""
     record = read_run(folder)
-    parts = {RECIPE: record.recipe, "environment.json": record.environment, INPUTS: record.inputs}
-    missing = [name for name, content in parts.items() if not content]
-    if "loss" not in record.metrics.names:
-        missing.append(f"{METRICS} with a loss")
-    if missing:
+    needed = {RECIPE, ENVIRONMENT, INPUTS, METRICS}
+    if missing := [name for name in record.missing if name in needed]:
         raise CheckpointError(f"{folder} cannot be repeated. Missing or unreadable: {', '.join(missing)}.")
     return record
 

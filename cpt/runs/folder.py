@@ -256,6 +256,12 @@ class RunRecord:
     """A message for each file, or part of one, that cannot be read."""
 
     @property
+    def missing(self) -> list[str]:
+        """Files that every run has, and that are missing or unreadable here."""
+        contents = {RECIPE: self.recipe, ENVIRONMENT: self.environment, INPUTS: self.inputs, STATUS: self.status}
+        return [name for name, content in {**contents, METRICS: self.metrics.names}.items() if not content]
+
+    @property
     def environments(self) -> list[Content]:
         """The environment of each start; empty if that of the first is unknown."""
         first = self.environment
