@@ -1,6 +1,5 @@
 """`cpt report RUN`: the content of a run's folder on one self-contained HTML page."""
 
-import json
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,9 +21,12 @@ from cpt.recipe.rules import reported_name
 from cpt.recipe.values import in_yaml
 from cpt.runs.folder import (
     DIED,
+    ENVIRONMENT,
     EVALUATED,
+    INPUTS,
     PROFILE,
     RECIPE,
+    STARTS,
     TASK,
     VERDICT_PAGE,
     Content,
@@ -93,7 +95,7 @@ def report_page(record: RunRecord) -> str:
         "Events": events(record),
         "Sources": sources(record),
         "Missing in this record": missing(record),
-        "The record": list(details(record)),
+        "The record": details(record),
     }
     return html_page(record.folder.resolve().name, sections, record.verdict.get("headline") or state(record))
 
@@ -327,26 +329,10 @@ def missing(record: RunRecord) -> list[Part]:
     return found
 
 
-def details(record: RunRecord) -> Iterator[Part]:
-    environment, inputs = record.environment, record.inputs
-    recipe = record.folder / RECIPE
-    hashes = {
-        "files": {name: get(one, "files") for name, one in get_dict(inputs, "data", "sources").items()},
-        "tokenizer": get(inputs, "tokenizer"),
-        "weights": get(inputs, "weights", "sha256"),
-    }
-    profiles = sorted((record.folder / PROFILE).glob("*.txt"))
-    folded = {
-        "Resolved recipe": recipe.read_text("utf-8", "replace") if recipe.is_file() else "",
-        "Versions": as_lines(get_dict(environment, "versions")),
-        "Hashes of data, tokenizer and weights": json.dumps(hashes, indent=2) if inputs else "",
-        "Environment variables that can change results": as_lines(get_dict(environment, "variables")),
-        "Uncommitted changes": get(environment, "git", "diff") or "",
-        "Later starts": json.dumps(record.starts, indent=2) if record.starts else "",
-        "Profile": "\n\n".join(path.read_text("utf-8", "replace") for path in profiles),
-    }
-    return (Folded(title, text[:LONGEST_TEXT]) for title, text in folded.items() if text.strip())
-
-
-def as_lines(values: Content) -> str:
-    return "\n".join(f"{name} {value}" for name, value in values.items() if value)
+def details(record: RunRecord) -> list[Part]:
+    """The files that describe the run, as they are."""
+    paths = [record.folder / name for name in (RECIPE, ENVIRONMENT, STARTS, INPUTS)]
+    paths += sorted((record.folder / PROFILE).glob("*.txt"))
+    texts = {path.name: path.read_text("utf-8", "replace") for path in paths if path.is_file()}
+    texts["Uncommitted changes"] = get(record.environment, "git", "diff") or ""
+    return [Folded(title, text[:LONGEST_TEXT]) for title, text in texts.items() if text.strip()]
