@@ -24,6 +24,7 @@ from cpt.runs.folder import (
     ENVIRONMENT,
     EVALUATED,
     INPUTS,
+    OF_TIME,
     PROFILE,
     RECIPE,
     STARTS,
@@ -43,22 +44,8 @@ SHOWN_VERSIONS = ("cpt", "torch", "transformers", "trl", "deepspeed")
 STAGES_OF_TEXT = ("cpt", "pretrain", "sft")  # stages with a loss in nats per token
 MOST_EVENTS = 200
 LONGEST_TEXT = 200_000  # characters
-PLOTS: tuple[tuple[str, str, dict[str, str], float], ...] = (  # title, unit, name -> metric, factor
-    ("Learning rate", "learning rate", {"learning rate": "learning_rate"}, 1),
-    ("Gradient norm", "norm before clipping", {"gradient norm": "grad_norm"}, 1),
-    ("Tokens per second", "tokens/s", {"tokens/s": "tokens_per_second"}, 1),
-    ("Model FLOPs utilization", "MFU (%)", {"MFU": "mfu"}, 100),
-    ("Waiting for data", "share of the time (%)", {"waiting for data": "data_wait"}, 100),
-    ("Time of a step", "seconds", {"median": "step_seconds_p50", "95th percentile": "step_seconds_p95"}, 1),
-    ("GPU memory", "GiB", {name: f"gpu_memory_{name}_gib" for name in ("peak", "reserved", "allocated")}, 1),
-    ("Host memory", "GiB", {"host memory": "host_memory_gib"}, 1),
-    ("GPU utilization", "%", {"GPU": "gpu_utilization_percent"}, 1),
-    ("GPU temperature", "°C", {"temperature": "gpu_temperature_celsius"}, 1),
-    ("GPU power", "W", {"power": "gpu_power_watts"}, 1),
-    ("CPU utilization", "%", {"CPU": "cpu_percent"}, 1),
-)
-NOT_DRAWN = ("step", "tokens", "epoch", "loss", "num_tokens", "total_flos", "seconds_to_go", "cost", "cost_to_go")
-NOT_OF_A_STAGE = (EVALUATED, TASK, "share_", "tokens_", "loss_", "train_")
+NOT_DRAWN = ("step", "tokens", "epoch", "num_tokens", "total_flos", "seconds_to_go", "cost", "cost_to_go")
+DRAWN_ELSEWHERE = (EVALUATED, TASK, "loss", "share_", "tokens_", "train_")
 
 
 def command(
@@ -78,9 +65,7 @@ def command(
 
 
 def report_page(record: RunRecord) -> str:
-    drawn = {*NOT_DRAWN, *(name for _, _, columns, _ in PLOTS for name in columns.values())}
-    # metrics that only some stages log: rewards, margins, KL, ...
-    of_stage = [name for name in record.metrics.names if name not in drawn and not name.startswith(NOT_OF_A_STAGE)]
+    names = [name for name in record.metrics.names if name not in NOT_DRAWN and not name.startswith(DRAWN_ELSEWHERE)]
     sections: dict[str, Sequence[Part]] = {
         "": [{name: value for name, value in facts(record) if value}],
         "Verdict": verdict(record),
@@ -88,9 +73,8 @@ def report_page(record: RunRecord) -> str:
         "Held-out text and examples": held_out(record),
         "Tasks during training": tasks(record),
         "Training": training(record),
-        "Metrics of this stage": [plot for name in of_stage for plot in plots(record, name, "", {name: name})],
         "Mixture: requested and realized": mixture(record),
-        "Speed and hardware": [plot for one in PLOTS[2:] for plot in plots(record, *one)],
+        "Other metrics": [plot for name in names for plot in plots(record, name, "", {name: name})],
         "Memory and speed against the plan": against_plan(record),
         "Events": events(record),
         "Sources": sources(record),
@@ -175,34 +159,13 @@ def verdict(record: RunRecord) -> list[Part]:
 
 
 def held_out(record: RunRecord) -> list[Part]:
-    metrics, sets = record.metrics, record.metrics.held_out_sets
-    evaluated = [name for name in metrics.names if name.startswith(EVALUATED)]
-
-    def ending(*suffixes: str) -> dict[str, str]:
-        return {name.removeprefix(EVALUATED): name for name in evaluated if name.endswith(suffixes)}
-
-    # Domain over general bits per byte, one point per evaluation.
-    retained, found = get_dict(record.recipe, "evaluation", "retain"), list[Part]()
-    general = [metrics.columns[column] for name, column in sets.items() if name in retained]
-    domain = [metrics.columns[column] for name, column in sets.items() if name not in retained]
-    if general and domain:
-        x, y = np.mean(general, axis=0), np.mean(domain, axis=0)
-        is_evaluated = np.isfinite(x) & np.isfinite(y)
-        x, y = x[is_evaluated], y[is_evaluated]
-        ends = [Curve("before", x[:1], y[:1]), Curve("after", x[-1:], y[-1:])]
-        found += curves(
-            "Domain against general text",
-            "domain, bits per byte",
-            [Curve("evaluations", x, y, points=True), *ends],
-            over="general text, bits per byte",
-            note="Down: domain learned. Right: general text forgotten.",
-        )
-    found += plots(record, "Bits per byte of held-out text", "bits per byte", sets, points=True)
-    losses = {name.removesuffix("_loss"): column for name, column in ending("_loss").items()}
-    of_examples = {name: column for name, column in losses.items() if name not in sets}
-    found += plots(record, "Loss of held-out examples", "loss", of_examples, points=True)
-    for suffix in ("accuracies", "accuracy", "margins", "margin", "reward"):
-        found += plots(record, f"Held-out examples: {suffix}", "", ending(suffix), points=True)
+    sets = record.metrics.held_out_sets
+    of_sets = tuple(f"{EVALUATED}{name}_" for name in sets)
+    evaluated = [name for name in record.metrics.names if name.startswith(EVALUATED)]
+    found: list[Part] = [*plots(record, "Bits per byte of held-out text", "bits per byte", sets, points=True)]
+    for name in evaluated:
+        if not name.startswith(of_sets) and not name.endswith(OF_TIME):
+            found += plots(record, name.removeprefix(EVALUATED), "", {name: name}, points=True)
     if stopped := get(record.status, "stopped"):
         found.append(f"The run {stopped}.")
     return found
@@ -213,12 +176,9 @@ def tasks(record: RunRecord) -> list[Part]:
     return [plot for name in names for plot in plots(record, name.removeprefix(TASK), "", {name: name}, points=True)]
 
 
-def plots(
-    record: RunRecord, title: str, unit: str, columns: Mapping[str, str], factor: float = 1.0, *, points: bool = False
-) -> list[Plot]:
+def plots(record: RunRecord, title: str, unit: str, columns: Mapping[str, str], *, points: bool = False) -> list[Plot]:
     """Return a plot over tokens, with one curve per metric (name -> metric); empty if no metric was logged."""
-    logged = {name: record.metrics.curve(column) for name, column in columns.items()}
-    lines = [Curve(name, x, y * factor, points=points) for name, (x, y) in logged.items()]
+    lines = [Curve(name, *record.metrics.curve(column), points=points) for name, column in columns.items()]
     return curves(title, unit, [*lines, at_changes(record)])
 
 
@@ -243,8 +203,7 @@ def training(record: RunRecord) -> list[Part]:
     note = "Triangles: the run's events, listed below." if marks else ""
     return [
         *curves("Training loss", unit, [*lines, at_changes(record)], marks=marks, note=note),
-        *plots(record, *PLOTS[0]),
-        *plots(record, *PLOTS[1]),
+        *plots(record, "Speed", "tokens/s", {"tokens/s": "tokens_per_second"}),
         *plots(record, "Loss of each source", unit, {name[5:]: name for name in sources}),
     ]
 
@@ -267,7 +226,7 @@ def mixture(record: RunRecord) -> list[Part]:
         difference = "" if wanted is None else f"{100 * (had - wanted):+.2f} points"
         rows.append([name, format_share(wanted), format_share(had), difference])
     return [
-        *plots(record, "Share of the tokens so far", "share (%)", realized, 100),
+        *plots(record, "Share of the tokens so far", "share", realized),
         Table(("source", "requested", "realized", "difference"), rows),
     ]
 

@@ -35,6 +35,7 @@ from cpt.runs.folder import (
     EXPORT,
     INPUTS,
     METRICS,
+    OF_TIME,
     RECIPE,
     Content,
     RunRecord,
@@ -58,7 +59,6 @@ SUFFIX, TAG = "-reproduced", "reproduces "
 OF_A_MACHINE = "CUDA_VISIBLE_DEVICES"  # device numbers of one machine
 OF_A_START = ("variable ", "host_memory_gib", "platform")  # restored, or irrelevant to results
 DECIDED = ("loss", "grad_norm")  # metrics determined by recipe, data and code; those of evaluations are too
-OF_TIME = ("_runtime", "_per_second")
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ BEGAN = "began_from.json"  # the checkpoint of another run that this run started
 VERDICT, VERDICT_PAGE = "verdict.json", "verdict.md"
 HEARTBEATS, HELD_OUT, PROFILE, LOCK = "heartbeats", "held_out", "profile", ".lock"
 EVALUATED, BITS_PER_BYTE = "eval_", "_bits_per_byte"  # prefix and suffix of a held-out set's metric
+OF_TIME = ("_runtime", "_per_second")  # suffixes of the times of an evaluation
 TASK = "task_"  # prefix of a task's metric; a line of its own, later than lines of later steps
 DIED = "died"
 LAST_BYTES = 16 * 2**20  # the end of the metrics file read by `last_metrics`
