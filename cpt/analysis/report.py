@@ -70,8 +70,7 @@ def report_page(record: RunRecord) -> str:
         "": [{name: value for name, value in facts(record) if value}],
         "Verdict": verdict(record),
         "Changes of the recipe": changes(record),
-        "Held-out text and examples": held_out(record),
-        "Tasks during training": tasks(record),
+        "Evaluations": evaluations(record),
         "Training": training(record),
         "Mixture: requested and realized": mixture(record),
         "Other metrics": [plot for name in names for plot in plots(record, name, "", {name: name})],
@@ -158,27 +157,21 @@ def verdict(record: RunRecord) -> list[Part]:
     return [Markup(page)]
 
 
-def held_out(record: RunRecord) -> list[Part]:
+def evaluations(record: RunRecord) -> list[Part]:
     sets = record.metrics.held_out_sets
-    of_sets = tuple(f"{EVALUATED}{name}_" for name in sets)
-    evaluated = [name for name in record.metrics.names if name.startswith(EVALUATED)]
-    found: list[Part] = [*plots(record, "Bits per byte of held-out text", "bits per byte", sets, points=True)]
-    for name in evaluated:
-        if not name.startswith(of_sets) and not name.endswith(OF_TIME):
-            found += plots(record, name.removeprefix(EVALUATED), "", {name: name}, points=True)
+    found: list[Part] = [*plots(record, "Bits per byte of held-out text", "bits per byte", sets)]
+    drawn = tuple(f"{EVALUATED}{name}_" for name in sets)
+    for name in record.metrics.names:
+        if name.startswith((EVALUATED, TASK)) and not name.startswith(drawn) and not name.endswith(OF_TIME):
+            found += plots(record, name, "", {name: name})
     if stopped := get(record.status, "stopped"):
         found.append(f"The run {stopped}.")
     return found
 
 
-def tasks(record: RunRecord) -> list[Part]:
-    names = [name for name in record.metrics.names if name.startswith(TASK)]
-    return [plot for name in names for plot in plots(record, name.removeprefix(TASK), "", {name: name}, points=True)]
-
-
-def plots(record: RunRecord, title: str, unit: str, columns: Mapping[str, str], *, points: bool = False) -> list[Plot]:
+def plots(record: RunRecord, title: str, unit: str, columns: Mapping[str, str]) -> list[Plot]:
     """Return a plot over tokens, with one curve per metric (name -> metric); empty if no metric was logged."""
-    lines = [Curve(name, *record.metrics.curve(column), points=points) for name, column in columns.items()]
+    lines = [Curve(name, *record.metrics.curve(column)) for name, column in columns.items()]
     return curves(title, unit, [*lines, at_changes(record)])
 
 
@@ -200,9 +193,8 @@ def training(record: RunRecord) -> list[Part]:
     lines = [Curve("loss", *metrics.curve("loss"), faint=len(smooth[0]) > 0), Curve("smoothed", *smooth)]
     sources = [name for name in metrics.names if name.startswith("loss_") and name != "loss_smoothed"]
     marks = in_tokens(record, record.events)
-    note = "Triangles: the run's events, listed below." if marks else ""
     return [
-        *curves("Training loss", unit, [*lines, at_changes(record)], marks=marks, note=note),
+        *curves("Training loss", unit, [*lines, at_changes(record)], marks=marks),
         *plots(record, "Speed", "tokens/s", {"tokens/s": "tokens_per_second"}),
         *plots(record, "Loss of each source", unit, {name[5:]: name for name in sources}),
     ]

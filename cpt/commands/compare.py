@@ -79,9 +79,9 @@ def plots(runs: Sequence[ComparedRun]) -> list[Plot]:
     found = curves("Training loss", "nats per token", curves_of(comparable, "loss_smoothed"))
     sets = {name: metric for run in runs for name, metric in run.record.metrics.held_out_sets.items()}
     for name, metric in sets.items():
-        found += curves(f"Held-out text: {name}", "bits per byte", curves_of(runs, metric, points=True))
+        found += curves(f"Held-out text: {name}", "bits per byte", curves_of(runs, metric))
     return found + curves("Speed", "tokens/s", curves_of(runs, "tokens_per_second"))
 
 
-def curves_of(runs: Sequence[ComparedRun], metric: str, *, points: bool = False) -> list[Curve]:
-    return [Curve(run.name, *run.record.metrics.curve(metric), points=points) for run in runs]
+def curves_of(runs: Sequence[ComparedRun], metric: str) -> list[Curve]:
+    return [Curve(run.name, *run.record.metrics.curve(metric)) for run in runs]
