@@ -1,9 +1,7 @@
 """`cpt report RUN`: the content of a run's folder on one self-contained HTML page."""
 
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,11 +11,7 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from cpt.analysis.page import Curve, Folded, Part, Plot, Table, curves, html_page, write_page
-from cpt.data.rows.mixture import asked_shares, shares_over
-from cpt.errors import CptError
 from cpt.formatting import format_count, format_duration, format_number, format_share
-from cpt.recipe.load import load_recipe
-from cpt.recipe.rules import reported_name
 from cpt.recipe.values import in_yaml
 from cpt.runs.folder import (
     DIED,
@@ -76,7 +70,6 @@ def report_page(record: RunRecord) -> str:
         "Other metrics": [plot for name in names for plot in plots(record, name, "", {name: name})],
         "Memory and speed against the plan": against_plan(record),
         "Events": events(record),
-        "Sources": sources(record),
         "Missing in this record": missing(record),
         "The record": details(record),
     }
@@ -201,26 +194,21 @@ def training(record: RunRecord) -> list[Part]:
 
 
 def mixture(record: RunRecord) -> list[Part]:
-    realized = {name[6:]: name for name in record.metrics.names if name.startswith("share_")}
-    if len(realized) < 2:
-        return []
-    requested, rows = dict[str, float](), []
-    # Shares that follow the learning rate are not planned, and recipes of other versions cannot be loaded.
-    with suppress(CptError, OSError):
-        data = load_recipe(record.folder / RECIPE).data
-        names = [reported_name(source) for source in data.sources]
-        tokens = [get(record.inputs, "data", "sources", name, "tokens") or 1 for name in names]
-        num_rows = max(1, round((record.metrics.last("tokens") or 0) / data.sequence_length))
-        if not any(line.get("new_stretch") for line in record.history):  # else `cpt mixture RUN` has each stretch's
-            requested = dict(zip(names, shares_over(asked_shares(data, tokens), num_rows).tolist(), strict=True))
-    for name, column in realized.items():
-        wanted, had = requested.get(name), record.metrics.last(column) or 0.0
-        difference = "" if wanted is None else f"{100 * (had - wanted):+.2f} points"
-        rows.append([name, format_share(wanted), format_share(had), difference])
-    return [
-        *plots(record, "Share of the tokens so far", "share", realized),
-        Table(("source", "requested", "realized", "difference"), rows),
-    ]
+    metrics = record.metrics
+    logged = {name.removeprefix("share_"): name for name in metrics.names if name.startswith("share_")}
+    # After a change of the mixture, inputs.json has the shares since then; `cpt mixture RUN` has those of each part.
+    was_changed = any(line.get("new_stretch") for line in record.history)
+    rows = []
+    for name, source in get_dict(record.inputs, "data", "sources").items():
+        realized, requested = metrics.last(f"share_{name}"), get(source, "share")
+        tokens, trained, share = get(source, "tokens"), metrics.last("tokens"), realized or requested
+        epochs = f"{share * trained / tokens:.2f}" if share and trained and tokens else ""
+        counts = [format_count(get(source, key)) for key in ("tokens", "documents", "held_out")]
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in get_dict(source, "dropped").items())
+        shares = format_share(None if was_changed else requested), format_share(realized)
+        rows.append([name, *shares, epochs, *counts, reasons])
+    columns = ("source", "requested, whole run", "realized", "epochs", "tokens", "documents", "held out", "dropped")
+    return [*plots(record, "Share of the tokens so far", "share", logged), *([Table(columns, rows)] if rows else [])]
 
 
 def against_plan(record: RunRecord) -> list[Part]:
@@ -245,31 +233,14 @@ def against_plan(record: RunRecord) -> list[Part]:
 def events(record: RunRecord) -> list[Part]:
     if not record.events:
         return []
-    counts = Counter(str(event.get("kind")) for event in record.events)
     rows = []
     for event in record.events[-MOST_EVENTS:]:
         time, kind, message = (str(event.get(key)) for key in ("time", "kind", "message"))
         rows.append([time[:19].replace("T", " "), format_count(event.get("step")), kind, message])
-    summary = ", ".join(f"{kind} {count:,}" for kind, count in counts.most_common())
     return [
-        f"{len(record.events):,} events ({summary}); the last {len(rows):,}:",
+        f"The last {len(rows):,} of {len(record.events):,} events:",
         Table(("time (UTC)", "step", "kind", "message"), rows),
     ]
-
-
-def sources(record: RunRecord) -> list[Part]:
-    trained = record.metrics.last("tokens")
-    rows, dropped = [], []
-    for name, source in get_dict(record.inputs, "data", "sources").items():
-        tokens, share = get(source, "tokens"), get(source, "share")
-        epochs = f"{share * trained / tokens:.2f}" if tokens and share and trained else ""
-        lost = get_dict(source, "dropped")
-        dropped += [f"{name}: {format_count(count)} documents dropped, {reason}." for reason, count in lost.items()]
-        documents, held_out = (format_count(get(source, key)) for key in ("documents", "held_out"))
-        counts = [documents, format_count(tokens), format_share(share), epochs, held_out]
-        rows.append([name, *counts, format_count(sum(lost.values()))])
-    columns = ("source", "documents", "tokens", "share", "epochs", "held out", "dropped")
-    return [*([Table(columns, rows)] if rows else []), *dropped]
 
 
 def missing(record: RunRecord) -> list[Part]:
