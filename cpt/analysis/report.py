@@ -34,7 +34,6 @@ from cpt.runs.folder import (
 )
 
 PAGE = "report.html"
-SHOWN_VERSIONS = ("cpt", "torch", "transformers", "trl", "deepspeed")
 STAGES_OF_TEXT = ("cpt", "pretrain", "sft")  # stages with a loss in nats per token
 MOST_EVENTS = 200
 LONGEST_TEXT = 200_000  # characters
@@ -77,7 +76,8 @@ def report_page(record: RunRecord) -> str:
 
 
 def state(record: RunRecord) -> str:
-    step, steps = last_step(record), get(record.status, "steps")
+    step = get(record.status, "step") or record.metrics.last("step")
+    steps = get(record.status, "steps")
     progress = f" after {format_count(step)} of {format_count(steps) or '?'} steps" if step is not None else ""
     message = get(record.status, "message") or get(record.status, "error") or ""
     if record.state == DIED:
@@ -85,18 +85,11 @@ def state(record: RunRecord) -> str:
     return f"{record.state.capitalize()}{progress}{f': {message}' if message else '.'}"
 
 
-def last_step(record: RunRecord) -> float | None:
-    return get(record.status, "step") or record.metrics.last("step")
-
-
 def facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     recipe, environment, metrics = record.recipe, record.environment, record.metrics
     from_scratch = get(recipe, "model", "from_scratch") is True
     tokens, seconds = metrics.last("tokens"), get(record.status, "seconds")
     in_steps = seconds_in_steps(record)
-    hardware, versions = get_dict(environment, "hardware"), get_dict(environment, "versions")
-    commit = (get(environment, "git", "commit") or "")[:12]
-    changed = len((get(environment, "git", "changes") or "").splitlines())
     program, *words = environment.get("command") or [""]
     cost = metrics.last("cost")
     lora = get_dict(recipe, "model", "lora")
@@ -108,7 +101,6 @@ def facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "peak learning rate", format_number(get(recipe, "optimizer", "learning_rate"), 3)
     yield "tags", ", ".join(map(str, recipe.get("tags") or []))
     yield "tokens", f"{format_count(tokens)} of {format_count(get(recipe, 'budget', 'tokens')) or '?'}"
-    yield "steps", format_count(last_step(record))
     yield "time in training steps", format_duration(in_steps) if in_steps else ""
     yield "time of the last start", format_duration(seconds) if seconds else ""
     yield "starts", format_count(len(record.starts) + 1) if record.starts else ""
@@ -116,12 +108,9 @@ def facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "MFU", format_share(metrics.last("mfu"))
     yield "cost", "" if cost is None else f"{cost:,.2f}"
     yield "GPUs", name_gpus(environment) if environment else ""
-    yield "cores", format_count(hardware.get("cores"))
-    yield "host memory", format_number(hardware.get("host_memory_gib"), unit="GiB")
     yield "processes", format_count(environment.get("processes"))
     yield "started", (environment.get("started") or "")[:19].replace("T", " ")
-    yield "commit", f"{commit}{f' with {changed} uncommitted files' if changed else ''}"
-    yield "versions", ", ".join(f"{name} {versions[name]}" for name in SHOWN_VERSIONS if versions.get(name))
+    yield "commit", get(environment, "git", "commit") or ""
     yield "command", shlex.join(["cpt" if program.endswith("__main__.py") else Path(program).name, *words])
     yield "description", recipe.get("description") or ""
 
