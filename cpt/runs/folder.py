@@ -41,6 +41,7 @@ EVALUATED, BITS_PER_BYTE = "eval_", "_bits_per_byte"  # prefix and suffix of a h
 OF_TIME = ("_runtime", "_per_second")  # suffixes of the times of an evaluation
 TASK = "task_"  # prefix of a task's metric; a line of its own, later than lines of later steps
 DIED = "died"
+NEWEST = {"step", "tokens", "loss", "tokens_per_second"}  # metrics of the list of runs
 LAST_BYTES = 16 * 2**20  # the end of the metrics file read by `last_metrics`
 
 Content = dict[str, Any]
@@ -181,10 +182,8 @@ def read_metrics(folder: Path, names: Collection[str] | None = None) -> Metrics:
 
 
 def last_metrics(folder: Path) -> dict[str, float]:
-    """Newest `step`, `tokens`, `loss`, `tokens_per_second` and each set's bits per byte, from the end of the file."""
-    missing = {"step", "tokens", "loss", "tokens_per_second"}
+    """Newest values of `NEWEST` and each set's bits per byte, from the end of the file."""
     found: dict[str, float] = {}
-    evaluation: dict[str, float] = {}
     try:
         with (folder / METRICS).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
@@ -192,20 +191,15 @@ def last_metrics(folder: Path) -> dict[str, float]:
     except OSError:
         return {}
     for line in reversed(lines):
-        if f'"{TASK}'.encode() in line:  # of an earlier step
-            continue
-        is_evaluation = not evaluation and BITS_PER_BYTE.encode() in line
-        if not missing and not is_evaluation:
+        is_evaluation = BITS_PER_BYTE.encode() in line and not any(map(is_bits_per_byte, found))
+        is_known = found.keys() >= NEWEST and not is_evaluation
+        if is_known or f'"{TASK}'.encode() in line:  # tasks are of an earlier step
             continue
         for name, value in (parse_object(line) or {}).items():
-            if not isinstance(value, int | float) or not math.isfinite(value):
-                continue
-            if name in missing:
-                missing.remove(name)
-                found[name] = value
-            elif is_evaluation and is_bits_per_byte(name):
-                evaluation[name] = value
-    return found | evaluation
+            is_wanted = name in NEWEST or (is_evaluation and is_bits_per_byte(name))
+            if is_wanted and isinstance(value, int | float) and math.isfinite(value):
+                found.setdefault(name, value)
+    return found
 
 
 def is_bits_per_byte(name: str) -> bool:
