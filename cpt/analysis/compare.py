@@ -33,7 +33,7 @@ from cpt.runs.folder import METRICS, Content, Floats, RunRecord, get, get_dict, 
 
 FIGURES = (
     *("loss", "loss_smoothed", "tokens_per_second", "mfu", "data_wait", "step_seconds_p50", "step_seconds_p95"),
-    *("gpu_memory_peak_gib", "host_memory_gib", "cost", "train_runtime", "eval_*"),
+    *("gpu_memory_peak_gib", "host_memory_gib", "cost", "eval_*"),
 )
 MOST_COLUMNS = 5  # runs as columns; with more, each run is a row
 MOST_FILES = 20
@@ -74,10 +74,6 @@ class ComparedRun:
     record: RunRecord
     losses: Mapping[str, DocumentLosses] = field(default_factory=dict)
     """By held-out set, of the last evaluation."""
-
-    def file_hashes(self, *keys: str) -> dict[str, str]:
-        """File -> hash, under these keys of inputs.json."""
-        return {name: value for name, value in get_dict(self.record.inputs, *keys).items() if isinstance(value, str)}
 
 
 @dataclass(frozen=True)
@@ -260,7 +256,7 @@ def data_topic(runs: Sequence[ComparedRun]) -> Topic:
     """Files that differ, by source; without any, the fingerprint of the rows, which also depends on the recipe."""
     rows = []
     for source in dict.fromkeys(name for run in runs for name in get_dict(run.record.inputs, "data", "sources")):
-        files = [by_short_path(run.file_hashes("data", "sources", source, "files")) for run in runs]
+        files = [by_short_path(get_dict(run.record.inputs, "data", "sources", source, "files")) for run in runs]
         differing = rows_of_files(files, f"{source}: ")
         rows += differing[:MOST_FILES]
         if len(differing) > MOST_FILES:
@@ -293,25 +289,23 @@ def model_topic(runs: Sequence[ComparedRun]) -> Topic:
     rows = [
         Row("tokenizer", [one[:HASH_SHOWN] or None for one in tokenizers]),
         Row("dtype of the weights", [get(run.record.inputs, "weights", "dtype") for run in runs]),
-        *rows_of_files([run.file_hashes("weights", "sha256") for run in runs]),
+        *rows_of_files([get_dict(run.record.inputs, "weights", "sha256") for run in runs]),
     ]
     return Topic("Tokenizer and weights", [row for row in rows if row.differs])
 
 
 def progress_topic(runs: Sequence[ComparedRun]) -> Topic:
-    last: dict[str, list[float | None]] = {
-        name: [run.record.metrics.last(name) for run in runs] for name in ("step", "tokens", "cost", "train_runtime")
-    }
-    seconds = [get(run.record.status, "seconds") or one for run, one in zip(runs, last["train_runtime"], strict=True)]
-    starts = [len(run.record.environments) for run in runs]
+    def row(title: str, metric: str, text: Callable[[float], str]) -> Row:
+        return number_row(title, [run.record.metrics.last(metric) for run in runs], text)
+
     rows = [
         Row("stage", [run.record.stage for run in runs]),
         Row("state", [run.record.state for run in runs]),
-        number_row("steps", last["step"], format_count),
-        number_row("tokens", last["tokens"], format_count),
-        number_row("time of the last start", seconds, format_duration),
-        number_row("cost", last["cost"], "{:.2f}".format),
-        *([number_row("starts", starts, format_count)] if max(starts) > 1 else []),
+        row("steps", "step", format_count),
+        row("tokens", "tokens", format_count),
+        row("cost", "cost", "{:.2f}".format),
+        number_row("starts", [len(run.record.environments) or None for run in runs], format_count),
+        number_row("time of the last start", [get(run.record.status, "seconds") for run in runs], format_duration),
     ]
     return Topic("Progress", [row for row in rows if row.is_known])
 
@@ -407,8 +401,6 @@ def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topi
 def shown_difference(found: Difference | None) -> str | None:
     if found is None:
         return None
-    if not found.difference and found.low == found.high:
-        return f"none, on all {found.items:,} documents"
     doubts = f"{', few' * found.is_on_few}{', not clear' * (not found.is_clear)}"
     interval = f"95 % interval {found.low:+.4f} to {found.high:+.4f}"
     return f"{found.difference:+.4f} ({interval}, {found.items:,} documents{doubts})"
