@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -242,13 +243,11 @@ def run_again(
         write_history(folder, history)
     file = folder.with_name(f".{folder.name}.yaml")
     file.write_text(dump_recipe(recipe), encoding="utf-8")
-    variables, dropped = environment_of(record)
-    unset = ["env", *(word for name in dropped for word in ("-u", name))] if dropped else []
-    program = unset + command_of_attempt([str(file), *words], processes, launcher, Path(__file__))
-    output = sys.stderr if quiet else None
+    program = command_of_attempt([str(file), *words], processes, launcher, Path(__file__))
+    variables, output = environment_of(record), sys.stderr if quiet else None
     try:
         for _ in range(len(history) + 1 + MOST_WITHOUT_PROGRESS):
-            child = Child(program, environment=variables, folder=place_of(record.environment), output=output)
+            child = Child(program, inherits=variables, folder=place_of(record.environment), output=output)
             code, _ = child.wait_for_end()
             if Run(folder).status().get("error") != RestartNeeded.__name__:
                 break
@@ -271,17 +270,17 @@ def empty_folder(recipe: Recipe) -> Path:
     return folder
 
 
-def environment_of(record: RunRecord) -> tuple[dict[str, str], list[str]]:
-    """Environment variables to restore, and those to unset."""
-    then = get_dict(record.environment, "variables")
-    now = deciding_variables() if "variables" in record.environment else {}
-    variables = {name: value for name, value in then.items() if name != OF_A_MACHINE}
+def environment_of(record: RunRecord) -> dict[str, str]:
+    """This process's environment variables, with those of the run that can change results."""
+    variables = {**get_dict(record.environment, "variables")}
     cores = get(record.environment, "hardware", "cores")
     if cores is not None and cores != count_cpu_cores() and record.environment.get("processes", 1) == 1:
         variables.setdefault("OMP_NUM_THREADS", str(cores))  # torch's default is the cores; affects sums
-    dropped = [name for name in now if name not in variables and name != OF_A_MACHINE]
+    variables.pop(OF_A_MACHINE, None)
+    replaced = deciding_variables().keys() - {OF_A_MACHINE}
+    kept = {name: value for name, value in os.environ.items() if name not in replaced}
     # Otherwise Python imports from the program's folder first, whose files could shadow other modules.
-    return {**variables, "PYTHONSAFEPATH": "1", "PYTHONPATH": environment_alone()["PYTHONPATH"]}, dropped
+    return {**kept, **variables, "PYTHONSAFEPATH": "1", "PYTHONPATH": environment_alone()["PYTHONPATH"]}
 
 
 def compare_results(record: RunRecord, again: Path) -> Reproduction:
