@@ -88,17 +88,13 @@ class Comparison:
     fork: int = 0
     """Last common step of branches of one run: metrics are those of later steps."""
 
-    @property
-    def names(self) -> list[str]:
-        return [run.name for run in self.runs]
-
     def headline(self) -> str:
         counts = [f"{topic.title.lower()} {len(topic.rows)}" for topic in self.differences if topic.rows]
         total = sum(len(topic.rows) for topic in self.differences)
         where = f" ({', '.join(counts)})" if counts else ""
         fork = f" They are one run until step {self.fork:,}: metrics are those of later steps." if self.fork else ""
         found = f"{total} difference{'s'[: total != 1]}{where}"
-        return f"{len(self.runs)} runs, compared with {self.names[0]}: {found}.{fork}"
+        return f"{len(self.runs)} runs, compared with {self.runs[0].name}: {found}.{fork}"
 
     def to_json(self) -> dict[str, Any]:
         def rows(topics: Sequence[Topic]) -> list[dict[str, Any]]:

@@ -65,7 +65,7 @@ def report_page(record: RunRecord) -> str:
         "Changes of the recipe": changes(record),
         "Evaluations": evaluations(record),
         "Training": training(record),
-        "Mixture: requested and realized": mixture(record),
+        "Mixture and sources": mixture(record),
         "Other metrics": [plot for name in names for plot in plots(record, name, "", {name: name})],
         "Memory and speed against the plan": against_plan(record),
         "Events": events(record),

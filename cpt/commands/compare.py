@@ -38,7 +38,7 @@ def command(
     else:
         console = open_console()
         console.print(escape(comparison.headline()), style="bold")
-        for table in tables_of([*comparison.differences, *comparison.results], comparison.names):
+        for table in tables_of([*comparison.differences, *comparison.results], comparison.runs):
             console.print(f"\n{escape(table.title)}", style="bold")
             columns = [Column(escape(column), overflow="fold") for column in table.columns]
             shown = RichTable(*columns, box=None, pad_edge=False, header_style="cyan")
@@ -52,21 +52,21 @@ def command(
         write_page(html, comparison_page(comparison))
 
 
-def tables_of(topics: Iterable[Topic], names: Sequence[str]) -> Iterator[Table]:
+def tables_of(topics: Iterable[Topic], runs: Sequence[ComparedRun]) -> Iterator[Table]:
     """Yield each topic as a table: a column per run, or a row per run if there are many."""
     for topic in topics:
         cells = [[row.name, *("?" if value is None else value for value in row.values)] for row in topic.rows]
-        table = [["", *names], *cells]
-        if len(names) > MOST_COLUMNS:
+        table = [["", *(run.name for run in runs)], *cells]
+        if len(runs) > MOST_COLUMNS:
             table = [list(column) for column in zip(*table, strict=True)]
         yield Table(table[0], table[1:], topic.title)
 
 
 def comparison_page(comparison: Comparison) -> str:
     sections: dict[str, Sequence[Part]] = {
-        "Differences of setup": list(tables_of(comparison.differences, comparison.names)),
+        "Differences of setup": list(tables_of(comparison.differences, comparison.runs)),
         "Curves": plots(comparison.runs),
-        "Results of the runs": list(tables_of(comparison.results, comparison.names)),
+        "Results of the runs": list(tables_of(comparison.results, comparison.runs)),
         "Not compared": comparison.not_compared,
     }
     return html_page("Comparison", sections, comparison.headline())
