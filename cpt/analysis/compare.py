@@ -221,7 +221,7 @@ def short_hash(text: str) -> str:
 
 
 def environment_rows(runs: Sequence[Sequence[Content]]) -> list[Row]:
-    """What differs between the environments of runs; if a later start of a run had another value, show both."""
+    """Values that differ, from the environments of each run's starts; those of later starts are added."""
     found = [[surroundings(environment) for environment in environments] for environments in runs]
     rows = []
     for name in dict.fromkeys(name for environments in found for one in environments for name in one):
