@@ -95,20 +95,18 @@ def command(
     record = read_complete(folder)
     environment = record.environment
     number = processes or int(environment.get("processes", 1))
-    place = place_of(environment)
     file = (folder / RECIPE).resolve()
-    with contextlib.chdir(place):
+    with contextlib.chdir(place_of(environment)):
         recipe = load_recipe(file)
-    if launcher is None:
-        refuse_more_than_the_machine_holds(number, on_gpus=not recipe.training.get("use_cpu"))
-    # A logged loss is the mean since the previous log, so the repetition ends at a log.
-    logged = record.metrics.curve("loss", "step")[0]
-    last = None if steps is None else next((int(one) for one in logged if one >= steps), None)
-    earlier = [(Recipe.model_validate(line["recipe"]), get_dict(line, "inputs")) for line in record.history]
-    with contextlib.chdir(place):
+        if launcher is None:
+            refuse_more_than_the_machine_holds(number, on_gpus=not recipe.training.get("use_cpu"))
+        earlier = [(Recipe.model_validate(line["recipe"]), get_dict(line, "inputs")) for line in record.history]
         for one, inputs in [(recipe, record.inputs), *earlier]:
             refuse_changed_inputs(folder, one, inputs)
         now = {**describe_environment(), "processes": number}
+    # A logged loss is the mean since the previous log, so the repetition ends at a log.
+    logged = record.metrics.curve("loss", "step")[0]
+    last = None if steps is None else next((int(one) for one in logged if one >= steps), None)
     rows = [row for row in environment_rows([record.environments, [now]]) if not row.name.startswith(OF_A_START)]
     differences = [f"{row.name}: {row.values[0]} -> {row.values[1]}" for row in rows]
     if not as_json:
@@ -141,8 +139,10 @@ def command(
 def read_complete(folder: Path) -> RunRecord:
     """Read a run's record; CheckpointError if a part needed to repeat the run is missing or damaged."""
     record = read_run(folder)
-    needed = {RECIPE, ENVIRONMENT, INPUTS, METRICS}
-    if missing := [name for name in record.missing if name in needed]:
+    missing = [name for name in (RECIPE, ENVIRONMENT, INPUTS) if name in record.missing]
+    if "loss" not in record.metrics.names:
+        missing.append(f"{METRICS} with a loss")
+    if missing:
         raise CheckpointError(f"{folder} cannot be repeated. Missing or unreadable: {', '.join(missing)}.")
     return record
 
