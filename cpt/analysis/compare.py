@@ -5,7 +5,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path, PurePath
 from typing import Any
@@ -29,11 +29,11 @@ from cpt.formatting import format_count, format_duration
 from cpt.recipe.load import UNSET, differing_values
 from cpt.recipe.schema import Recipe
 from cpt.recipe.values import in_yaml
-from cpt.runs.folder import ENVIRONMENT, INPUTS, METRICS, RECIPE, Content, Floats, RunRecord, get, get_dict, read_run
+from cpt.runs.folder import METRICS, Content, Floats, RunRecord, get, get_dict, name_gpus, read_run
 
 FIGURES = (
-    *("loss", "tokens_per_second", "mfu", "data_wait", "step_seconds_p50", "step_seconds_p95"),
-    *("gpu_memory_peak_gib", "host_memory_gib", "cost", "train_runtime", "eval_*"),
+    *("loss", "loss_smoothed", "tokens_per_second", "mfu", "data_wait", "step_seconds_p50", "step_seconds_p95"),
+    *("gpu_memory_peak_gib", "host_memory_gib", "cost", "eval_*"),
 )
 MOST_COLUMNS = 5  # runs as columns; with more, each run is a row
 MOST_FILES = 20
@@ -43,15 +43,14 @@ SMOOTHED_OVER = 0.05  # share of a run's tokens
 PLACES = (0.1, 0.25, 0.5, 0.75, 1.0)  # shares of the shortest run
 WORTH_PROCESSES = 2**28  # bytes of metrics
 NEXT_TOKEN = ("pretrain", "cpt")  # stages with next-token loss on all text
-DECIDE_ABOUT_DATA = ("data", "seed", "stage", "budget", "model.path", "tokenizer", "evaluation")
 
 
 @dataclass(frozen=True)
 class Row:
     name: str
-    values: tuple[str | None, ...]
+    values: list[str | None]
     """Text of each run; None if unknown, which is not a difference."""
-    numbers: tuple[float | None, ...] = ()
+    numbers: list[float | None] = field(default_factory=list)
 
     @property
     def differs(self) -> bool:
@@ -66,7 +65,6 @@ class Row:
 class Topic:
     title: str
     rows: Sequence[Row]
-    remarks: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -76,16 +74,6 @@ class ComparedRun:
     record: RunRecord
     losses: Mapping[str, DocumentLosses] = field(default_factory=dict)
     """By held-out set, of the last evaluation."""
-
-    @property
-    def starts(self) -> list[Content]:
-        """environment.json, and its versions updated by each later start."""
-        first = self.record.environment
-        return [first, *({**first, **start} for start in self.record.starts)] if first else []
-
-    def file_hashes(self, *keys: str) -> dict[str, str]:
-        """File -> hash, under these keys of inputs.json."""
-        return {name: value for name, value in get_dict(self.record.inputs, *keys).items() if isinstance(value, str)}
 
 
 @dataclass(frozen=True)
@@ -100,25 +88,17 @@ class Comparison:
     fork: int = 0
     """Last common step of branches of one run: metrics are those of later steps."""
 
-    @property
-    def names(self) -> list[str]:
-        return [run.name for run in self.runs]
-
     def headline(self) -> str:
         counts = [f"{topic.title.lower()} {len(topic.rows)}" for topic in self.differences if topic.rows]
         total = sum(len(topic.rows) for topic in self.differences)
         where = f" ({', '.join(counts)})" if counts else ""
         fork = f" They are one run until step {self.fork:,}: metrics are those of later steps." if self.fork else ""
         found = f"{total} difference{'s'[: total != 1]}{where}"
-        return f"{len(self.runs)} runs, compared with {self.names[0]}: {found}.{fork}"
+        return f"{len(self.runs)} runs, compared with {self.runs[0].name}: {found}.{fork}"
 
     def to_json(self) -> dict[str, Any]:
         def rows(topics: Sequence[Topic]) -> list[dict[str, Any]]:
-            pairs = [(topic.title, row) for topic in topics for row in topic.rows]
-            return [
-                {"topic": title, "name": row.name, "values": list(row.values), "numbers": list(row.numbers)}
-                for title, row in pairs
-            ]
+            return [{"topic": topic.title, **asdict(row)} for topic in topics for row in topic.rows]
 
         return {
             "runs": [
@@ -128,7 +108,6 @@ class Comparison:
             "fork": self.fork or None,
             "differences": rows(self.differences),
             "results": rows(self.results),
-            "remarks": [remark for topic in (*self.differences, *self.results) for remark in topic.remarks],
             "not_compared": self.not_compared,
         }
 
@@ -138,14 +117,8 @@ def compare(folders: Sequence[Path]) -> Comparison:
     not_compared: list[str] = []
     for run in runs:
         record = run.record
-        parts = {
-            f"recipe of {run.name}: no {RECIPE}.": record.recipe,
-            f"versions, code and machine of {run.name}: no {ENVIRONMENT}.": record.environment,
-            f"data, tokenizer and weights of {run.name}: no {INPUTS}.": record.inputs,
-            f"losses, speed and memory of {run.name}: no {METRICS}.": record.metrics.names,
-        }
         not_compared += [f"{run.name}: {text}." for text in record.unreadable]
-        not_compared += [sentence for sentence, content in parts.items() if not content]
+        not_compared += [f"{run.name}: {name} is missing or unreadable." for name in record.missing]
         if record.state != "finished":
             step = format_count(record.metrics.last("step")) or "?"
             not_compared.append(f"the end of {run.name}: its state is {record.state} at step {step}.")
@@ -153,9 +126,9 @@ def compare(folders: Sequence[Path]) -> Comparison:
         runs = [replace(run, record=replace(run.record, metrics=run.record.metrics.after(fork))) for run in runs]
         ended = [run.name for run in runs if not run.record.metrics.names]
         not_compared += [f"metrics of {name}: none after step {fork:,}." for name in ended]
-    recipe, changes, model = recipe_topic(runs, not_compared), changes_topic(runs, fork), model_topic(runs)
-    decides = any(row.name.startswith(DECIDE_ABOUT_DATA) for row in recipe.rows) or bool(changes.rows or model.rows)
-    differences = [recipe, changes, *environment_topics(runs), data_topic(runs, decides), model]
+    environment = Topic("Environment", environment_rows([run.record.environments for run in runs]))
+    differences = [recipe_topic(runs, not_compared), changes_topic(runs, fork), environment]
+    differences += [data_topic(runs), model_topic(runs)]
     results = [progress_topic(runs), loss_topic(runs, comparable_losses(runs, not_compared), fork)]
     results += [held_out_topic(runs, not_compared), task_topic(runs), speed_topic(runs)]
     counts = [Counter(str(event.get("kind")) for event in run.record.events) for run in runs]
@@ -206,7 +179,7 @@ def changes_topic(runs: Sequence[ComparedRun], fork: int) -> Topic:
                 change = f"{shown(one['before'])} -> {shown(one['after'])}{note}"
                 texts[f"step {one['step']}: {one['key']}"].append(change)
     names = dict.fromkeys(name for texts in found for name in texts)
-    rows = [Row(name, tuple(", then ".join(texts.get(name, ["unchanged"])) for texts in found)) for name in names]
+    rows = [Row(name, [", then ".join(texts.get(name, ["unchanged"])) for texts in found]) for name in names]
     return Topic("Changes during the run", [row for row in rows if row.differs])
 
 
@@ -224,17 +197,22 @@ def recipe_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
     rows = []
     for key, values in differing_values([tree for tree in trees if tree]):
         cells = iter(values)
-        rows.append(Row(key, tuple(shown(next(cells)) if tree else None for tree in trees)))
+        rows.append(Row(key, [shown(next(cells)) if tree else None for tree in trees]))
     return Topic("Recipe", rows)
 
 
 def shown(value: Any) -> str:
-    """Format as one line of YAML; shorten long lines to their beginning and a hash."""
+    """Format as one line of YAML."""
     if value is UNSET:
         return "not set"
     if isinstance(value, dict):
         value = {key: child for key, child in value.items() if child not in (None, [], {})}
-    text = " ".join(in_yaml(value).split())
+    return shorten(in_yaml(value))
+
+
+def shorten(text: str) -> str:
+    """The text on one line; of a long one, its beginning and a hash."""
+    text = " ".join(text.split())
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 14]}... ({short_hash(text)})"
 
 
@@ -242,58 +220,46 @@ def short_hash(text: str) -> str:
     return xxh3_64_hexdigest(text.encode(errors="replace"))[:8]
 
 
-def environment_topics(runs: Sequence[ComparedRun]) -> list[Topic]:
-    """Versions, code and machine; if a later start of a run had another value, show both."""
-    found = [[surroundings(start) for start in run.starts] for run in runs]
-    topics = []
-    for title in ("Versions", "Code", "Machine"):
-        rows = []
-        for name in dict.fromkeys(name for starts in found for start in starts for name in start[title]):
-            unset = "not set" if name.startswith("variable ") else None
-            values = [dict.fromkeys(start[title].get(name, unset) for start in starts) for starts in found]
-            rows.append(Row(name, tuple(", then ".join(filter(None, one)) or None for one in values)))
-        topics.append(Topic(title, [row for row in rows if row.differs]))
-    return topics
+def environment_rows(runs: Sequence[Sequence[Content]]) -> list[Row]:
+    """Values that differ, from the environments of each run's starts; those of later starts are added."""
+    found = [[surroundings(environment) for environment in environments] for environments in runs]
+    rows = []
+    for name in dict.fromkeys(name for environments in found for one in environments for name in one):
+        values = [dict.fromkeys(one.get(name, "none") for one in environments) for environments in found]
+        rows.append(Row(name, [", then ".join(one) or None for one in values]))
+    return [row for row in rows if row.differs]
 
 
-def surroundings(start: Content) -> dict[str, dict[str, str]]:
-    """Facts of one start (environment.json) that can change results: versions, code and machine by name."""
-    machine = {"processes": start.get("processes"), "platform": start.get("platform")} | get_dict(start, "hardware")
-    if "gpus" in machine:
-        gpus = Counter(machine["gpus"] or [])
-        machine["gpus"] = ", ".join(f"{count} x {name}" for name, count in gpus.items()) or "none"
-    machine |= {f"variable {name}": value for name, value in get_dict(start, "variables").items()}
-    code = {"source files of cpt": start.get("code", "")[:HASH_SHOWN]}
-    if "git" in start:
-        commit = (get(start, "git", "commit") or "not a repository")[:HASH_SHOWN]
-        code |= {"commit": commit, "uncommitted changes": "none"}
-        changes = [line[3:] for line in (get(start, "git", "changes") or "").splitlines() if not line.startswith("??")]
-        if diff := get(start, "git", "diff"):
-            code["uncommitted changes"] = f"{', '.join(changes[:4])} ({short_hash(diff)})"
-    topics = {
-        "Versions": {"python": start.get("python")}
-        | {name: version or "not installed" for name, version in get_dict(start, "versions").items()},
-        "Code": code,
-        "Machine": machine,
+def surroundings(environment: Content) -> dict[str, str]:
+    """Facts that can change results or speed, by name."""
+    git = get_dict(environment, "git")
+    facts = {
+        "python": environment.get("python"),
+        **get_dict(environment, "versions"),
+        "source files of cpt": environment.get("code", "")[:HASH_SHOWN],
+        "commit": git.get("commit", "")[:HASH_SHOWN],
+        "uncommitted changes": shorten(git.get("diff", "")),
+        "processes": environment.get("processes"),
+        "platform": environment.get("platform"),
+        **get_dict(environment, "hardware"),
+        "gpus": name_gpus(environment),
+        **{f"variable {name}": value for name, value in get_dict(environment, "variables").items()},
     }
-    return {
-        title: {name: str(value) for name, value in values.items() if value not in (None, "")}
-        for title, values in topics.items()
-    }
+    return {name: str(value or "none") for name, value in facts.items()}
 
 
-def data_topic(runs: Sequence[ComparedRun], is_explained: bool) -> Topic:
-    """Files that differ, by source; else the fingerprint of the rows, unless the recipe explains another one."""
+def data_topic(runs: Sequence[ComparedRun]) -> Topic:
+    """Files that differ, by source; without any, the fingerprint of the rows, which also depends on the recipe."""
     rows = []
     for source in dict.fromkeys(name for run in runs for name in get_dict(run.record.inputs, "data", "sources")):
-        files = [by_short_path(run.file_hashes("data", "sources", source, "files")) for run in runs]
+        files = [by_short_path(get_dict(run.record.inputs, "data", "sources", source, "files")) for run in runs]
         differing = rows_of_files(files, f"{source}: ")
         rows += differing[:MOST_FILES]
         if len(differing) > MOST_FILES:
             cells = [f"{len(one):,} files, {short_hash(str(one))}" if one else None for one in files]
-            rows.append(Row(f"{source}: {len(differing) - MOST_FILES:,} more files differ", tuple(cells)))
-    if not rows and not is_explained:
-        rows = [Row("fingerprint", tuple(get(run.record.inputs, "data", "fingerprint") for run in runs))]
+            rows.append(Row(f"{source}: {len(differing) - MOST_FILES:,} more files differ", cells))
+    if not rows:
+        rows = [Row("fingerprint", [get(run.record.inputs, "data", "fingerprint") for run in runs])]
     return Topic("Data", [row for row in rows if row.differs])
 
 
@@ -310,34 +276,32 @@ def rows_of_files(files: Sequence[Mapping[str, str]], title: str = "") -> list[R
     rows = []
     for name in sorted({name for one in files for name in one}):
         hashes = [one.get(name, "missing")[:HASH_SHOWN] if one else None for one in files]
-        rows.append(Row(f"{title}{name}", tuple(hashes)))
+        rows.append(Row(f"{title}{name}", hashes))
     return [row for row in rows if row.differs]
 
 
 def model_topic(runs: Sequence[ComparedRun]) -> Topic:
     tokenizers = [get(run.record.inputs, "tokenizer", "xxh3") or "" for run in runs]
     rows = [
-        Row("tokenizer", tuple(one[:HASH_SHOWN] or None for one in tokenizers)),
-        Row("dtype of the weights", tuple(get(run.record.inputs, "weights", "dtype") for run in runs)),
-        *rows_of_files([run.file_hashes("weights", "sha256") for run in runs]),
+        Row("tokenizer", [one[:HASH_SHOWN] or None for one in tokenizers]),
+        Row("dtype of the weights", [get(run.record.inputs, "weights", "dtype") for run in runs]),
+        *rows_of_files([get_dict(run.record.inputs, "weights", "sha256") for run in runs]),
     ]
     return Topic("Tokenizer and weights", [row for row in rows if row.differs])
 
 
 def progress_topic(runs: Sequence[ComparedRun]) -> Topic:
-    last: dict[str, list[float | None]] = {
-        name: [run.record.metrics.last(name) for run in runs] for name in ("step", "tokens", "cost", "train_runtime")
-    }
-    seconds = [get(run.record.status, "seconds") or one for run, one in zip(runs, last["train_runtime"], strict=True)]
-    starts = [len(run.starts) for run in runs]
+    def row(title: str, metric: str, text: Callable[[float], str]) -> Row:
+        return number_row(title, [run.record.metrics.last(metric) for run in runs], text)
+
     rows = [
-        Row("stage", tuple(run.record.stage for run in runs)),
-        Row("state", tuple(run.record.state for run in runs)),
-        number_row("steps", last["step"], format_count),
-        number_row("tokens", last["tokens"], format_count),
-        number_row("time of the last start", seconds, format_duration),
-        number_row("cost", last["cost"], "{:.2f}".format),
-        *([number_row("starts", starts, format_count)] if max(starts) > 1 else []),
+        Row("stage", [run.record.stage for run in runs]),
+        Row("state", [run.record.state for run in runs]),
+        row("steps", "step", format_count),
+        row("tokens", "tokens", format_count),
+        row("cost", "cost", "{:.2f}".format),
+        number_row("starts", [len(run.record.environments) or None for run in runs], format_count),
+        number_row("time of the last start", [get(run.record.status, "seconds") for run in runs], format_duration),
     ]
     return Topic("Progress", [row for row in rows if row.is_known])
 
@@ -353,7 +317,7 @@ def number_row(
     if change is not None and first:
         later = zip(texts[1:], numbers[1:], strict=True)
         texts[1:] = [None if number is None else f"{cell} ({change(number, first)})" for cell, number in later]
-    return Row(name, tuple(texts), tuple(numbers))
+    return Row(name, texts, list(numbers))
 
 
 def comparable_losses(runs: Sequence[ComparedRun], not_compared: list[str]) -> list[bool]:
@@ -389,9 +353,11 @@ def loss_topic(runs: Sequence[ComparedRun], fits: Sequence[bool], fork: int) -> 
         )
         for tokens in [start + length * place for place in PLACES] + ([max(ends)] if max(ends) > min(ends) else [])
     ]
-    remarks = [f"Each value is the mean over the previous {SMOOTHED_OVER:.0%} of tokens."]
-    remarks += [bit_equality(runs[0], run) for run, fit in list(zip(runs, fits, strict=True))[1:] if fit]
-    return Topic("Training loss", [row for row in rows if row.is_known], [remark for remark in remarks if remark])
+    different = [first_different_log(runs[0], run) if one else None for one, run in zip(losses, runs, strict=True)]
+    if any(different[1:]):
+        rows.append(Row("first different log", ["-", *different[1:]]))
+    title = f"Training loss, mean over the previous {SMOOTHED_OVER:.0%} of tokens"
+    return Topic(title, [row for row in rows if row.is_known])
 
 
 def loss_at(tokens: Floats, losses: Floats, place: float, span: float) -> float | None:
@@ -401,20 +367,14 @@ def loss_at(tokens: Floats, losses: Floats, place: float, span: float) -> float 
     return float(losses[first:last].mean()) if last and tokens[-1] >= place else None
 
 
-def bit_equality(first: ComparedRun, other: ComparedRun) -> str:
-    """Report the step up to which two runs logged the same losses; empty without common steps."""
+def first_different_log(first: ComparedRun, other: ComparedRun) -> str | None:
+    """The first step at which the logged losses are not bit-equal; None without common steps."""
     (steps, losses), (other_steps, others) = (run.record.metrics.curve("loss", "step") for run in (first, other))
     common, mine, its = np.intersect1d(steps, other_steps, return_indices=True)
-    differ = np.flatnonzero(losses[mine] != others[its])
-    if not len(common):
-        return ""
-    which = f"Losses of {other.name} and {first.name}"
-    if not len(differ):
-        return f"{which} are bit-equal at all {len(common):,} common logs, up to step {common[-1]:.0f}."
-    place = differ[0]
-    values = f"{float(others[its[place]])!r} and {float(losses[mine[place]])!r}"
-    before = f"are bit-equal up to step {common[place - 1]:.0f} and " if place else ""
-    return f"{which} {before}differ from step {common[place]:.0f} on: {values}."
+    different = common[losses[mine] != others[its]]
+    if len(different):
+        return f"step {different[0]:,.0f}"
+    return f"none of {len(common):,}" if len(common) else None
 
 
 def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
@@ -426,19 +386,17 @@ def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topi
             if texts[place] is not None and losses is not None and len(losses.hashes) >= FEWEST:
                 documents = (losses.nats / math.log(2), losses.num_bytes.astype(np.float64))
                 texts[place] = f"{texts[place]} ± {ratio_and_error([documents])[1]:.4f}"
-        rows.append(Row(name, tuple(texts), tuple(values)))
+        rows.append(Row(name, texts, values))
         found = [paired(runs[0], run, name, not_compared) for run in runs[1:]]
         if any(found):
             numbers = [None if one is None else one.difference for one in found]
-            rows.append(Row(f"{name}, difference", ("-", *map(shown_difference, found)), (None, *numbers)))
+            rows.append(Row(f"{name}, difference", ["-", *map(shown_difference, found)], [None, *numbers]))
     return Topic("Held-out text, bits per byte (lower is better)", rows)
 
 
 def shown_difference(found: Difference | None) -> str | None:
     if found is None:
         return None
-    if not found.difference and found.low == found.high:
-        return f"none, on all {found.items:,} documents"
     doubts = f"{', few' * found.is_on_few}{', not clear' * (not found.is_clear)}"
     interval = f"95 % interval {found.low:+.4f} to {found.high:+.4f}"
     return f"{found.difference:+.4f} ({interval}, {found.items:,} documents{doubts})"
@@ -457,7 +415,7 @@ def paired(first: ComparedRun, run: ComparedRun, name: str, not_compared: list[s
 
 
 def task_topic(runs: Sequence[ComparedRun]) -> Topic:
-    scores: dict[str, list[tuple[str | None, float | None]]] = defaultdict(lambda: [(None, None)] * len(runs))
+    scores = defaultdict[str, list[tuple[str | None, float | None]]](lambda: [(None, None)] * len(runs))
     for place, verdict in enumerate(run.record.verdict for run in runs):
         for score in [*(verdict.get("domain_test") or []), *(verdict.get("tasks") or [])]:
             value, interval, count = (get(score, key) for key in ("value", "interval", "questions"))
@@ -467,7 +425,7 @@ def task_topic(runs: Sequence[ComparedRun]) -> Topic:
             name = f"{get(score, 'name')} ({get(score, 'metric')})"
             questions = f" ({count:,} questions)" if count else ""
             scores[name][place] = f"{value:.3f}{error}{questions}", float(value)
-    rows = [Row(name, *zip(*cells, strict=True)) for name, cells in scores.items()]
+    rows = [Row(name, *map(list, zip(*cells, strict=True))) for name, cells in scores.items()]
     return Topic("Tasks, with standard errors", rows)
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from cpt.errors import ResourceError, install_line
 from cpt.files import write_atomic
 
+MOST_POINTS = 50  # of a curve whose values are marked
 STYLE: Any = {
     "path.simplify_threshold": 0.5,  # pixels: a long curve becomes small, and its spikes stay
     "svg.fonttype": "none",  # text stays text, a tenth of the size of outlines
@@ -30,7 +31,6 @@ STYLE: Any = {
 class Plot:
     title: str
     svg: str
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,16 @@ class Curve:
     """Empty: vertical lines at `x`."""
     faint: bool = False
     """Draw pale, in the color of the next curve: raw values behind smoothed ones."""
-    points: bool = False
 
 
 def curves(
-    title: str, unit: str, lines: Sequence[Curve], *, over: str = "tokens", marks: Sequence[float] = (), note: str = ""
+    title: str, unit: str, lines: Sequence[Curve], *, over: str = "tokens", marks: Sequence[float] = ()
 ) -> list[Plot]:
-    """A plot with triangles at `marks` on the x axis; none without values. ResourceError if matplotlib is missing."""
+    """A plot with triangles for events at `marks` on the x axis; none without values.
+
+    Raises:
+        ResourceError: matplotlib is missing.
+    """
     drawn = [line for line in lines if len(line.y)]
     if not drawn:
         return []
@@ -61,10 +64,8 @@ def curves(
         axes: Any = figure.subplots()
         color = 0
         for line in drawn:
-            is_point = len(line.x) == 1
-            marker = "." if line.points or is_point else ""
+            marker = "." if len(line.x) <= MOST_POINTS else ""
             (drawing,) = axes.plot(line.x, line.y, marker=marker, color=f"C{color}", label=as_label(line.name))
-            drawing.set_markersize(10 if is_point else 5)
             drawing.set(linewidth=0.8 if line.faint else 1.6, alpha=0.35 if line.faint else 1)
             color += not line.faint
         axes.set(xlabel=over, ylabel=as_label(unit))
@@ -73,12 +74,12 @@ def curves(
             axes.plot(marks, [0.98] * len(marks), "v", color="C3", markersize=7, transform=top, label="events")
         for place in (x for line in lines if not len(line.y) for x in line.x):
             axes.axvline(place, color="0.4", linestyle="--", linewidth=0.8)
-        if len(drawn) > 1:
+        if len(drawn) > 1 or len(marks):
             figure.legend(loc="outside lower center", ncols=4, fontsize=9, frameon=False)
         text = StringIO()
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     svg = text.getvalue()
-    return [Plot(title, svg[svg.index("<svg") :], note)]
+    return [Plot(title, svg[svg.index("<svg") :])]
 
 
 def as_label(text: str) -> str:

@@ -1,10 +1,7 @@
 """`cpt report RUN`: the content of a run's folder on one self-contained HTML page."""
 
-import json
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -14,21 +11,17 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from cpt.analysis.page import Curve, Folded, Part, Plot, Table, curves, html_page, write_page
-from cpt.data.rows.mixture import asked_shares, shares_over
-from cpt.errors import CptError
 from cpt.formatting import format_count, format_duration, format_number, format_share
-from cpt.recipe.load import load_recipe
-from cpt.recipe.rules import reported_name
 from cpt.recipe.values import in_yaml
 from cpt.runs.folder import (
     DIED,
     ENVIRONMENT,
     EVALUATED,
     INPUTS,
-    METRICS,
+    OF_TIME,
     PROFILE,
     RECIPE,
-    STATUS,
+    STARTS,
     TASK,
     VERDICT_PAGE,
     Content,
@@ -36,30 +29,16 @@ from cpt.runs.folder import (
     find_run,
     get,
     get_dict,
+    name_gpus,
     read_run,
 )
 
 PAGE = "report.html"
-SHOWN_VERSIONS = ("cpt", "torch", "transformers", "trl", "deepspeed")
 STAGES_OF_TEXT = ("cpt", "pretrain", "sft")  # stages with a loss in nats per token
 MOST_EVENTS = 200
 LONGEST_TEXT = 200_000  # characters
-PLOTS: tuple[tuple[str, str, dict[str, str], float], ...] = (  # title, unit, name -> metric, factor
-    ("Learning rate", "learning rate", {"learning rate": "learning_rate"}, 1),
-    ("Gradient norm", "norm before clipping", {"gradient norm": "grad_norm"}, 1),
-    ("Tokens per second", "tokens/s", {"tokens/s": "tokens_per_second"}, 1),
-    ("Model FLOPs utilization", "MFU (%)", {"MFU": "mfu"}, 100),
-    ("Waiting for data", "share of the time (%)", {"waiting for data": "data_wait"}, 100),
-    ("Time of a step", "seconds", {"median": "step_seconds_p50", "95th percentile": "step_seconds_p95"}, 1),
-    ("GPU memory", "GiB", {name: f"gpu_memory_{name}_gib" for name in ("peak", "reserved", "allocated")}, 1),
-    ("Host memory", "GiB", {"host memory": "host_memory_gib"}, 1),
-    ("GPU utilization", "%", {"GPU": "gpu_utilization_percent"}, 1),
-    ("GPU temperature", "°C", {"temperature": "gpu_temperature_celsius"}, 1),
-    ("GPU power", "W", {"power": "gpu_power_watts"}, 1),
-    ("CPU utilization", "%", {"CPU": "cpu_percent"}, 1),
-)
-NOT_DRAWN = ("step", "tokens", "epoch", "loss", "num_tokens", "total_flos", "seconds_to_go", "cost", "cost_to_go")
-NOT_OF_A_STAGE = (EVALUATED, TASK, "share_", "tokens_", "loss_", "train_")
+NOT_DRAWN = ("step", "tokens", "epoch", "num_tokens", "total_flos", "seconds_to_go", "cost", "cost_to_go")
+DRAWN_ELSEWHERE = (EVALUATED, TASK, "loss", "share_", "tokens_", "train_")
 
 
 def command(
@@ -79,30 +58,26 @@ def command(
 
 
 def report_page(record: RunRecord) -> str:
-    drawn = {*NOT_DRAWN, *(name for _, _, columns, _ in PLOTS for name in columns.values())}
-    # metrics that only some stages log: rewards, margins, KL, ...
-    of_stage = [name for name in record.metrics.names if name not in drawn and not name.startswith(NOT_OF_A_STAGE)]
+    names = [name for name in record.metrics.names if name not in NOT_DRAWN and not name.startswith(DRAWN_ELSEWHERE)]
     sections: dict[str, Sequence[Part]] = {
         "": [{name: value for name, value in facts(record) if value}],
         "Verdict": verdict(record),
         "Changes of the recipe": changes(record),
-        "Held-out text and examples": held_out(record),
-        "Tasks during training": tasks(record),
+        "Evaluations": evaluations(record),
         "Training": training(record),
-        "Metrics of this stage": [plot for name in of_stage for plot in plots(record, name, "", {name: name})],
-        "Mixture: requested and realized": mixture(record),
-        "Speed and hardware": [plot for one in PLOTS[2:] for plot in plots(record, *one)],
+        "Mixture and sources": mixture(record),
+        "Other metrics": [plot for name in names for plot in plots(record, name, "", {name: name})],
         "Memory and speed against the plan": against_plan(record),
         "Events": events(record),
-        "Sources": sources(record),
         "Missing in this record": missing(record),
-        "The record": list(details(record)),
+        "The record": details(record),
     }
     return html_page(record.folder.resolve().name, sections, record.verdict.get("headline") or state(record))
 
 
 def state(record: RunRecord) -> str:
-    step, steps = last_step(record), get(record.status, "steps")
+    step = get(record.status, "step") or record.metrics.last("step")
+    steps = get(record.status, "steps")
     progress = f" after {format_count(step)} of {format_count(steps) or '?'} steps" if step is not None else ""
     message = get(record.status, "message") or get(record.status, "error") or ""
     if record.state == DIED:
@@ -110,19 +85,11 @@ def state(record: RunRecord) -> str:
     return f"{record.state.capitalize()}{progress}{f': {message}' if message else '.'}"
 
 
-def last_step(record: RunRecord) -> float | None:
-    return get(record.status, "step") or record.metrics.last("step")
-
-
 def facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     recipe, environment, metrics = record.recipe, record.environment, record.metrics
     from_scratch = get(recipe, "model", "from_scratch") is True
     tokens, seconds = metrics.last("tokens"), get(record.status, "seconds")
     in_steps = seconds_in_steps(record)
-    hardware, versions = get_dict(environment, "hardware"), get_dict(environment, "versions")
-    gpus = Counter(hardware.get("gpus") or [])
-    commit = (get(environment, "git", "commit") or "")[:12]
-    changed = len((get(environment, "git", "changes") or "").splitlines())
     program, *words = environment.get("command") or [""]
     cost = metrics.last("cost")
     lora = get_dict(recipe, "model", "lora")
@@ -134,20 +101,16 @@ def facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "peak learning rate", format_number(get(recipe, "optimizer", "learning_rate"), 3)
     yield "tags", ", ".join(map(str, recipe.get("tags") or []))
     yield "tokens", f"{format_count(tokens)} of {format_count(get(recipe, 'budget', 'tokens')) or '?'}"
-    yield "steps", format_count(last_step(record))
     yield "time in training steps", format_duration(in_steps) if in_steps else ""
     yield "time of the last start", format_duration(seconds) if seconds else ""
     yield "starts", format_count(len(record.starts) + 1) if record.starts else ""
     yield "tokens per second", format_count(tokens / in_steps) if tokens and in_steps else ""
     yield "MFU", format_share(metrics.last("mfu"))
     yield "cost", "" if cost is None else f"{cost:,.2f}"
-    yield "GPUs", ", ".join(f"{count} x {name}" for name, count in gpus.items()) or "none" * bool(hardware)
-    yield "cores", format_count(hardware.get("cores"))
-    yield "host memory", format_number(hardware.get("host_memory_gib"), unit="GiB")
+    yield "GPUs", name_gpus(environment) if environment else ""
     yield "processes", format_count(environment.get("processes"))
     yield "started", (environment.get("started") or "")[:19].replace("T", " ")
-    yield "commit", f"{commit}{f' with {changed} uncommitted files' if changed else ''}"
-    yield "versions", ", ".join(f"{name} {versions[name]}" for name in SHOWN_VERSIONS if versions.get(name))
+    yield "commit", get(environment, "git", "commit") or ""
     yield "command", shlex.join(["cpt" if program.endswith("__main__.py") else Path(program).name, *words])
     yield "description", recipe.get("description") or ""
 
@@ -176,51 +139,21 @@ def verdict(record: RunRecord) -> list[Part]:
     return [Markup(page)]
 
 
-def held_out(record: RunRecord) -> list[Part]:
-    metrics, sets = record.metrics, record.metrics.held_out_sets
-    evaluated = [name for name in metrics.names if name.startswith(EVALUATED)]
-
-    def ending(*suffixes: str) -> dict[str, str]:
-        return {name.removeprefix(EVALUATED): name for name in evaluated if name.endswith(suffixes)}
-
-    # Domain over general bits per byte, one point per evaluation.
-    retained, found = get_dict(record.recipe, "evaluation", "retain"), list[Part]()
-    general = [metrics.columns[column] for name, column in sets.items() if name in retained]
-    domain = [metrics.columns[column] for name, column in sets.items() if name not in retained]
-    if general and domain:
-        x, y = np.mean(general, axis=0), np.mean(domain, axis=0)
-        is_evaluated = np.isfinite(x) & np.isfinite(y)
-        x, y = x[is_evaluated], y[is_evaluated]
-        ends = [Curve("before", x[:1], y[:1]), Curve("after", x[-1:], y[-1:])]
-        found += curves(
-            "Domain against general text",
-            "domain, bits per byte",
-            [Curve("evaluations", x, y, points=True), *ends],
-            over="general text, bits per byte",
-            note="Down: domain learned. Right: general text forgotten.",
-        )
-    found += plots(record, "Bits per byte of held-out text", "bits per byte", sets, points=True)
-    losses = {name.removesuffix("_loss"): column for name, column in ending("_loss").items()}
-    of_examples = {name: column for name, column in losses.items() if name not in sets}
-    found += plots(record, "Loss of held-out examples", "loss", of_examples, points=True)
-    for suffix in ("accuracies", "accuracy", "margins", "margin", "reward"):
-        found += plots(record, f"Held-out examples: {suffix}", "", ending(suffix), points=True)
+def evaluations(record: RunRecord) -> list[Part]:
+    sets = record.metrics.held_out_sets
+    found: list[Part] = [*plots(record, "Bits per byte of held-out text", "bits per byte", sets)]
+    drawn = tuple(f"{EVALUATED}{name}_" for name in sets)
+    for name in record.metrics.names:
+        if name.startswith((EVALUATED, TASK)) and not name.startswith(drawn) and not name.endswith(OF_TIME):
+            found += plots(record, name, "", {name: name})
     if stopped := get(record.status, "stopped"):
         found.append(f"The run {stopped}.")
     return found
 
 
-def tasks(record: RunRecord) -> list[Part]:
-    names = [name for name in record.metrics.names if name.startswith(TASK)]
-    return [plot for name in names for plot in plots(record, name.removeprefix(TASK), "", {name: name}, points=True)]
-
-
-def plots(
-    record: RunRecord, title: str, unit: str, columns: Mapping[str, str], factor: float = 1.0, *, points: bool = False
-) -> list[Plot]:
+def plots(record: RunRecord, title: str, unit: str, columns: Mapping[str, str]) -> list[Plot]:
     """Return a plot over tokens, with one curve per metric (name -> metric); empty if no metric was logged."""
-    logged = {name: record.metrics.curve(column) for name, column in columns.items()}
-    lines = [Curve(name, x, y * factor, points=points) for name, (x, y) in logged.items()]
+    lines = [Curve(name, *record.metrics.curve(column)) for name, column in columns.items()]
     return curves(title, unit, [*lines, at_changes(record)])
 
 
@@ -242,36 +175,29 @@ def training(record: RunRecord) -> list[Part]:
     lines = [Curve("loss", *metrics.curve("loss"), faint=len(smooth[0]) > 0), Curve("smoothed", *smooth)]
     sources = [name for name in metrics.names if name.startswith("loss_") and name != "loss_smoothed"]
     marks = in_tokens(record, record.events)
-    note = "Triangles: the run's events, listed below." if marks else ""
     return [
-        *curves("Training loss", unit, [*lines, at_changes(record)], marks=marks, note=note),
-        *plots(record, *PLOTS[0]),
-        *plots(record, *PLOTS[1]),
+        *curves("Training loss", unit, [*lines, at_changes(record)], marks=marks),
+        *plots(record, "Speed", "tokens/s", {"tokens/s": "tokens_per_second"}),
         *plots(record, "Loss of each source", unit, {name[5:]: name for name in sources}),
     ]
 
 
 def mixture(record: RunRecord) -> list[Part]:
-    realized = {name[6:]: name for name in record.metrics.names if name.startswith("share_")}
-    if len(realized) < 2:
-        return []
-    requested, rows = dict[str, float](), []
-    # Shares that follow the learning rate are not planned, and recipes of other versions cannot be loaded.
-    with suppress(CptError, OSError):
-        data = load_recipe(record.folder / RECIPE).data
-        names = [reported_name(source) for source in data.sources]
-        tokens = [get(record.inputs, "data", "sources", name, "tokens") or 1 for name in names]
-        num_rows = max(1, round((record.metrics.last("tokens") or 0) / data.sequence_length))
-        if not any(line.get("new_stretch") for line in record.history):  # else `cpt mixture RUN` has each stretch's
-            requested = dict(zip(names, shares_over(asked_shares(data, tokens), num_rows).tolist(), strict=True))
-    for name, column in realized.items():
-        wanted, had = requested.get(name), record.metrics.last(column) or 0.0
-        difference = "" if wanted is None else f"{100 * (had - wanted):+.2f} points"
-        rows.append([name, format_share(wanted), format_share(had), difference])
-    return [
-        *plots(record, "Share of the tokens so far", "share (%)", realized, 100),
-        Table(("source", "requested", "realized", "difference"), rows),
-    ]
+    metrics = record.metrics
+    logged = {name.removeprefix("share_"): name for name in metrics.names if name.startswith("share_")}
+    # After a change of the mixture, inputs.json has the shares since then; `cpt mixture RUN` has those of each part.
+    was_changed = any(line.get("new_stretch") for line in record.history)
+    rows = []
+    for name, source in get_dict(record.inputs, "data", "sources").items():
+        realized, requested = metrics.last(f"share_{name}"), get(source, "share")
+        tokens, trained, share = get(source, "tokens"), metrics.last("tokens"), realized or requested
+        epochs = f"{share * trained / tokens:.2f}" if share and trained and tokens else ""
+        counts = [format_count(get(source, key)) for key in ("tokens", "documents", "held_out")]
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in get_dict(source, "dropped").items())
+        shares = format_share(None if was_changed else requested), format_share(realized)
+        rows.append([name, *shares, epochs, *counts, reasons])
+    columns = ("source", "requested, whole run", "realized", "epochs", "tokens", "documents", "held out", "dropped")
+    return [*plots(record, "Share of the tokens so far", "share", logged), *([Table(columns, rows)] if rows else [])]
 
 
 def against_plan(record: RunRecord) -> list[Part]:
@@ -296,64 +222,28 @@ def against_plan(record: RunRecord) -> list[Part]:
 def events(record: RunRecord) -> list[Part]:
     if not record.events:
         return []
-    counts = Counter(str(event.get("kind")) for event in record.events)
     rows = []
     for event in record.events[-MOST_EVENTS:]:
         time, kind, message = (str(event.get(key)) for key in ("time", "kind", "message"))
         rows.append([time[:19].replace("T", " "), format_count(event.get("step")), kind, message])
-    summary = ", ".join(f"{kind} {count:,}" for kind, count in counts.most_common())
     return [
-        f"{len(record.events):,} events ({summary}); the last {len(rows):,}:",
+        f"The last {len(rows):,} of {len(record.events):,} events:",
         Table(("time (UTC)", "step", "kind", "message"), rows),
     ]
 
 
-def sources(record: RunRecord) -> list[Part]:
-    trained = record.metrics.last("tokens")
-    rows, dropped = [], []
-    for name, source in get_dict(record.inputs, "data", "sources").items():
-        tokens, share = get(source, "tokens"), get(source, "share")
-        epochs = f"{share * trained / tokens:.2f}" if tokens and share and trained else ""
-        lost = get_dict(source, "dropped")
-        dropped += [f"{name}: {format_count(count)} documents dropped, {reason}." for reason, count in lost.items()]
-        documents, held_out = (format_count(get(source, key)) for key in ("documents", "held_out"))
-        counts = [documents, format_count(tokens), format_share(share), epochs, held_out]
-        rows.append([name, *counts, format_count(sum(lost.values()))])
-    columns = ("source", "documents", "tokens", "share", "epochs", "held out", "dropped")
-    return [*([Table(columns, rows)] if rows else []), *dropped]
-
-
 def missing(record: RunRecord) -> list[Part]:
-    wanted = (RECIPE, ENVIRONMENT, INPUTS, STATUS)
     found: list[Part] = [f"{sentence}." for sentence in record.unreadable]
-    found += [f"{name} is missing." for name in wanted if not (record.folder / name).is_file()]
-    if not record.metrics.names:
-        found.append(f"{METRICS} is missing or unreadable.")
+    found += [f"{name} is missing or unreadable." for name in record.missing]
     if not record.verdict:
         found.append(f"The verdict is missing. Evaluate the run: cpt verdict {record.folder}")
     return found
 
 
-def details(record: RunRecord) -> Iterator[Part]:
-    environment, inputs = record.environment, record.inputs
-    recipe = record.folder / RECIPE
-    hashes = {
-        "files": {name: get(one, "files") for name, one in get_dict(inputs, "data", "sources").items()},
-        "tokenizer": get(inputs, "tokenizer"),
-        "weights": get(inputs, "weights", "sha256"),
-    }
-    profiles = sorted((record.folder / PROFILE).glob("*.txt"))
-    folded = {
-        "Resolved recipe": recipe.read_text("utf-8", "replace") if recipe.is_file() else "",
-        "Versions": as_lines(get_dict(environment, "versions")),
-        "Hashes of data, tokenizer and weights": json.dumps(hashes, indent=2) if inputs else "",
-        "Environment variables that can change results": as_lines(get_dict(environment, "variables")),
-        "Uncommitted changes": get(environment, "git", "diff") or "",
-        "Later starts": json.dumps(record.starts, indent=2) if record.starts else "",
-        "Profile": "\n\n".join(path.read_text("utf-8", "replace") for path in profiles),
-    }
-    return (Folded(title, text[:LONGEST_TEXT]) for title, text in folded.items() if text.strip())
-
-
-def as_lines(values: Content) -> str:
-    return "\n".join(f"{name} {value}" for name, value in values.items() if value)
+def details(record: RunRecord) -> list[Part]:
+    """The files that describe the run, as they are."""
+    paths = [record.folder / name for name in (RECIPE, ENVIRONMENT, STARTS, INPUTS)]
+    paths += sorted((record.folder / PROFILE).glob("*.txt"))
+    texts = {path.name: path.read_text("utf-8", "replace") for path in paths if path.is_file()}
+    texts["Uncommitted changes"] = get(record.environment, "git", "diff") or ""
+    return [Folded(title, text[:LONGEST_TEXT]) for title, text in texts.items() if text.strip()]

@@ -38,15 +38,13 @@ def command(
     else:
         console = open_console()
         console.print(escape(comparison.headline()), style="bold")
-        for table, remarks in tables_of([*comparison.differences, *comparison.results], comparison.names):
+        for table in tables_of([*comparison.differences, *comparison.results], comparison.runs):
             console.print(f"\n{escape(table.title)}", style="bold")
             columns = [Column(escape(column), overflow="fold") for column in table.columns]
             shown = RichTable(*columns, box=None, pad_edge=False, header_style="cyan")
             for row in table.rows:
                 shown.add_row(*map(escape, row))
             console.print(shown)
-            for remark in remarks:
-                console.print(escape(remark))
         if comparison.not_compared:
             console.print("\nNot compared:", style="bold")
             console.print(escape("\n".join(f"- {sentence}" for sentence in comparison.not_compared)))
@@ -54,27 +52,21 @@ def command(
         write_page(html, comparison_page(comparison))
 
 
-def tables_of(topics: Iterable[Topic], names: Sequence[str]) -> Iterator[tuple[Table, Sequence[str]]]:
-    """Yield each topic as a table with its remarks: a column per run, or a row per run if there are many."""
+def tables_of(topics: Iterable[Topic], runs: Sequence[ComparedRun]) -> Iterator[Table]:
+    """Yield each topic as a table: a column per run, or a row per run if there are many."""
     for topic in topics:
         cells = [[row.name, *("?" if value is None else value for value in row.values)] for row in topic.rows]
-        table = [["", *names], *cells]
-        if len(names) > MOST_COLUMNS:
+        table = [["", *(run.name for run in runs)], *cells]
+        if len(runs) > MOST_COLUMNS:
             table = [list(column) for column in zip(*table, strict=True)]
-        yield Table(table[0], table[1:], topic.title), topic.remarks
+        yield Table(table[0], table[1:], topic.title)
 
 
 def comparison_page(comparison: Comparison) -> str:
-    def parts(topics: Sequence[Topic]) -> list[Part]:
-        found: list[Part] = []
-        for table, remarks in tables_of(topics, comparison.names):
-            found += [table, *remarks]
-        return found
-
     sections: dict[str, Sequence[Part]] = {
-        "Differences of setup": parts(comparison.differences),
+        "Differences of setup": list(tables_of(comparison.differences, comparison.runs)),
         "Curves": plots(comparison.runs),
-        "Results of the runs": parts(comparison.results),
+        "Results of the runs": list(tables_of(comparison.results, comparison.runs)),
         "Not compared": comparison.not_compared,
     }
     return html_page("Comparison", sections, comparison.headline())
@@ -87,9 +79,9 @@ def plots(runs: Sequence[ComparedRun]) -> list[Plot]:
     found = curves("Training loss", "nats per token", curves_of(comparable, "loss_smoothed"))
     sets = {name: metric for run in runs for name, metric in run.record.metrics.held_out_sets.items()}
     for name, metric in sets.items():
-        found += curves(f"Held-out text: {name}", "bits per byte", curves_of(runs, metric, points=True))
+        found += curves(f"Held-out text: {name}", "bits per byte", curves_of(runs, metric))
     return found + curves("Speed", "tokens/s", curves_of(runs, "tokens_per_second"))
 
 
-def curves_of(runs: Sequence[ComparedRun], metric: str, *, points: bool = False) -> list[Curve]:
-    return [Curve(run.name, *run.record.metrics.curve(metric), points=points) for run in runs]
+def curves_of(runs: Sequence[ComparedRun], metric: str) -> list[Curve]:
+    return [Curve(run.name, *run.record.metrics.curve(metric)) for run in runs]

@@ -279,7 +279,7 @@ def save_points(folder: Path, points: Sequence[LinePoint]) -> str:
     lines = []
     for name, shown in some.items():
         x = [one.place[1] if one.general else one.share for one in shown]
-        lines.append(Curve(name, x, [one.place[0] for one in shown], points=True))
+        lines.append(Curve(name, x, [one.place[0] for one in shown]))
     over = "general text, bits per byte" if points[0].general else "point"
     (plot,) = curves("From base to trained", "domain, bits per byte", lines, over=over)
     write_atomic(folder / "interpolation.svg", plot.svg)

@@ -2,9 +2,10 @@
 
 import contextlib
 import json
+import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,14 +16,14 @@ from cpt.command_line import AsJson, Launcher, LocalRank, run_command
 # isort: split
 import typer
 
-from cpt.analysis.compare import surroundings
+from cpt.analysis.compare import by_short_path, environment_rows
 from cpt.commands.rehearse_program import EndAtLog, train_in_own_process
 from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import states_of
 from cpt.distributed import environment_alone, print_once
-from cpt.errors import CheckpointError, CptError, DataError, LaunchError, ResourceError, RestartNeeded, TrainingError
+from cpt.errors import CheckpointError, CptError, DataError, ResourceError, RestartNeeded, TrainingError
 from cpt.files import size_and_hash
-from cpt.hardware import count_cpu_cores, find_gpus
+from cpt.hardware import count_cpu_cores
 from cpt.launch.supervise import command_of_attempt, refuse_launcher, refuse_more_than_the_machine_holds
 from cpt.models.config import hash_weights
 from cpt.process import Child
@@ -30,9 +31,12 @@ from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Recipe
 from cpt.runs.folder import (
+    ENVIRONMENT,
+    EVALUATED,
     EXPORT,
     INPUTS,
     METRICS,
+    OF_TIME,
     RECIPE,
     Content,
     RunRecord,
@@ -54,9 +58,8 @@ from cpt.training.trainer import CPTTrainer
 DIFFERS = 3  # the exit code; 2 means a user error
 SUFFIX, TAG = "-reproduced", "reproduces "
 OF_A_MACHINE = "CUDA_VISIBLE_DEVICES"  # device numbers of one machine
-OF_A_START = ("variable ", "host memory", "host_memory_gib", "platform")  # restored, or irrelevant to results
+OF_A_START = ("variable ", "host_memory_gib", "platform")  # restored, or irrelevant to results
 DECIDED = ("loss", "grad_norm")  # metrics determined by recipe, data and code; those of evaluations are too
-OF_TIME = ("_runtime", "_per_second")
 
 
 @dataclass(frozen=True)
@@ -92,29 +95,21 @@ def command(
     record = read_complete(folder)
     environment = record.environment
     number = processes or int(environment.get("processes", 1))
-    place = place_of(environment)
     file = (folder / RECIPE).resolve()
-    with contextlib.chdir(place):
+    with contextlib.chdir(place_of(environment)):
         recipe = load_recipe(file)
-    on_gpus = not recipe.training.get("use_cpu")
-    if launcher is None:
-        refuse_more_than_the_machine_holds(number, on_gpus=on_gpus)
-        if on_gpus and processes is None and get(environment, "hardware", "gpus") and len(find_gpus()) < number:
-            raise LaunchError(
-                f"{folder} ran on {number} GPUs, but this machine has {len(find_gpus())}. Set --processes N (then"
-                " losses are equal up to rounding only), or --launcher for several machines."
-            )
+        if launcher is None:
+            refuse_more_than_the_machine_holds(number, on_gpus=not recipe.training.get("use_cpu"))
+        earlier = [(Recipe.model_validate(line["recipe"]), get_dict(line, "inputs")) for line in record.history]
+        for one, inputs in [(recipe, record.inputs), *earlier]:
+            refuse_changed_inputs(folder, one, inputs)
+        now = {**describe_environment(), "processes": number}
     # A logged loss is the mean since the previous log, so the repetition ends at a log.
     logged = record.metrics.curve("loss", "step")[0]
     last = None if steps is None else next((int(one) for one in logged if one >= steps), None)
-    earlier = [(Recipe.model_validate(line["recipe"]), get_dict(line, "inputs")) for line in record.history]
-    with contextlib.chdir(place):
-        for one, inputs in [(recipe, record.inputs), *earlier]:
-            refuse_changed_inputs(folder, one, inputs)
-        differences = list(changes(environment, {**describe_environment(), "processes": number}))
+    rows = [row for row in environment_rows([record.environments, [now]]) if not row.name.startswith(OF_A_START)]
+    differences = [f"{row.name}: {row.values[0]} -> {row.values[1]}" for row in rows]
     if not as_json:
-        if last not in (None, steps):
-            print_once(f"Running {last} steps, to the next log: a logged loss is the mean since the previous log.")
         for difference in differences:
             print_once(f"Changed since then: {difference}.")
     words = ["--steps", str(last)] if last else []
@@ -125,26 +120,26 @@ def command(
     repetition = repetition_of(record, recipe, record.inputs)
     again = run_again(record, repetition, history, words, number, launcher, quiet=as_json)
     result = compare_results(record, again)
-    differences += late_changes(record, again)
-    kept = None if result.is_bit_equal else again
-    if kept is None:
-        shutil.rmtree(again)
+    old_rows, new_rows = (get(one, "data", "fingerprint") for one in (record.inputs, read_object(again / INPUTS)))
+    if old_rows != new_rows:
+        differences.append(f"rows made from the same files (fingerprint): {old_rows} -> {new_rows}")
     if as_json:
-        found = {"bit_equal": result.is_bit_equal, **asdict(result), "differs": differences}
-        typer.echo(json.dumps({**found, "folder": str(kept) if kept else None}, indent=2))
+        kept = None if result.is_bit_equal else str(again)
+        found = {"bit_equal": result.is_bit_equal, **asdict(result), "differs": differences, "folder": kept}
+        typer.echo(json.dumps(found, indent=2))
     else:
         print_once("\n".join(report(result, differences)))
-        if kept:
-            print_once(f"Compare them: cpt compare {folder} {kept}")
     if not result.is_bit_equal:
+        if not as_json:
+            print_once(f"Compare them: cpt compare {folder} {again}")
         raise typer.Exit(DIFFERS)
+    shutil.rmtree(again)
 
 
 def read_complete(folder: Path) -> RunRecord:
     """Read a run's record; CheckpointError if a part needed to repeat the run is missing or damaged."""
     record = read_run(folder)
-    parts = {RECIPE: record.recipe, "environment.json": record.environment, INPUTS: record.inputs}
-    missing = [name for name, content in parts.items() if not content]
+    missing = [name for name in (RECIPE, ENVIRONMENT, INPUTS) if name in record.missing]
     if "loss" not in record.metrics.names:
         missing.append(f"{METRICS} with a loss")
     if missing:
@@ -177,12 +172,9 @@ def refuse_changed_inputs(folder: Path, recipe: Recipe, inputs: Content) -> None
         hashes, path = get_dict(inputs, part, "sha256"), get(inputs, part, "path")
         try:
             now = hash_weights(path, get(inputs, part, "revision")) if hashes else {}
+            changed += [f"{part}: {Path(path) / name} differs" for name in differing_files(hashes, now)]
         except (CptError, OSError) as problem:
             changed.append(f"{part}: {path}: {problem}")
-            continue
-        for name in dict.fromkeys((*hashes, *now)):
-            if hashes.get(name) != now.get(name):
-                changed.append(f"{part}: {Path(path) / name} {'changed' if name in now else 'is missing'}")
     if changed:
         listing = "\n".join(f"  {line}" for line in changed)
         raise DataError(f"{folder} cannot be repeated, because its inputs changed:\n{listing}\nRestore them.")
@@ -195,16 +187,14 @@ def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str])
         versions = {name: version for name, _, version in states_of(source, key)}
     except CptError as problem:
         return [f"{key}: {problem}"]
-    if not versions:  # a function, or a dataset without files
-        return []
-    # Recorded file -> the same file now, matched by path, or by name if the files have moved.
-    pairs = {name: name for name in recorded if name in versions}
-    others = {Path(name).name: name for name in versions if name not in pairs}
-    pairs |= {name: others[Path(name).name] for name in recorded if name not in pairs and Path(name).name in others}
-    found = {name: versions[name] if is_url(name) else size_and_hash(Path(name))[1] for name in pairs.values()}
-    changed = [f"{key}: {now} changed" for then, now in pairs.items() if recorded[then] != found[now]]
-    missing = [f"{key}: {name} is missing" for name in recorded if name not in pairs]
-    return [*changed, *missing, *(f"{key}: {name} is new" for name in versions if name not in pairs.values())]
+    now = {name: version if is_url(name) else size_and_hash(Path(name))[1] for name, version in versions.items()}
+    names = differing_files(by_short_path(recorded), by_short_path(now)) if now else []  # a function has no files
+    return [f"{key}: {name} differs" for name in names]
+
+
+def differing_files(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Names of the files that changed or are missing or new, from the hashes of two times."""
+    return sorted(name for name in {**then, **now} if then.get(name) != now.get(name))
 
 
 def repetition_of(record: RunRecord, recipe: Recipe, inputs: Content) -> Recipe:
@@ -253,13 +243,11 @@ def run_again(
         write_history(folder, history)
     file = folder.with_name(f".{folder.name}.yaml")
     file.write_text(dump_recipe(recipe), encoding="utf-8")
-    variables, dropped = environment_of(record)
-    unset = ["env", *(word for name in dropped for word in ("-u", name))] if dropped else []
-    program = unset + command_of_attempt([str(file), *words], processes, launcher, Path(__file__))
-    output = sys.stderr if quiet else None
+    program = command_of_attempt([str(file), *words], processes, launcher, Path(__file__))
+    variables, output = environment_of(record), sys.stderr if quiet else None
     try:
         for _ in range(len(history) + 1 + MOST_WITHOUT_PROGRESS):
-            child = Child(program, environment=variables, folder=place_of(record.environment), output=output)
+            child = Child(program, inherits=variables, folder=place_of(record.environment), output=output)
             code, _ = child.wait_for_end()
             if Run(folder).status().get("error") != RestartNeeded.__name__:
                 break
@@ -282,75 +270,44 @@ def empty_folder(recipe: Recipe) -> Path:
     return folder
 
 
-def environment_of(record: RunRecord) -> tuple[dict[str, str], list[str]]:
-    """Environment variables to restore, and those to unset."""
-    then = get_dict(record.environment, "variables")
-    now = deciding_variables() if "variables" in record.environment else {}
-    variables = {name: value for name, value in then.items() if name != OF_A_MACHINE}
+def environment_of(record: RunRecord) -> dict[str, str]:
+    """This process's environment variables, with those of the run that can change results."""
+    variables = {**get_dict(record.environment, "variables")}
     cores = get(record.environment, "hardware", "cores")
     if cores is not None and cores != count_cpu_cores() and record.environment.get("processes", 1) == 1:
         variables.setdefault("OMP_NUM_THREADS", str(cores))  # torch's default is the cores; affects sums
-    dropped = [name for name in now if name not in variables and name != OF_A_MACHINE]
+    variables.pop(OF_A_MACHINE, None)
+    replaced = deciding_variables().keys() - {OF_A_MACHINE}
+    kept = {name: value for name, value in os.environ.items() if name not in replaced}
     # Otherwise Python imports from the program's folder first, whose files could shadow other modules.
-    return {**variables, "PYTHONSAFEPATH": "1", "PYTHONPATH": environment_alone()["PYTHONPATH"]}, dropped
+    return {**kept, **variables, "PYTHONSAFEPATH": "1", "PYTHONPATH": environment_alone()["PYTHONPATH"]}
 
 
 def compare_results(record: RunRecord, again: Path) -> Reproduction:
-    """Compare the logs, evaluations and final weights that both runs have."""
-    before, after = (logs_of(folder) for folder in (record.folder, again))
+    """Compare the metrics and final weights that both runs have."""
+    before, after = (decided_metrics(folder) for folder in (record.folder, again))
     common = [key for key in before if key in after]
-    differences = (first_difference(key[0], before[key], after[key]) for key in common)
-    logs = sum(kind == "loss" for _, kind in common)
+    differing = ((*key, before[key], after[key]) for key in common if repr(before[key]) != repr(after[key]))
+    first = next(differing, None)  # repr has all digits, and NaN equals NaN
     models = (folder / EXPORT for folder in (record.folder, again))
     then, now = ({path.name: size_and_hash(path) for path in model.glob("*.safetensors")} for model in models)
-    differing = sorted(name for name in then | now if then.get(name) != now.get(name))
     return Reproduction(
-        logs=logs,
-        evaluations=len(common) - logs,
+        logs=sum(name == "loss" for _, name in common),
+        evaluations=len({step for step, name in common if name.startswith(EVALUATED)}),
         last_step=max((step for step, _ in common), default=0),
-        difference=next(filter(None, differences), None),
-        weights_differ=differing if then and now else None,
+        difference=first and dict(zip(("step", "metric", "then", "now"), first, strict=True)),
+        weights_differ=differing_files(then, now) if then and now else None,
     )
 
 
-def logs_of(folder: Path) -> dict[tuple[int, str], Content]:
-    """(step, `loss` or the first metric of an evaluation) -> line of the metrics file."""
-    logs = {}
-    for line in read_objects(folder / METRICS):
-        kind = "loss" if "loss" in line else next((name for name in line if name.startswith("eval_")), None)
-        if kind is not None and isinstance(line.get("step"), int):
-            logs[line["step"], kind] = line
-    return logs
-
-
-def first_difference(step: int, then: Content, now: Content) -> dict[str, Any] | None:
-    """The first metric of two lines that is not bit-equal; JSON keeps all digits, NaN equals NaN."""
-    for name in {**then, **now}:
-        old, new = then.get(name), now.get(name)
-        is_decided = name in DECIDED or (name.startswith("eval_") and not name.endswith(OF_TIME))
-        if is_decided and old != new and not (old != old and new != new):
-            return {"step": step, "metric": name, "then": old, "now": new}
-    return None
-
-
-def changes(then: Content, now: Content) -> Iterator[str]:
-    """Yield differences between the environments of two starts; unknown values are not compared."""
-    before, after = surroundings(then), surroundings(now)
-    for topic, values in before.items():
-        for name, value in values.items():
-            other = after[topic].get(name, "none")
-            if value != other and not name.startswith(OF_A_START):
-                yield f"{topic.lower()}: {name} {value} -> {other}"
-
-
-def late_changes(record: RunRecord, again: Path) -> Iterator[str]:
-    """Yield rows that differ although the files are equal, and changes at later starts of the run."""
-    then, now = (get(inputs, "data", "fingerprint") for inputs in (record.inputs, read_object(again / INPUTS)))
-    if then != now:
-        yield f"data: rows made from the same files (fingerprint) {then} -> {now}"
-    for start in record.starts:
-        for change in changes(record.environment, {**record.environment, **start}):
-            yield f"{change}, since the run's start at {start.get('started')}"
+def decided_metrics(folder: Path) -> dict[tuple[int, str], float]:
+    """(step, name) -> value, of the metrics that recipe, data and code determine."""
+    return {
+        (line["step"], name): value
+        for line in read_objects(folder / METRICS)
+        for name, value in line.items()
+        if name in DECIDED or (name.startswith(EVALUATED) and not name.endswith(OF_TIME))
+    }
 
 
 def report(result: Reproduction, differences: Sequence[str]) -> list[str]:
@@ -367,12 +324,8 @@ def report(result: Reproduction, differences: Sequence[str]) -> list[str]:
         lines = ["NOT compared: the two runs logged no loss at the same step."]
     if differences:
         return [*lines, "Changed since then:", *(f"  {difference}" for difference in differences)]
-    reasons = (
-        "Code, data, versions and hardware are the same. Possible reasons: nondeterministic GPU kernels"
-        " (`training: {full_determinism: true}` avoids them, but is slower), another number of processes or a smaller"
-        " micro-batch during the run (see starts.jsonl and events.jsonl), or random numbers in custom code."
-    )
-    return [*lines, reasons]
+    same = "Code, data, versions and hardware are the same"
+    return [*lines, f"{same}. On GPUs, train with `full_determinism: true` in `training:`."]
 
 
 def run_recipe(

@@ -33,8 +33,7 @@ def command(
     if as_json:
         typer.echo(json.dumps([{"folder": str(run), **values} for run, values in runs.items()], indent=2))
     elif not runs:
-        conditions = f" with {', '.join(where)}" if where else ""
-        typer.echo(f"No runs below {folder}{conditions}.")
+        typer.echo(f"No such runs below {folder}." if where else f"No runs below {folder}.")
     else:
         rows = [run_cells(values) for values in runs.values()]
         table = Table(box=None, pad_edge=False, header_style="bold")

@@ -8,7 +8,7 @@ import os
 import re
 import socket
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -38,8 +38,10 @@ BEGAN = "began_from.json"  # the checkpoint of another run that this run started
 VERDICT, VERDICT_PAGE = "verdict.json", "verdict.md"
 HEARTBEATS, HELD_OUT, PROFILE, LOCK = "heartbeats", "held_out", "profile", ".lock"
 EVALUATED, BITS_PER_BYTE = "eval_", "_bits_per_byte"  # prefix and suffix of a held-out set's metric
+OF_TIME = ("_runtime", "_per_second")  # suffixes of the times of an evaluation
 TASK = "task_"  # prefix of a task's metric; a line of its own, later than lines of later steps
 DIED = "died"
+NEWEST = {"step", "tokens", "loss", "tokens_per_second"}  # metrics of the list of runs
 LAST_BYTES = 16 * 2**20  # the end of the metrics file read by `last_metrics`
 
 Content = dict[str, Any]
@@ -180,10 +182,8 @@ def read_metrics(folder: Path, names: Collection[str] | None = None) -> Metrics:
 
 
 def last_metrics(folder: Path) -> dict[str, float]:
-    """Newest `step`, `tokens`, `loss`, `tokens_per_second` and each set's bits per byte, from the end of the file."""
-    missing = {"step", "tokens", "loss", "tokens_per_second"}
+    """Newest values of `NEWEST` and each set's bits per byte, from the end of the file."""
     found: dict[str, float] = {}
-    evaluation: dict[str, float] = {}
     try:
         with (folder / METRICS).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
@@ -191,20 +191,15 @@ def last_metrics(folder: Path) -> dict[str, float]:
     except OSError:
         return {}
     for line in reversed(lines):
-        if f'"{TASK}'.encode() in line:  # of an earlier step
-            continue
-        is_evaluation = not evaluation and BITS_PER_BYTE.encode() in line
-        if not missing and not is_evaluation:
+        is_evaluation = BITS_PER_BYTE.encode() in line and not any(map(is_bits_per_byte, found))
+        is_known = found.keys() >= NEWEST and not is_evaluation
+        if is_known or f'"{TASK}'.encode() in line:  # tasks are of an earlier step
             continue
         for name, value in (parse_object(line) or {}).items():
-            if not isinstance(value, int | float) or not math.isfinite(value):
-                continue
-            if name in missing:
-                missing.remove(name)
-                found[name] = value
-            elif is_evaluation and is_bits_per_byte(name):
-                evaluation[name] = value
-    return found | evaluation
+            is_wanted = name in NEWEST or (is_evaluation and is_bits_per_byte(name))
+            if is_wanted and isinstance(value, int | float) and math.isfinite(value):
+                found.setdefault(name, value)
+    return found
 
 
 def is_bits_per_byte(name: str) -> bool:
@@ -254,6 +249,18 @@ class RunRecord:
     """Runs that this one began from, directly or through another one, with the last step in common."""
     unreadable: list[str] = field(default_factory=list)
     """A message for each file, or part of one, that cannot be read."""
+
+    @property
+    def missing(self) -> list[str]:
+        """Files that every run has, and that are missing or unreadable here."""
+        contents = {RECIPE: self.recipe, ENVIRONMENT: self.environment, INPUTS: self.inputs, STATUS: self.status}
+        return [name for name, content in {**contents, METRICS: self.metrics.names}.items() if not content]
+
+    @property
+    def environments(self) -> list[Content]:
+        """The environment of each start; empty if that of the first is unknown."""
+        first = self.environment
+        return [first, *({**first, **start} for start in self.starts)] if first else []
 
     @property
     def changes(self) -> list[Content]:
@@ -317,6 +324,12 @@ def get(content: object, *keys: str) -> Any:
 def get_dict(content: object, *keys: str) -> Content:
     found = get(content, *keys)
     return found if isinstance(found, dict) else {}
+
+
+def name_gpus(environment: Content) -> str:
+    """`8 x NVIDIA H100`, or `none`."""
+    counts = Counter(get(environment, "hardware", "gpus") or [])
+    return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "none"
 
 
 OF_A_RUN = (RECIPE, STATUS, METRICS, ENVIRONMENT, INPUTS)

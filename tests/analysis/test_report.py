@@ -119,7 +119,7 @@ def test_changes_of_the_recipe_are_listed_and_drawn_at_their_tokens(run_folder, 
     rows = text_of(report_page(read_run(run_folder))).splitlines()
     assert "40 | data.sources[code].weight | 1.0 | 2.0 | from_step | more code" in rows
     assert any(row.startswith("40 | checkpoints.archive | null | backup | free") for row in rows)
-    for title in ("Training loss", "Gradient norm"):
+    for title in ("Training loss", "grad_norm"):
         assert list(drawn[title][-1].x) == [40 * 16] and not drawn[title][-1].y
 
 
