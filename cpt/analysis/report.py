@@ -141,7 +141,8 @@ def verdict(record: RunRecord) -> list[Part]:
 
 def evaluations(record: RunRecord) -> list[Part]:
     sets = record.metrics.held_out_sets
-    found: list[Part] = [*plots(record, "Bits per byte of held-out text", "bits per byte", sets)]
+    found: list[Part] = [*domain_against_general(record)]
+    found += plots(record, "Bits per byte of held-out text", "bits per byte", sets)
     drawn = tuple(f"{EVALUATED}{name}_" for name in sets)
     for name in record.metrics.names:
         if name.startswith((EVALUATED, TASK)) and not name.startswith(drawn) and not name.endswith(OF_TIME):
@@ -149,6 +150,23 @@ def evaluations(record: RunRecord) -> list[Part]:
     if stopped := get(record.status, "stopped"):
         found.append(f"The run {stopped}.")
     return found
+
+
+def domain_against_general(record: RunRecord) -> list[Plot]:
+    """A point for each evaluation: down is domain learned, right is general text forgotten."""
+    sets, retained = record.metrics.held_out_sets, get_dict(record.recipe, "evaluation", "retain")
+    general, domain = (
+        [record.metrics.columns[column] for name, column in sets.items() if (name in retained) == is_general]
+        for is_general in (True, False)
+    )
+    if not general or not domain:
+        return []
+    x, y = np.mean(general, axis=0), np.mean(domain, axis=0)
+    is_evaluated = np.isfinite(x) & np.isfinite(y)
+    x, y = x[is_evaluated], y[is_evaluated]
+    lines = [Curve("evaluations", x, y), Curve("before", x[:1], y[:1]), Curve("after", x[-1:], y[-1:])]
+    over = "general text, bits per byte"
+    return curves("Domain against general text", "domain, bits per byte", lines, over=over)
 
 
 def plots(record: RunRecord, title: str, unit: str, columns: Mapping[str, str]) -> list[Plot]:
