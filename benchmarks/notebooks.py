@@ -13,7 +13,7 @@ from nbformat import NotebookNode
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "notebooks"
 SECONDS_FOR_A_CELL = 600
 NOISE = ("stderr",)  # progress bars and warnings of libraries, which differ from machine to machine
-OF_THIS_MACHINE = re.compile(r"  \d[\d:]* to go|  [\d,]+ tokens/s|  host [\d.]+ GiB")  # in the lines of a run
+OF_THIS_MACHINE = re.compile(r"  \d[\w .]* to go|  [\d,]+ tokens/s|  host [\d.]+ GiB")  # in the lines of a run
 PAGES = sorted(FOLDER.glob("*.ipynb"))
 
 
