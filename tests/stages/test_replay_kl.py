@@ -22,12 +22,13 @@ NAMES = ("input_ids", "labels", "position_ids")
 def trainer_of(tiny_recipe, tokenizer_folder, tmp_path):
     """Steps of four rows, from a base in `tmp_path`; the second source is replayed."""
 
-    def build(replay_kl=WEIGHT, *, steps=4, packing="best_fit", micro_batch=2, lora=None, **sections):
+    def build(replay_kl=WEIGHT, *, of_domain=None, steps=4, packing="best_fit", micro_batch=2, lora=None, **sections):
         base = tmp_path / "base"
         if not base.exists():
             save_llama(base, tokenizer_folder, 1, attention_dropout=0.5 if lora is not None else 0.0)
         domain, general = tiny_recipe["data"]["sources"]
-        data = {"sequence_length": 64, "packing": packing, "sources": [domain, {**general, "replay_kl": replay_kl}]}
+        sources = [{**domain, "replay_kl": of_domain}, {**general, "replay_kl": replay_kl}]
+        data = {"sequence_length": 64, "packing": packing, "sources": sources}
         sections = {"budget": {"tokens": steps * 256, "global_batch_tokens": 256}, "data": data, **sections}
         training = {"per_device_train_batch_size": micro_batch, "logging_steps": 1}
         model = {"model": {"path": str(base), "lora": lora}, "stage": "cpt", "training": training}
@@ -43,25 +44,28 @@ def documents(row):
         yield from ((ids[a:b], labels[a:b]) for a, b in zip(starts, starts[1:], strict=False))
 
 
-def by_hand(model, base, rows):
-    """Loss of a step of these rows, one document after the other, in float64; the sum and the mean of KL."""
-    entropy, divergence, labels, replayed = 0.0, 0.0, 0, 0
+def by_hand(model, base, rows, weights):
+    """Loss of a step of these rows, one document after the other, in float64, and the mean KL of their sources."""
+    loss, divergence, labels, replayed = 0.0, 0.0, 0, 0
     for row in rows:
         for ids, targets in documents(row):
             learned = targets[1:] != -100
             own, other = (one(input_ids=ids[None]).logits[0, :-1][learned].double() for one in (model, base))
-            entropy = entropy + cross_entropy(own, targets[1:][learned], reduction="sum")
+            loss = loss + cross_entropy(own, targets[1:][learned], reduction="sum")
             labels += int(learned.sum())
-            if row["source"] == 1:
+            if weight := weights[int(row["source"])]:
                 p = other.softmax(-1).detach()
-                divergence = divergence + (p * (p.log() - own.log_softmax(-1))).sum()
+                kl = (p * (p.log() - own.log_softmax(-1))).sum()
+                loss, divergence = loss + weight * kl, divergence + kl.item()
                 replayed += int(learned.sum())
-    return (entropy + WEIGHT * divergence) / labels, divergence.item() / replayed
+    return loss / labels, divergence / replayed
 
 
-@pytest.mark.parametrize(("packing", "micro_batch"), [("best_fit", 2), ("token_budget", 1)])
-def test_a_step_has_the_loss_and_the_gradient_of_the_formula(trainer_of, tmp_path, packing, micro_batch):
-    trainer, found = trainer_of(steps=1, packing=packing, micro_batch=micro_batch), {}
+@pytest.mark.parametrize(
+    ("of_domain", "packing", "micro_batch"), [(None, "best_fit", 2), (1.5, "best_fit", 2), (None, "token_budget", 1)]
+)
+def test_a_step_has_the_loss_and_the_gradient_of_the_formula(trainer_of, tmp_path, of_domain, packing, micro_batch):
+    trainer, found = trainer_of(steps=1, of_domain=of_domain, packing=packing, micro_batch=micro_batch), {}
     assert isinstance(trainer, ReplayTrainer) and trainer.args.gradient_accumulation_steps == 4 // micro_batch
     with torch.no_grad():
         for number, weight in enumerate(trainer.model.parameters()):
@@ -78,7 +82,7 @@ def test_a_step_has_the_loss_and_the_gradient_of_the_formula(trainer_of, tmp_pat
     rows = [trainer.rows[number] for number in range(4)]
     assert {int(row["source"]) for row in rows} == {0, 1} and any(len([*documents(row)]) > 1 for row in rows)
     trainer.train()
-    loss, mean = by_hand(model, base, rows)
+    loss, mean = by_hand(model, base, rows, [of_domain, WEIGHT])
     loss.backward()
     assert losses(trainer)[1] == pytest.approx(loss.item(), rel=1e-5)
     for name, weight in model.named_parameters():
