@@ -162,7 +162,10 @@ class Proposal:
         where = f"{self.folder} changes from step {self.step + 1:,} on:"
         if self.is_branch:
             where = f"{self.folder} continues {self.source} from step {self.step:,}, with these changes:"
-        return "\n".join([where, listed(self.from_this_step), *self.plot()])
+        lines = [where, listed(self.from_this_step), *self.plot()]
+        if any(one.key.startswith("evaluation.perplexity") for one in self.from_this_step):
+            lines.append("Sources that the run reads already keep documents of new held-out sets: take other texts.")
+        return "\n".join(lines)
 
     def plot(self) -> Iterator[str]:
         (old, new), keys = self.totals, ("budget.", "schedule.", "optimizer.")
