@@ -156,6 +156,7 @@ def test_a_source_of_this_name_is_meant_and_words_of_a_base_are_merged(load, her
     assert sets_of(load("", sources, only="base: base.yaml\n")) == ({"general": None}, [], [])
 
 
+@pytest.mark.slow
 def test_prose_and_code_of_pythons_library_were_not_trained_on_by_the_demo():
     kept = {kind: held_out(kind=kind) for kind in ("general", "domain")}
     trained = "".join(text for name, _, text in documents() if not is_held_out(name))
