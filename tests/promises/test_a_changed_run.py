@@ -123,11 +123,11 @@ def test_another_learning_rate_holds_from_the_next_step_on(train, straight, stop
 @pytest.mark.parametrize(
     "words",
     [
-        ("seed=1",),
-        ("data.sequence_length=32",),
-        ("model.config.hidden_size=64",),
-        ("optimizer.weight_decay=0.3",),
-        ("budget.global_batch_tokens=512",),
+        ("seed=1", "--change"),
+        ("data.sequence_length=32", "--change"),
+        ("model.config.hidden_size=64", "--change"),
+        ("optimizer.weight_decay=0.3", "--change"),
+        ("budget.global_batch_tokens=512", "--change"),
         ("budget.tokens=1024", "--change"),  # trained already
         ("schedule.decay_tokens=1536", "--change"),  # the decay would have begun before
         ("data.sources.1.weight=0", "--change"),
@@ -140,6 +140,7 @@ def test_a_change_that_a_run_cannot_follow_is_refused_and_nothing_is_written(tra
     before = contents(stopped)
     typed = train(*words)
     assert typed.returncode == 2 and "Error: " in typed.output and "Traceback" not in typed.output, typed.output
+    assert words[0] != "budget.tokens=1024" or "has trained 1,024 tokens already" in typed.output
     after = contents(stopped)
     if words[0] != "data.sources=[{path: missing.jsonl}]":  # found by the check of a start, which is on record
         assert after == before
