@@ -7,7 +7,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
 INSTALLED := $(VENV)/.installed
-# A second environment that has all of the first, and torchao
+# A second environment that has all of the first, torchao and bitsandbytes
 APART := $(abspath $(VENV))/quantized
 # The first Python here that is new enough; another one: make setup PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
@@ -53,14 +53,14 @@ test-slow: $(INSTALLED) ## long runs and smaller grids
 test-long: $(INSTALLED) ## grids of stages, ways to run and faults: hours
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'long and not quantized and not cluster' $(ARGS)
 
-test-quantized: $(APART)/.installed ## what needs torchao, which is kept apart: with it every process that imports transformers starts seconds later
+test-quantized: $(APART)/.installed ## what needs torchao or bitsandbytes, kept apart: with them every process that imports transformers starts seconds later
 	$(subst $(BIN)/python,$(APART)/bin/python,$(PYTEST)) -m 'quantized$(if $(HAS_GPU),, and not gpu)' $(ARGS)
 
 $(APART)/.installed: $(INSTALLED)
 	$(BIN)/python -m venv --clear $(APART)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" > \
 		"$$($(APART)/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth"
-	$(APART)/bin/python -m pip install --quiet --no-deps 'torchao>=0.18'
+	$(APART)/bin/python -m pip install --quiet --no-deps 'torchao>=0.18' 'bitsandbytes>=0.48'
 	sed '1s|.*|#!$(APART)/bin/python|' $(BIN)/cpt > $(APART)/bin/cpt
 	chmod +x $(APART)/bin/cpt
 	touch $@

@@ -1,5 +1,6 @@
 """What many tests need: a small corpus, a tokenizer trained on it, and a recipe that trains in seconds."""
 
+import gc
 import json
 import multiprocessing.process
 import os
@@ -20,6 +21,16 @@ settings.register_profile(
     "any machine", deadline=None
 )  # a fifth of a second for an example is no promise on a busy one
 settings.load_profile("any machine")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of every later collection of garbage: each end of training asks for a whole one."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # compiled modules complain of what they believe to be leaked
 
 
 @pytest.fixture(scope="session")

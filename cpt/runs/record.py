@@ -326,6 +326,7 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
+@lru_cache
 def installed_version(package: str) -> str | None:
     try:
         return version(DISTRIBUTION if package == "cpt" else package)

@@ -4,11 +4,10 @@ import pytest
 from documented import PAGES, TUTORIALS, blocks_of, complaints, run_page
 from prepared import prepare
 
-LONG = ("four_a100", "evaluating", "vocabulary", "sft_and_dpo", "extending")
-
 
 def slow_or_long(page):
-    return pytest.param(page, marks=pytest.mark.long if page.stem in LONG else pytest.mark.slow, id=str(page))
+    is_long = page.stem == "four_a100" or page.parent.name == "howto"
+    return pytest.param(page, marks=pytest.mark.long if is_long else pytest.mark.slow, id=str(page))
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page)], ids=str)

@@ -1,8 +1,8 @@
 """Train several recipes one after the other in the same processes: `... PLAN.json`, a list of {recipe, begins_as,
-step}.
+step, changes}.
 
 `begins_as` is a run's folder that is there by then: the recipe's run begins as a copy of it that was killed after
-`step`.
+`step`, and goes on with `changes` (overrides).
 """
 
 import json
@@ -32,12 +32,12 @@ def copy_killed(source: Path, target: Path, step: int) -> None:
 
 def main() -> None:
     for planned in json.loads(Path(sys.argv[1]).read_text()):
-        recipe = load_recipe(Path(planned["recipe"]))
+        recipe = load_recipe(Path(planned["recipe"]), planned.get("changes", []))
         join_processes(recipe.training)
         if planned.get("begins_as"):
             source, target = Path(planned["begins_as"]), recipe.output_dir / recipe.name
             main_process_decides(lambda s=source, t=target, step=planned["step"]: copy_killed(s, t, step))
-        train(recipe)
+        train(recipe, change=True)
         # as long as somebody holds the arguments of a run, transformers takes ZeRO-3 to be on
         unset_hf_deepspeed_config()
         for variable in [name for name in os.environ if name.startswith(OF_ACCELERATE)]:

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 from launching import losses, run_program, zero_profile
 from resuming import differences
+from safetensors.torch import load_file
 from tiny import TINY_LLAMA, write_recipe
 from tiny_tasks import TINY
 from tiny_teachers import save_teacher, texts_of
 
 from cpt.checkpoints.manifest import defects, read_manifest
+from cpt.checkpoints.model_folder import load_data
 from cpt.recipe.load import load_recipe
 from cpt.runs.events import read_events
 
@@ -18,8 +20,11 @@ pytestmark = pytest.mark.timeout(1800)
 PROGRAM = Path(__file__).with_name("several_runs.py")
 LLAMA = {"from_scratch": True, "config": {**TINY_LLAMA, "tie_word_embeddings": True}}
 WAYS = ("plain", "fsdp", "zero2", "zero3")
+ADAPTED = ("fsdp", "zero2", "zero3")
+TRAINED = ("model.layers.1.", "model.norm.", "lm_head.")
 TOKENS_OF_STEP = {"sft": 1024, "dpo": 512, "reward": 512, "cpo": 512, "orpo": 512}
 STEPS = 8
+CHANGES = ["data.sources.0.weight=0.2", "optimizer.learning_rate=1e-3", f"budget.tokens={12 * 256}"]
 
 
 class Runs:
@@ -29,6 +34,7 @@ class Runs:
         self.folder, self.corpus, self.tokenizer = folder, corpus, tokenizer
         self.ways = {"plain": {}, "fsdp": {"fsdp": True}}
         self.ways |= {f"zero{stage}": {"deepspeed": zero_profile(folder, stage)} for stage in (2, 3)}
+        self.ways["offload"] = {"deepspeed": zero_profile(folder, 2, offload=True)}
 
     def planned(
         self,
@@ -38,6 +44,7 @@ class Runs:
         model=LLAMA,
         stage="pretrain",
         begins_as=None,
+        changes=(),
         every=STEPS,
         replay_kl=None,
         **training,
@@ -60,9 +67,10 @@ class Runs:
             "training": {"per_device_train_batch_size": 2, "logging_steps": 1, **self.ways[way], **training},
         }
         recipe = write_recipe(sections, self.folder / f"{name}.yaml")
-        return {"recipe": str(recipe), "begins_as": begins_as and str(self.of(begins_as)), "step": 4}
+        begins = begins_as and str(self.of(begins_as))
+        return {"recipe": str(recipe), "begins_as": begins, "step": 4, "changes": changes}
 
-    def planned_stage(self, name, stage, way, *, processes):
+    def planned_stage(self, name, stage, way, *, processes, begins_as=None):
         """The stage's tiny recipe for a few steps, with the same rows in each however many processes there are."""
         given = load_recipe(TINY / f"{stage}.yaml").training
         rows = {key: given[key] // processes for key in ("gradient_accumulation_steps",) if key in given}
@@ -72,9 +80,11 @@ class Runs:
             "name": name,
             "output_dir": str(self.folder / "runs"),
             "budget": {"tokens": 4 * TOKENS_OF_STEP[stage], "epochs": None},
+            "checkpoints": {"every_steps": 2, "keep": None},
             "training": {"logging_steps": 1, **rows, **self.ways[way]},
         }
-        return {"recipe": str(write_recipe(sections, self.folder / f"{name}.yaml"))}
+        begins = begins_as and str(self.of(begins_as))
+        return {"recipe": str(write_recipe(sections, self.folder / f"{name}.yaml")), "begins_as": begins, "step": 2}
 
     def train(self, processes, *planned):
         """All of them, in one launch."""
@@ -102,15 +112,24 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
     fused = {"model": {**LLAMA, "fused_loss": True}, "gradient_checkpointing": True}
     halves = {"model": {**LLAMA, "dtype": "bfloat16"}, "bf16": True, "per_device_train_batch_size": 1}
     adapted = {"stage": "cpt", "model": {"path": str(teacher), "lora": {"r": 4}}}
+    rounded = {"model": {"from_scratch": True, "config": {**TINY_LLAMA, "attention_dropout": 0.1}}, "bf16": True}
+    upper = {
+        "model": {"from_scratch": True, "config": TINY_LLAMA, "train_only": ["layers.1", "model.norm", "lm_head"]}
+    }
     near = {"stage": "cpt", "model": {"path": str(teacher)}, "replay_kl": 3.0}
     near_adapted = {**near, "model": adapted["model"]}
     evaluation = {"perplexity": [{"path": str(corpus / "held_out.jsonl")}], "prompts": ["the model", "x"]}
     made.train(
         2,
-        *(plan(way, way, every=2 if way == "fsdp" else STEPS) for way in WAYS),
-        plan("again", "fsdp", begins_as="fsdp"),
-        plan("adapted", "fsdp", every=2, **adapted),
-        plan("adapted-again", "fsdp", begins_as="adapted", **adapted),
+        *(plan(way, way, every=2 if way == "fsdp" else 4) for way in WAYS),
+        *(plan(f"changed-{way}", way, begins_as=way, changes=CHANGES) for way in WAYS),
+        *(plan(f"{way}-again", way, begins_as=way) for way in WAYS),
+        *(plan(f"adapted-{way}", way, every=4, **adapted) for way in ADAPTED),
+        *(plan(f"adapted-{way}-again", way, begins_as=f"adapted-{way}", **adapted) for way in ADAPTED),
+        plan("rounded", "offload", every=4, **rounded),
+        plan("rounded-again", "offload", begins_as="rounded", **rounded),
+        *(plan(f"upper-{way}", way, every=4, **upper) for way in ADAPTED),
+        plan("upper-zero3-again", "zero3", begins_as="upper-zero3", **upper),
         plan("fused", **fused),
         plan("fused-zero3", "zero3", **fused),
         plan("halves", **halves),
@@ -122,12 +141,18 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
     )
     made.train(
         1,
-        plan("alone"),
+        plan("alone", every=4),
+        plan("changed-alone", begins_as="alone", changes=CHANGES),
+        plan("changed-fewer", begins_as="plain", changes=CHANGES),
+        plan("upper", every=4, **upper),
+        plan("upper-again", begins_as="upper", **upper),
         plan("halves-alone", **halves),
         plan("adapted-alone", **adapted),
         plan("evaluated-alone", evaluation=evaluation),
         plan("alone-at-once", per_device_train_batch_size=4),
-        plan("fewer", "fsdp", begins_as="fsdp"),
+        *(plan(f"fewer-{way}", way, begins_as=way) for way in WAYS),
+        made.planned_stage("dpo", "dpo", "plain", processes=1),
+        made.planned_stage("dpo-again", "dpo", "plain", processes=1, begins_as="dpo"),
         plan("distilled-alone", **distilled),
         plan("near-alone", **near),
         plan("near-adapted-alone", **near_adapted),
@@ -141,6 +166,14 @@ def test_one_recipe_has_the_same_losses_however_it_is_split(runs, way):
     alone = runs.losses("alone")
     assert len(alone) == STEPS and alone[-1] < alone[0]
     assert runs.losses(way) == pytest.approx(alone, rel=1e-6 if way in WAYS else 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [*WAYS, "fewer"])
+def test_a_run_that_is_changed_has_the_losses_of_one_process(runs, way):
+    alone = runs.losses("changed-alone")
+    assert len(alone) == 12 and alone[4] != runs.losses("alone")[4]
+    assert runs.losses(f"changed-{way}") == pytest.approx(alone, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -191,23 +224,42 @@ def test_rows_near_the_base_have_the_same_losses_however_they_are_split(runs, mo
 
 
 @pytest.mark.slow
-def test_fsdp_resumes_bit_for_bit(runs):
-    assert losses(runs.of("again")) == losses(runs.of("fsdp"))
-    last = runs.of("again") / f"checkpoint-{STEPS}"
-    assert differences(runs.of("fsdp") / last.name, last) == [] and defects(last) == []
+@pytest.mark.parametrize(
+    "name", [*WAYS, *(f"adapted-{way}" for way in ADAPTED), "rounded", "upper", "upper-zero3", "dpo"]
+)
+def test_it_resumes_bit_for_bit(runs, name):
+    straight, again = runs.of(name), runs.of(f"{name}-again")
+    assert losses(again) == losses(straight)
+    last = max(again.glob("checkpoint-*"), key=lambda folder: int(folder.name.split("-")[1]))
+    assert differences(straight / last.name, last) == [] and defects(last) == []
     assert read_manifest(last).exactness.startswith(("bit-exact", "rounding: GPU"))
 
 
 @pytest.mark.slow
-def test_adapters_on_a_divided_base_learn_and_resume_under_fsdp(runs):
-    assert runs.losses("adapted") == pytest.approx(runs.losses("adapted-alone"), rel=1e-6)
-    assert losses(runs.of("adapted-again")) == losses(runs.of("adapted"))
+@pytest.mark.parametrize("way", ADAPTED)
+def test_adapters_learn_what_one_process_does(runs, way):
+    assert runs.losses(f"adapted-{way}") == pytest.approx(runs.losses("adapted-alone"), rel=1e-6)
 
 
 @pytest.mark.slow
-def test_fsdp_resumes_on_one_process(runs):
-    assert losses(runs.of("fewer")) == pytest.approx(losses(runs.of("fsdp")), rel=1e-6)
-    assert [event["kind"] for event in read_events(runs.of("fewer"))] == ["elastic"]
+@pytest.mark.parametrize("way", ["upper", *(f"upper-{way}" for way in ADAPTED)])
+def test_parts_that_are_trained_by_name_learn_what_they_do_on_one_process_and_the_rest_stays(runs, way):
+    assert runs.losses(way) == pytest.approx(runs.losses("upper"), rel=1e-6)
+    half, last, final = (
+        load_file(runs.of(way) / name / "model.safetensors") for name in ("checkpoint-4", "checkpoint-8", "final")
+    )
+    assert all(last[name].equal(final[name]) for name in final) and len(final) == 21
+    assert {name for name in half if not half[name].equal(last[name])} == {n for n in half if n.startswith(TRAINED)}
+    if way == "upper":
+        states = load_data(runs.of(way) / "checkpoint-8" / "optimizer.pt")["state"]
+        assert len(states) == sum(name.startswith(TRAINED) for name in final)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_it_resumes_on_one_process(runs, way):
+    assert losses(runs.of(f"fewer-{way}")) == pytest.approx(losses(runs.of(way)), rel=2e-6)
+    assert [event["kind"] for event in read_events(runs.of(f"fewer-{way}"))] == ["elastic"]
 
 
 @pytest.mark.long

@@ -1,9 +1,10 @@
 """Run by test_several_processes.py under torchrun; each result is a line of JSON.
 
 in_two_processes.py rows MODEL_TYPE...           loss and gradients of rows that both share, against whole rows
-in_two_processes.py zero3 '[model sections]'     weights under ZeRO-3, against those of a plain model
-in_two_processes.py fsdp '[model sections]'      the same under FSDP2
-in_two_processes.py memory '[model section]'     peak memory of building for FSDP2, against that of building everywhere
+in_two_processes.py '{name: argument}'           one after the other, of
+    memory, a model section      peak memory of building for FSDP2, against that of building everywhere; as the first
+    fsdp, model sections         weights under FSDP2, against those of a plain model
+    zero3, model sections        the same under ZeRO-3
 """
 
 import gc
@@ -85,7 +86,7 @@ def compare_fsdp(sections: list[dict]) -> None:
         found = {name: value.full_tensor() for name, value in model.named_parameters()} | dict(model.named_buffers())
         expected = dict(plain.named_parameters()) | dict(plain.named_buffers())
         different = [name for name in expected.keys() & found.keys() if not torch.equal(expected[name], found[name])]
-        put({"different": sorted([*different, *(expected.keys() ^ found.keys())])})
+        put({"of": "fsdp", "different": sorted([*different, *(expected.keys() ^ found.keys())])})
 
 
 def measure_memory(section: dict) -> None:
@@ -97,7 +98,7 @@ def measure_memory(section: dict) -> None:
         size = 4 * sum(parameter.numel() for parameter in model.parameters())
         del model
         gc.collect()
-    put({"rank": dist.get_rank(), "once": growth[0] / size, "everywhere": growth[1] / size})
+    put({"of": "memory", "rank": dist.get_rank(), "once": growth[0] / size, "everywhere": growth[1] / size})
 
 
 def compare_zero3(sections: list[dict]) -> None:
@@ -116,7 +117,7 @@ def compare_zero3(sections: list[dict]) -> None:
             with deepspeed.zero.GatheredParameters([parameter]):
                 if not torch.equal(parameter, plain[name]):
                     different.append(name)
-        put({"partitioned": partitioned, "different": different})
+        put({"of": "zero3", "partitioned": partitioned, "different": different})
     assert kept.deepspeed == profile
 
 
@@ -129,5 +130,6 @@ if sys.argv[1] == "rows":
     for name in sys.argv[2:]:
         compare_rows(name)
 else:
-    {"zero3": compare_zero3, "fsdp": compare_fsdp, "memory": measure_memory}[sys.argv[1]](json.loads(sys.argv[2]))
+    for name, given in json.loads(sys.argv[1]).items():
+        {"zero3": compare_zero3, "fsdp": compare_fsdp, "memory": measure_memory}[name](given)
 leave_processes()

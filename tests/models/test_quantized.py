@@ -18,7 +18,7 @@ from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model
 from cpt.train import train
 
-pytest.importorskip("bitsandbytes")
+pytestmark = pytest.mark.quantized
 QLORA = {"r": 4, "quantize": "nf4", "double_quantize": True}
 WIDE = tiny_config("llama", hidden_size=128, intermediate_size=256)
 IDS = torch.randint(4, 96, (2, 16), generator=torch.Generator().manual_seed(0))

@@ -59,35 +59,33 @@ def test_proven_models_learn_the_same_from_parts_of_rows():
 
 
 @pytest.fixture(scope="module")
-def sections(tmp_path_factory):
-    """Of `model:`: new weights with adapters, loaded experts, a grown vocabulary, buffers that are saved."""
+def results(tmp_path_factory):
+    """Of `model:` sections: new weights with adapters, loaded experts, a grown vocabulary, buffers that are saved. And
+    of a model of 200 MB."""
     folder = tmp_path_factory.mktemp("saved")
     for name in ("gpt2", "minimind2_moe"):
         tiny_model(name).save_pretrained(folder / name)
-    return [
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 4}
+    tiny_model(tiny_config("llama", **sizes)).save_pretrained(folder / "large")
+    sections = [
         {"from_scratch": True, "config": tiny_config("llama"), "lora": {"r": 2}, "resize_embeddings": True},
         {"path": str(folder / "minimind2_moe"), "resize_embeddings": True},
         {"path": str(folder / "gpt2"), "config": tiny_config("cpt-gpt2"), "resize_embeddings": True},
         {"from_scratch": True, "config": tiny_config("deepseek_v3"), "resize_embeddings": True},
     ]
+    large = {"path": str(folder / "large"), "resize_embeddings": True}
+    lines = results_of(json.dumps({"memory": large, "fsdp": sections, "zero3": sections[:3]}))
+    return lambda name: [line for line in lines if line["of"] == name]
 
 
 @pytest.mark.slow
-def test_new_loaded_and_grown_weights_are_the_same_with_and_without_zero3(sections):
-    results = results_of("zero3", json.dumps(sections[:3]))
-    assert results == 2 * 3 * [{"partitioned": True, "different": []}]
+def test_each_process_gets_its_part_of_the_main_process_weights(results):
+    assert results("fsdp") == 2 * 4 * [{"of": "fsdp", "different": []}]
+    assert results("zero3") == 2 * 3 * [{"of": "zero3", "partitioned": True, "different": []}]
 
 
 @pytest.mark.slow
-def test_each_process_gets_its_part_of_the_main_process_weights_under_fsdp2(sections):
-    assert results_of("fsdp", json.dumps(sections)) == 2 * len(sections) * [{"different": []}]
-
-
-@pytest.mark.slow
-def test_under_fsdp2_only_the_main_process_has_the_whole_model_in_memory(tmp_path):
-    """200 MB, of which each of two processes keeps half."""
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 4}
-    tiny_model(tiny_config("llama", **sizes)).save_pretrained(tmp_path)
-    found = results_of("memory", json.dumps({"path": str(tmp_path), "resize_embeddings": True}))
-    main, other = sorted(found, key=lambda line: line["rank"])
-    assert other["once"] < 0.8 and other["everywhere"] > 1.2 and main["once"] > 1.2, found
+def test_under_fsdp2_only_the_main_process_has_the_whole_model_in_memory(results):
+    """Each of two processes keeps half."""
+    main, other = sorted(results("memory"), key=lambda line: line["rank"])
+    assert other["once"] < 0.8 and other["everywhere"] > 1.2 and main["once"] > 1.2
