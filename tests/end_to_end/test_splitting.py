@@ -46,6 +46,7 @@ class Runs:
         begins_as=None,
         changes=(),
         every=STEPS,
+        in_background=False,
         replay_kl=None,
         **training,
     ):
@@ -62,7 +63,7 @@ class Runs:
             "data": {"sequence_length": 64, "sources": sources},
             "budget": {"tokens": STEPS * 256, "global_batch_tokens": 256},
             "optimizer": {"learning_rate": 3e-3},
-            "checkpoints": {"every_steps": every, "keep": None},
+            "checkpoints": {"every_steps": every, "keep": None, "in_background": in_background},
             "evaluation": training.pop("evaluation", {}),
             "training": {"per_device_train_batch_size": 2, "logging_steps": 1, **self.ways[way], **training},
         }
@@ -126,6 +127,7 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
         *(plan(f"{way}-again", way, begins_as=way) for way in WAYS),
         *(plan(f"adapted-{way}", way, every=4, **adapted) for way in ADAPTED),
         *(plan(f"adapted-{way}-again", way, begins_as=f"adapted-{way}", **adapted) for way in ADAPTED),
+        *(plan(f"behind-{way}", way, every=4, in_background=True) for way in WAYS),
         plan("rounded", "offload", every=4, **rounded),
         plan("rounded-again", "offload", begins_as="rounded", **rounded),
         *(plan(f"upper-{way}", way, every=4, **upper) for way in ADAPTED),
@@ -138,6 +140,7 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
         plan("distilled-zero3", "zero3", **distilled),
         *(plan(f"near-{way}", way, **near) for way in WAYS),
         *(plan(f"near-adapted-{way}", way, **near_adapted) for way in WAYS),
+        made.planned_stage("dpo-zero2", "dpo", "zero2", processes=2),
     )
     made.train(
         1,
@@ -236,6 +239,13 @@ def test_it_resumes_bit_for_bit(runs, name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_written_in_the_background_is_what_training_would_have_waited_for(runs, way):
+    waiting, behind = (runs.of(name) / "checkpoint-4" for name in (way, f"behind-{way}"))
+    assert differences(waiting, behind) == [] and defects(behind) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ADAPTED)
 def test_adapters_learn_what_one_process_does(runs, way):
     assert runs.losses(f"adapted-{way}") == pytest.approx(runs.losses("adapted-alone"), rel=1e-6)
@@ -260,6 +270,11 @@ def test_parts_that_are_trained_by_name_learn_what_they_do_on_one_process_and_th
 def test_it_resumes_on_one_process(runs, way):
     assert losses(runs.of(f"fewer-{way}")) == pytest.approx(losses(runs.of(way)), rel=2e-6)
     assert [event["kind"] for event in read_events(runs.of(f"fewer-{way}"))] == ["elastic"]
+
+
+@pytest.mark.slow
+def test_pairs_have_the_same_losses_under_zero_2(runs):
+    assert runs.losses("dpo-zero2") == pytest.approx(runs.losses("dpo"), rel=2e-5)
 
 
 @pytest.mark.long

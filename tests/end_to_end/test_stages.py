@@ -9,12 +9,8 @@ from tiny_tasks import TINY
 from cpt.recipe.load import load_recipe
 
 
-def stages(*slow):
-    """All of them: these in the slow tests, the others in the long ones."""
-    return [pytest.param(stage, marks=pytest.mark.slow if stage in slow else pytest.mark.long) for stage in LEARNED]
-
-
-@pytest.mark.parametrize("stage", stages("dpo"))
+@pytest.mark.long
+@pytest.mark.parametrize("stage", LEARNED)
 def test_a_stage_learns_under_zero_2(stage, tmp_path):
     given = load_recipe(TINY / f"{stage}.yaml").training
     halved = {key: value // 2 for key, value in given.items() if key == "gradient_accumulation_steps"}

@@ -13,6 +13,7 @@ from cpt.errors import DataError, ResourceError
 from cpt.models.inventory import build_on_meta, count_model_parameters, longest_row
 from cpt.models.known_bases import known_base
 from cpt.planning import init_recipe
+from cpt.planning.activations import count_activations
 from cpt.planning.init_recipe import BaseModel, RecipeChoices, TrainingMethod, choose, own_run, read_documents
 from cpt.planning.speed import find_target
 
@@ -39,9 +40,21 @@ def documents(corpus, encoder):
     return read_documents(str(corpus / "domain.jsonl"), None, encoder)
 
 
+@pytest.fixture(scope="session")
+def counts():
+    return {}
+
+
 @pytest.fixture
-def choices(documents, tokenizer):
+def choices(documents, tokenizer, counts, monkeypatch):
     """What is chosen for a model without weights on a machine, with documents of which some facts are changed."""
+
+    def count_once(config, setup):
+        name = f"{config}{setup}"
+        counts[name] = counts.get(name) or count_activations(config, setup)
+        return counts[name]
+
+    monkeypatch.setattr("cpt.planning.memory.count_activations", count_once)
 
     def of(config=GPT2_LARGE, gpu="RTX 4090", path="some/base", gpus=1, found=None, **options):
         changed = {"tokens": 10**8, "compared_with_english": 0.95, **(found or {})}
