@@ -100,12 +100,11 @@ def look_for(token: Path, writer: str) -> str | None:
 
 def facts_of_node(recipe: Recipe) -> Facts:
     gpus = find_gpus()
-    versions = {name: version for name in PACKAGES if (version := installed_version(name))}
     dumped = recipe.model_dump(mode="json", by_alias=True)
     variables = {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "GLOO_"))}
     return {
         "Python": platform.python_version(),
-        **versions,
+        **{name: version for name in PACKAGES if (version := installed_version(name))},
         "CUDA of torch": str(torch.version.cuda),
         "the hash of cpt's source files": hash_of_code()[:12],
         **{f"recipe key `{dotted(key)}`": in_yaml(value) for key, value in leaves(dumped)},

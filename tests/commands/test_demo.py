@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -125,25 +124,3 @@ def test_one_seed_that_fails_fails_the_demo(tmp_path):
     print_results([read_result(run) for run in runs], "It worked: so it did.", console, tmp_path)
     printed = console.export_text()
     assert "NOT passed" in printed and f"  cpt compare {runs[0].folder} {runs[1].folder}\n" in printed
-
-
-@pytest.mark.long
-def test_the_whole_demo_at_a_fraction_of_its_size(tmp_path):
-    """Texts, base, init, check, two seeds, verdicts, export, the served answer; a second start only serves again."""
-    environment = {**os.environ, "CPT_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(RECIPES.parent)}
-    words = [sys.executable, "-m", "cpt.cli", "demo", "--folder", "demo", "--seeds", "1,2"]
-    words += ["budget.tokens=20_480", "schedule.warmup_tokens=2_048", "training.logging_steps=5"]
-
-    def start():
-        ended = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
-        return ended, [line.split()[2] for line in ended.stdout.splitlines() if line.startswith("$ cpt")]
-
-    first, commands = start()
-    summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
-    assert first.returncode == (0 if summary["passed"] else 1), first.stderr[-3000:]
-    assert [row["run"] for row in summary["rows"]] == ["code-seed1", "code-seed2"]
-    assert all(row["domain_after"] < row["domain_before"] < 4 for row in summary["rows"])
-    assert summary["answer"]["text"]
-    assert commands == ["tokenizer", "train", "init", "check", "train", "train", "export", "serve"]
-    again, commands = start()
-    assert commands == ["serve"] and again.returncode == first.returncode

@@ -105,19 +105,6 @@ def run(recipe, load, folder, tmp_path):
     return finished
 
 
-@pytest.mark.slow
-def test_a_finished_run_is_compared_with_its_base_once(run):
-    finished = run(tasks=[{"name": "domain_test", "questions": 30}])
-    assert needs_verdict(finished)
-    verdict = complete_verdict(finished)
-    assert verdict.is_complete and not needs_verdict(finished)
-    assert [one.name for one in verdict.domain_test] == ["domain cloze", "domain continuation"]
-    assert all(one.against.items == one.questions >= 30 for one in verdict.domain_test)
-    assert verdict.contamination.evaluated == 72 and verdict.contamination.num_contaminated == 0
-    page = (finished.folder / "verdict.md").read_text()
-    assert "| domain cloze | accuracy | " in page and f"cpt serve {finished.export_folder}" in page
-
-
 def board(model, tokenizer):
     """A number for each question, and one for all of them."""
     words = torch.tensor([tokenizer(word)["input_ids"][:1] for word in METALS])
@@ -164,10 +151,16 @@ def test_the_worst_documents_are_listed_with_their_places(run, folder):
 
 
 @pytest.mark.slow
-def test_two_processes_measure_the_same_as_one(run, folder):
+def test_a_finished_run_is_compared_with_its_base_once_by_one_process_as_by_two(run, folder):
     pytest.importorskip("lm_eval")
     finished = run(tasks=[{"name": "domain_test", "questions": 30}, {"name": "exam", "folder": str(folder)}])
-    of_one = complete_verdict(finished).to_json()
+    assert needs_verdict(finished)
+    verdict = complete_verdict(finished)
+    assert verdict.is_complete and not needs_verdict(finished)
+    assert [one.name for one in verdict.domain_test] == ["domain cloze", "domain continuation"]
+    assert all(one.against.items == one.questions >= 30 for one in verdict.domain_test)
+    assert verdict.contamination.evaluated == 72 and verdict.contamination.num_contaminated == 0
+    of_one = verdict.to_json()
     (finished.folder / "verdict.json").unlink()
     words = [sys.executable, "-m", "cpt", "verdict", str(finished.folder), "--processes", "2"]
     ended = subprocess.run(words, env=environment_of_a_run(), cwd=ROOT, capture_output=True, text=True, timeout=540)

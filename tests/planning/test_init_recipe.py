@@ -22,6 +22,7 @@ GPT2_LARGE = AutoConfig.for_model("gpt2", n_embd=1280, n_layer=36, n_head=20, n_
 LLAMA_13B = AutoConfig.for_model(
     "llama", hidden_size=5120, intermediate_size=13824, num_hidden_layers=40, num_attention_heads=40
 )
+COUNTS = {}
 NO_LAYERS = AutoConfig.for_model("llama", num_hidden_layers=0)
 
 
@@ -40,20 +41,15 @@ def documents(corpus, encoder):
     return read_documents(str(corpus / "domain.jsonl"), None, encoder)
 
 
-@pytest.fixture(scope="session")
-def counts():
-    return {}
+def count_once(config, setup):
+    name = f"{config}{setup}"
+    COUNTS[name] = COUNTS.get(name) or count_activations(config, setup)
+    return COUNTS[name]
 
 
 @pytest.fixture
-def choices(documents, tokenizer, counts, monkeypatch):
+def choices(documents, tokenizer, monkeypatch):
     """What is chosen for a model without weights on a machine, with documents of which some facts are changed."""
-
-    def count_once(config, setup):
-        name = f"{config}{setup}"
-        counts[name] = counts.get(name) or count_activations(config, setup)
-        return counts[name]
-
     monkeypatch.setattr("cpt.planning.memory.count_activations", count_once)
 
     def of(config=GPT2_LARGE, gpu="RTX 4090", path="some/base", gpus=1, found=None, **options):
