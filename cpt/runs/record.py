@@ -328,10 +328,9 @@ def describe_environment() -> dict[str, Any]:
 
 @lru_cache
 def installed_version(package: str) -> str | None:
-    try:
+    with suppress(PackageNotFoundError):
         return version(DISTRIBUTION if package == "cpt" else package)
-    except PackageNotFoundError:
-        return None
+    return None
 
 
 def deciding_variables() -> dict[str, str]:
