@@ -102,7 +102,7 @@ def test_parts_of_another_model_or_without_one_processs_part_are_refused(of_two_
         read_parts(of_two_processes, trust=False)
 
 
-# --- DeepSpeed; whole runs: tests/end_to_end/test_splitting.py ----------------------------------------------------------
+# --- DeepSpeed; whole runs: tests/end_to_end/test_splitting.py -------------------------------------------------------
 
 
 class Engine:

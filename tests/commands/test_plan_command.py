@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from cpt.cli import application
 from cpt.errors import RecipeError, ResourceError
 
+pytestmark = pytest.mark.heavy
 RECIPE = """\
 name: run
 stage: pretrain
@@ -36,7 +37,6 @@ def plan(tmp_path, monkeypatch):
     return lambda *words: CliRunner().invoke(application("plan"), ["plan", "recipe.yaml", *words])
 
 
-@pytest.mark.heavy
 def test_the_page_is_as_approved(plan):
     result = plan("--gpu", "RTX 4090", "--host-memory", "64", "--price-per-gpu-hour", "0.5")
     page = re.sub(r" *\d+\.\d+", " #.##", result.output)  # sizes depend on the version of transformers
@@ -48,7 +48,6 @@ def test_nothing_is_written_for_a_recipe_that_fits(plan):
     assert isinstance(result.exception, RecipeError) and not Path("fitted.yaml").exists()
 
 
-@pytest.mark.heavy
 def test_without_a_gpu_a_recipe_for_a_cpu_is_planned_for_it(plan, monkeypatch, tmp_path):
     monkeypatch.setattr("cpt.commands.plan.find_gpus", list)
     (tmp_path / "recipe.yaml").write_text(RECIPE.replace("bf16: true, ", ""))

@@ -271,7 +271,7 @@ class Server:
         return Endpoint(f"http://127.0.0.1:{self.server.server_port}/v1", "small", **{"concurrency": 4, **options})
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_server_that_fails_changes_nothing_but_the_time(task, tmp_path, monkeypatch):
     monkeypatch.setattr(rewriting, "GROUP", 2)
     monkeypatch.setattr(rewriting_model, "PAUSE_SECONDS", 0.05)

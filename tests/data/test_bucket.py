@@ -10,6 +10,7 @@ from cpt.data.store.token_files import bucket
 from cpt.errors import DataError, ResourceError
 from cpt.recipe.schema import Evaluation
 
+pytestmark = pytest.mark.heavy
 EVALUATION = Evaluation(held_out_share=0.02)
 
 

@@ -126,7 +126,7 @@ def test_streaming_fetches_about_what_a_piece_holds(hub, run):
     assert len(content) // 10 <= hub.sent["big.jsonl"] <= len(content) // 10 + 3 * 2**16
 
 
-@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("streaming", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_busy_hub_is_asked_again_and_a_broken_answer_is_resumed(hub, run, streaming):
     name = f"busy-{streaming}.jsonl"
     hub.commit(f"lab/busy-{streaming}", {name: lines("x", 100)})

@@ -10,6 +10,7 @@ def slow_or_long(page):
     return pytest.param(page, marks=pytest.mark.long if is_long else pytest.mark.slow, id=str(page))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page)], ids=str)
 def test_the_commands_and_recipes_of_a_page_are_right(page, tmp_path, monkeypatch):
     prepare(page.with_stem("no_page"), tmp_path)

@@ -39,10 +39,12 @@ def write_mean(output, dtype, *folders):
     return output
 
 
+FP32, BF16 = torch.float32, torch.bfloat16
+OTHERS = [pytest.param(pair, marks=pytest.mark.slow) for pair in ((BF16, BF16), (FP32, BF16))]
+
+
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    "dtypes", [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16)]
-)
+@pytest.mark.parametrize("dtypes", [(FP32, FP32), *OTHERS])
 def test_the_ends_are_both_models_and_the_middle_is_their_stored_mean(
     base_folder, trained_folder, texts, tmp_path, dtypes
 ):
@@ -106,7 +108,7 @@ def test_without_general_text_it_says_so():
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_run_names_its_base_and_its_held_out_sets(base_folder, trained_folder, corpus, tiny_recipe, tmp_path, cpt):
     sets = [{"path": str(corpus / f"{name}.jsonl"), "name": name} for name in ("held_out", "general")]
     tiny_recipe |= {"stage": "cpt", "model": {"path": str(base_folder)}, "tokenizer": {}}

@@ -111,8 +111,8 @@ def test_layers_in_8_bit_keep_their_inputs():
     assert quantized.kept - plain.kept > 4 * 512 * 2 * 512
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_dry_run_takes_what_a_real_step_takes(checkpointing):
     config = config_from({**SHAPES["llama"], "num_hidden_layers": 2})
     setup = setup_for(on_cpu=True, half=False, weights_bytes=4, packed=True, checkpointing=checkpointing)

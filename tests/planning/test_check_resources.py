@@ -64,6 +64,7 @@ def gpu(memory_gib: float) -> Gpu:
     return Gpu("Some GPU", memory_gib, memory_gib, "580", "9.0")
 
 
+pytestmark = pytest.mark.heavy
 CONFIG = config_from(SHAPES["llama"])
 DATA = {"sequence_length": 512, "sources": [{"path": "documents"}]}
 

@@ -65,7 +65,7 @@ def test_without_room_on_the_host_adapters_and_smaller_states_are_both_offered_t
     assert all(fits(way.plan, find_target("RTX 4080", 1, 8.0)) for way in both)
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_where_the_hosts_memory_is_unknown_changes_that_need_no_host_are_offered_too():
     unknown = replace(find_target("RTX 4080", 1, None), host_memory_gib=8.0)
     first = cheapest_that_fits(setup_for(), unknown, count, mfu=0.35)

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from cpt import open_mixture
 from cpt.errors import DataError, RecipeError
 
+pytestmark = pytest.mark.heavy
 TEXTS = [f"{WORDS[: 7 + number % 31]} number {number}." for number in range(80)]  # each fits into a row of 64 tokens
 END = "<|end|>"
 
@@ -481,7 +482,6 @@ def seen(together, recipe, write, my_lab):
     return train
 
 
-@pytest.mark.heavy
 def test_one_byte_changed_in_the_store_is_noticed_and_changes_no_run(cpt, recipe, write, tmp_path):
     recipe["budget"]["tokens"] = 512
     file, own = write(recipe), {"environment": {"CPT_CACHE": str(tmp_path / "store")}}

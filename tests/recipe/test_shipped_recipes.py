@@ -67,6 +67,7 @@ def files_of(path: Path) -> set[Path]:
     return files
 
 
+@pytest.mark.heavy
 def test_every_model_and_every_mixture_is_in_a_recipe():
     parts = {*MIXTURES, *(FOLDER / "models").rglob("*.yaml")}
     assert parts <= set().union(*map(files_of, RECIPES))

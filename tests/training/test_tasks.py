@@ -100,6 +100,7 @@ def test_a_run_that_stops_ends_the_evaluation_and_keeps_its_weights(trainer):
     assert run.tasks.child is None and published(run) == ["checkpoint-4", "tasks-2", "tasks-4"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_evaluates_what_is_missing_and_repeats_nothing(trainer):
     saved = {"every_steps": 2, "keep": None}
     run = trainer(checkpoints=saved)
