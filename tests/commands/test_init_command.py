@@ -56,7 +56,7 @@ def test_the_recipe_has_no_mistakes_and_no_warnings(run, gpu, gpus):
     assert found.mistakes == found.warnings == [], found
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_without_a_general_set_the_public_one_is_replayed_and_with_none_nothing_is(run):
     recipe = run(general=None, gpu="RTX 4090")
     assert recipe.data.sources[1].path == init.PUBLIC_GENERAL and recipe.data.sources[1].max_documents

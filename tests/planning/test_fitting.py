@@ -75,7 +75,7 @@ def test_where_the_hosts_memory_is_unknown_changes_that_need_no_host_are_offered
     assert known.changes == first.changes and not known.others
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_run_that_fits_nowhere_has_no_proposal():
     assert proposal_for(host=8.0, micro_batch=1, lora={"r": 16}) is not None
     tiny = find_target("thing", 1, 64.0, memory=2.0, peak_tflops=10.0)

@@ -114,8 +114,8 @@ def test_a_replay_is_one_source_beside_your_own(name, share, tmp_path):
 SMALLER = [FOLDER / f"prototype_rtx4090_{kind}.yaml" for kind in ("64gb", "lora", "qlora")]
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("path", [SMALLER[0], *(pytest.param(path, marks=pytest.mark.slow) for path in SMALLER[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("path", SMALLER)
 def test_the_prototype_fits_a_24_gb_card_in_a_machine_with_64_gb(path):
     """All parameters take at most 20.5 GiB without CUDA's own: 2 more than Liger's loss, which rounds the head's
     gradient in each chunk."""

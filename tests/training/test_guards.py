@@ -193,6 +193,7 @@ def handled(sections, folder, rows=BAD_ROWS, **options):
     return bad_run(sections, folder, safety=safety, faults=in_rows(*rows))
 
 
+@pytest.mark.slow
 def test_a_handler_gets_each_spike_and_decides_what_follows(tiny_recipe, tmp_path):
     SEEN.clear()
     skips = train_to_the_end(handled(tiny_recipe, tmp_path / "skip", action="skip"), restarts=0)
