@@ -44,7 +44,7 @@ demo: $(INSTALLED) ## pre-train a small model, continue on a domain, show what i
 test: $(INSTALLED) ## the test suite: no network, no GPU, about 4 minutes on 2 cores
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
-test-quick: $(INSTALLED) ## what starts no process and trains nothing: under a minute, for each save
+test-quick: $(INSTALLED) ## what starts no process and trains nothing: about a minute, for each save
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not heavy and not slow and not long and not quantized and not cluster and not gpu and not network' $(ARGS)
 
 test-slow: $(INSTALLED) ## long runs and smaller grids
