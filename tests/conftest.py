@@ -17,16 +17,15 @@ import pytest
 from hypothesis import settings
 from tiny import TINY_LLAMA, write_documents
 
-settings.register_profile(
-    "any machine", deadline=None
-)  # a fifth of a second for an example is no promise on a busy one
+settings.register_profile("any machine", deadline=None)  # a fifth of a second is no promise on a busy one
 settings.load_profile("any machine")
+gc.disable()  # until the tests are collected: imports make a lot and throw little away
 
 
 def pytest_collection_finish() -> None:
     """Leave what was imported out of every later collection of garbage: each end of training asks for a whole one."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

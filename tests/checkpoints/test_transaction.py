@@ -48,9 +48,8 @@ def test_a_state_is_hashed_as_it_is_written(tmp_path, numbers):
 # --- a save that fails -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "room", [100, 2000, 3900]
-)  # not even the small files; neither torch's nor the model's; not those with headers
+# Not even the small files; neither torch's nor the model's; not those with headers
+@pytest.mark.parametrize("room", [100, 2000, 3900])
 def test_a_disk_that_is_full_costs_this_save_alone(tmp_path, room):
     save(tmp_path, 1)
     with files_end_at(room), pytest.raises(SaveFailed, match="File too large") as failed:

@@ -147,6 +147,7 @@ def test_each_text_records_where_it_comes_from(task, tmp_path, documents, model_
     assert len({row["seed"] for row in rows}) == len(rows) == done.texts > 4
 
 
+@pytest.mark.heavy
 def test_an_interrupted_run_ends_the_same_and_repeats_nothing(task, tmp_path, monkeypatch):
     monkeypatch.setattr(rewriting, "GROUP", 2)
     rewrite(task(), tmp_path / "straight")
@@ -466,6 +467,7 @@ def test_replay_is_written_until_it_has_the_tokens_and_continues_when_more_are_a
         replay(tmp_path / "parts", 100, seed=7)
 
 
+@pytest.mark.heavy
 def test_an_interrupted_replay_ends_the_same(replay, model_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(rewriting, "GROUP", 2)
     task = ReplayTask(Model(path=str(model_folder)), max_new_tokens=NEW_TOKENS, min_characters=4)

@@ -358,6 +358,7 @@ def spaced(messages, blanks):
     return [m | {"content": blanks.format("Aone")} if m["content"] == "Aone" else m for m in messages]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_blanks_around_an_answer_do_not_change_what_is_learned(talking, name):
     """In every chat template that TRL ships: each answer with the token that ends its turn, and nothing that another

@@ -71,6 +71,7 @@ def guessed(draw, known, chance, repeated):
     return np.isin(state, (0, 1)) | first, np.isin(state, (0, 2)) | second
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("choices", [(4,), (2,), (2, 3, 5, 10), (np.inf,)], ids=str)
 @pytest.mark.parametrize("known", [(0.3, 0.0, 0.05), (0.3, 0.1, 0.1), (0.1, 0.3, 0.3)], ids=str)
 def test_intervals_of_what_was_forgotten_and_learned_cover_the_truth(choices, known):
@@ -189,6 +190,7 @@ def outcomes(truth, documents, *, corpora=20, runs=50, seed=0):
     return {outcome: count / (corpora * runs) for outcome, count in counts.items()}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("truth", "documents", "wrong"),
     [

@@ -126,9 +126,8 @@ def products(chunk, dtype=torch.bfloat16, tokens=16384, vocabulary=512, width=32
     """The head's gradient over chunks, and the same half-precision products added up in fp64."""
     torch.manual_seed(0)
     weight = (torch.randn(vocabulary, width) * 0.05).to(dtype).requires_grad_()
-    hidden = (torch.randn(tokens, width) + torch.randn(width)).to(
-        dtype
-    )  # hidden states share a part, so that errors do not cancel
+    # Hidden states share a part, so that errors do not cancel
+    hidden = (torch.randn(tokens, width) + torch.randn(width)).to(dtype)
     often = 1 / torch.arange(1, vocabulary + 1).float()
     targets = torch.multinomial(often, tokens, replacement=True)
     targets[::7] = -100
