@@ -21,6 +21,12 @@ IDS = torch.arange(3, 63).view(2, 30)
 LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
+@pytest.fixture(autouse=True)
+def compiler(monkeypatch):
+    """BOFT leaves CXX=gcc behind where its kernel cannot be compiled: DeepSpeed would compile its own anew."""
+    monkeypatch.setenv("CXX", "g++")
+
+
 def build(family="llama", *, tied=False, **section):
     return tiny_model(tiny_config(family, tie_word_embeddings=tied), **section)
 
