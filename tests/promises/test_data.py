@@ -417,6 +417,7 @@ def test_the_loss_of_packed_documents_is_that_of_each_alone(epoch, packing):
     most_pieces = max(read.rows, key=lambda batch: len(read.pieces_of(batch)) * len(batch["input_ids"]))
     for batch in (most_pieces, most_padding):
         pieces = [piece for line in range(len(batch["input_ids"])) for piece in read.pieces_of(batch, line)]
+        assert {piece.count(read.tokenizer.eos_token_id) for piece in pieces} <= {0, 1}, "padding is attended to"
         with torch.no_grad():
             packed = model(**batch).loss
             documents = (torch.tensor([piece]) for piece in pieces)
