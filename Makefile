@@ -80,7 +80,7 @@ coverage: $(INSTALLED) ## which lines of cpt/ the default and the slow tests run
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-mutations: $(INSTALLED) ## break guarded lines one at a time and check that a test notices: 10 minutes on 2 cores
+mutations: $(INSTALLED) ## break guarded lines one at a time and check that a test notices: 15 minutes on 2 cores
 	$(BIN)/python -m benchmarks.mutations -j $(WORKERS) $(ARGS)
 
 test-oldest: $(INSTALLED) ## the private names of other libraries that cpt uses, in the oldest versions that pyproject.toml allows
