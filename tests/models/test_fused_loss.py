@@ -221,7 +221,7 @@ for cap, dtype, tolerance in ((0.0, torch.bfloat16, 6e-3), (30.0, torch.float32,
 """  # noqa: E501
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_the_kernel_agrees_with_fp64_in_tritons_interpreter():
     done = subprocess.run(
         [sys.executable, "-c", KERNEL], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True

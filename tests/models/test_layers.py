@@ -157,7 +157,7 @@ def losses(model, steps=3):
     return found
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "sub_keys"), [("gpt2", {}), ("llama", {"selective": True})])
 def test_layers_that_are_alike_are_compiled_once_for_the_whole_run(family, sub_keys, compiler):
     expected = losses(built(family, sub_keys))

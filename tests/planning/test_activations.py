@@ -30,7 +30,7 @@ def planned_bytes(config, setup):
 # --- the formula --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_packed_documents_need_a_mask_for_each_layer_unless_attention_is_flash():
     packed = count("llama").one
     flash = count("llama", attention="flash_attention_2").one
@@ -104,7 +104,7 @@ def test_frozen_parts_need_no_gradients_and_no_activations_below_the_first_train
     assert kept.kept <= of_whole.kept and kept.layers == {"lm_head": 1, "embed_tokens": 4}.get(parts[0], kept.layers)
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_layers_in_8_bit_keep_their_inputs():
     plain, quantized = (count("llama", lora={"r": 16, **how}).one for how in ({}, {"quantize": "int8"}))
     # of attention, its output, the feed-forward layer and its output; the others are saved already

@@ -82,7 +82,7 @@ def test_a_run_that_fits_nowhere_has_no_proposal():
     assert cheapest_that_fits(setup_for(), tiny, count, mfu=0.35) is None
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_several_gpus_may_divide_the_run_with_fsdp2_and_keep_compiled_layers():
     setup = setup_for(gpus=4, fused_loss=True, compiles=True, accumulation=4)
     target = find_target("mine", 4, 64.0, memory=24, peak_tflops=100)
