@@ -59,7 +59,7 @@ class TinyModel:
         self.family = family
 
     def get_config(self):
-        return config_from(tiny_config(self.family, pad_token_id=0))
+        return config_from(tiny_config(self.family, pad_token_id=0, max_position_embeddings=128))
 
     def prepare_config_and_inputs_for_common(self):
         config = self.get_config()
