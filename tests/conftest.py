@@ -1,4 +1,4 @@
-"""What many tests need: a small corpus, a tokenizer trained on it, and a recipe that trains in seconds."""
+"""A small corpus, a tokenizer trained on it, and a recipe that trains in seconds, for many tests."""
 
 import gc
 import json
@@ -17,7 +17,7 @@ import pytest
 from hypothesis import settings
 from tiny import TINY_LLAMA, write_documents
 
-settings.register_profile("any machine", deadline=None)  # a fifth of a second is no promise on a busy one
+settings.register_profile("any machine", deadline=None)  # a busy one needs more than a fifth of a second
 settings.load_profile("any machine")
 gc.disable()  # until the tests are collected: imports make a lot and throw little away
 

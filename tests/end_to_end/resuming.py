@@ -12,7 +12,7 @@ from tiny import TINY_LLAMA, write_recipe
 
 from cpt.checkpoints.model_folder import load_data
 
-# They hold times and paths, and sets in an order of their own (peft); their numbers are in other files too.
+# They hold times, paths and unordered sets (peft); their numbers are in other files too.
 SAID_OTHERWISE = ("manifest.json", "training_args.bin", "trainer_state.json", "adapter_config.json")
 
 
@@ -70,7 +70,7 @@ def differences(one: Path, other: Path, *, ignored: tuple[str, ...] = SAID_OTHER
 
 
 def differing(one, other, place=""):
-    """Where two values differ."""
+    """The places in which two values differ."""
     if type(one) is not type(other):
         return [place]
     if isinstance(one, dict):

@@ -23,7 +23,7 @@ LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 @pytest.fixture(autouse=True)
 def compiler(monkeypatch):
-    """BOFT leaves CXX=gcc behind where its kernel cannot be compiled: DeepSpeed would compile its own anew."""
+    """BOFT leaves CXX=gcc behind where its kernel cannot be compiled: DeepSpeed would compile its own again."""
     monkeypatch.setenv("CXX", "g++")
 
 
