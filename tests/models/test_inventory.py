@@ -77,6 +77,6 @@ def test_operations_are_those_that_torch_counts(model_type):
 def test_layers_with_and_without_a_window_are_counted_apart():
     kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
     config = config_from({"model_type": "gemma3_text", **ONLY_HERE["gemma3_text"], **kinds})
-    seen = sum(min(place, 8) for place in range(32)) / 32 + 32 / 2  # positions of a token, on average, to half of one
+    seen = sum(min(place, 8) for place in range(32)) / 32 + 32 / 2  # positions that a token sees, on average
     heads = SHAPE["num_attention_heads"]
     assert attention_flops(config, 32) == pytest.approx(2 * heads * (8 + 8) * seen, rel=0.03)
