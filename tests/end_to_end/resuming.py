@@ -1,13 +1,12 @@
 """Interrupt a run after the fact, resume it, and compare it with the run that was never interrupted."""
 
-import json
 import shutil
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import torch
-from launching import launch_to_its_end, losses, zero_profile
+from launching import zero_profile
 from tiny import TINY_LLAMA, write_recipe
 
 from cpt.checkpoints.model_folder import load_data
@@ -34,21 +33,6 @@ def forget_after(run, step):
         if folder.name == "final" or int(folder.name.split("-")[1]) > step:
             shutil.rmtree(folder)
     (run / "status.json").unlink()
-
-
-def interrupted_equals_straight(sections, tmp_path, *, at, stage):
-    """Run to the end, take away what came after step `at`, and run again."""
-    recipe = recipe_of(sections, tmp_path, stage=stage)
-    run = tmp_path / "runs" / "tiny"
-    launch_to_its_end(recipe)
-    straight = losses(run)
-    last = shutil.copytree(run / "checkpoint-8", tmp_path / "straight")
-    forget_after(run, at)
-    launch_to_its_end(recipe)
-    assert losses(run) == straight and differences(last, run / "checkpoint-8") == []
-    said = json.loads((run / "checkpoint-8" / "manifest.json").read_text())["exactness"]
-    repeats = sections["training"].get("full_determinism") or not torch.cuda.is_available()
-    assert said.startswith("bit-exact" if repeats else "rounding")
 
 
 def differences(one: Path, other: Path, *, ignored: tuple[str, ...] = SAID_OTHERWISE) -> list[str]:

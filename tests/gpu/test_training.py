@@ -1,8 +1,10 @@
 """What only a CUDA GPU can show; `make test-gpu`. Without one these tests fail, they are not skipped."""
 
+import json
+
 import pytest
-from launching import ROOT, launch, losses
-from resuming import interrupted_equals_straight
+from launching import ROOT, launch, launch_to_its_end, losses
+from resuming import differences, forget_after, recipe_of
 from tiny import write_recipe
 
 pytestmark = pytest.mark.gpu
@@ -33,4 +35,11 @@ def test_each_deepspeed_profile_trains_in_bf16(tiny_recipe, tmp_path, profile):
 def test_a_run_on_the_gpu_resumes_bit_for_bit(tiny_recipe, tmp_path, stage):
     # Else attention's backward pass adds up in any order
     tiny_recipe["training"] |= {"bf16": True, "full_determinism": True}
-    interrupted_equals_straight(tiny_recipe, tmp_path, at=3, stage=stage)
+    recipe, run = recipe_of(tiny_recipe, tmp_path, stage=stage), tmp_path / "runs" / "tiny"
+    launch_to_its_end(recipe)
+    straight, last = losses(run), (run / "checkpoint-8").rename(tmp_path / "straight")
+    forget_after(run, 3)
+    launch_to_its_end(recipe)
+    assert losses(run) == straight and differences(last, run / "checkpoint-8") == []
+    manifest = json.loads((run / "checkpoint-8" / "manifest.json").read_text())
+    assert manifest["exactness"].startswith("bit-exact")
