@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from cpt.errors import CptError, LaunchError, RecipeError
 from cpt.files import training_program
-from cpt.hardware import announce_compiling, require_programs, scripts_folder
+from cpt.hardware import TRITON, announce_compiling, ask_triton, require_programs, scripts_folder, triton_failure
 from cpt.hf_internals import exit_now, run_exit_functions
 from cpt.plugins import did_you_mean
 from cpt.process import free_port
@@ -103,6 +103,14 @@ def print_once(message: str) -> None:
     if is_main_process():
         sys.stdout.write(f"{message}\n")
         sys.stdout.flush()
+
+
+def report_fallback(key: str, value: object, reason: str) -> None:
+    """Log that this machine forces a value, once for all processes; a run records it as an event `fallback`."""
+    if is_main_process():
+        details = {"key": key, "value": value, "reason": reason}
+        message = f"{key} falls back to {str(value).lower()}: {reason}."
+        log.warning(message, extra={"event": "fallback", "details": details})
 
 
 def has_process_group() -> bool:
@@ -241,12 +249,7 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
     if on_cpu:  # accelerate asks DeepSpeed for its device even if it is not used
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     else:
-        from accelerate.utils import check_cuda_p2p_ib_support
-
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        if not check_cuda_p2p_ib_support():  # `accelerate launch` sets these, torchrun and deepspeed do not
-            os.environ.setdefault("NCCL_P2P_DISABLE", "1")
-            os.environ.setdefault("NCCL_IB_DISABLE", "1")
+        set_up_gpu()
     if deepspeed_config is not None:
         if on_cpu:
             require_programs("g++", "ninja", reason="DeepSpeed on a CPU compiles its communication")
@@ -266,7 +269,21 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             text = f"process {rank()} of {world_size()} could not connect to the others at {address}: {problem}"
             raise LaunchError(text) from problem
+    if not on_cpu:  # a node's other processes learn from the main process; `compare_nodes` compares the nodes
+        os.environ.setdefault(TRITON, main_process_decides(triton_failure))
     return LaunchedAs(on_cpu, deepspeed_config, timeout)
+
+
+def set_up_gpu() -> None:
+    import torch
+    from accelerate.utils import check_cuda_p2p_ib_support
+
+    if local_rank() == 0:  # before this process uses the GPU, which may admit only one
+        ask_triton()
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if not check_cuda_p2p_ib_support():  # `accelerate launch` sets these, torchrun and deepspeed do not
+        os.environ.setdefault("NCCL_P2P_DISABLE", "1")
+        os.environ.setdefault("NCCL_IB_DISABLE", "1")
 
 
 def start_deepspeed(launched: LaunchedAs) -> None:

@@ -1,4 +1,4 @@
-"""Detect this machine's GPUs, memory, disk, cores and compilers."""
+"""Detect this machine's GPUs, memory, disk, cores and compilers, and whether its GPUs can run torch and Triton."""
 
 import ctypes
 import mmap
@@ -22,10 +22,23 @@ if TYPE_CHECKING:
     import torch
 
 CGROUP_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+CGROUP_USED = re.compile(r"^(?:anon|shmem|total_rss) (\d+)", re.MULTILINE)  # in memory.stat; other pages are freed
 CGROUP_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 SHARED_MEMORY = Path("/dev/shm")
 NOISE = re.compile(r"NVIDIA|GEFORCE|TESLA|SXM\d?|HBM\de?|GIB|GB|[^A-Z0-9]")  # in the names of GPUs
-INSTALL_LINES = {"g++": "apt-get install g++", "ninja": "pip install ninja"}
+C_COMPILER, PYTHON_HEADER = "C compiler", "Python.h"
+COMPILER_LINE = "apt-get install gcc python3-dev"
+INSTALL_LINES = {
+    "g++": "apt-get install g++",
+    "ninja": "pip install ninja",
+    C_COMPILER: COMPILER_LINE,
+    PYTHON_HEADER: f"{COMPILER_LINE}, or use a Python with headers, such as uv's (uv python install)",
+    "nvcc": "only to compile flash-attn or Mamba kernels yourself: the CUDA toolkit of torch's CUDA version, from"
+    " https://developer.nvidia.com/cuda-toolkit-archive (a distribution's package is of another version)",
+}
+OLDEST_DRIVERS = {12: 525, 13: 580}  # CUDA of the torch build: docs.nvidia.com/deploy/cuda-compatibility
+CUDNN_ATTENTION = 12.9  # CUDA from which torch's wheels have it: github.com/pytorch/pytorch/issues/171627
+TRITON = "CPT_TRITON_FAILURE"  # in the environment, for the processes that this one starts
 
 
 @dataclass(frozen=True)
@@ -100,18 +113,23 @@ class Machine:
     """Size of /dev/shm, which data workers and NCCL use."""
     free_disk_gib: float
     programs: dict[str, str | None]
+    """Paths; None for a missing one."""
+    triton_failure: str
+    """Empty if Triton works, or without a GPU."""
 
 
 def describe_machine(folder: Path = Path()) -> Machine:
     """GPUs, memory, cores and programs; free disk space is measured at `folder`."""
+    gpus = find_gpus()
     return Machine(
-        gpus=find_gpus(),
+        gpus=gpus,
         cpu_cores=count_cpu_cores(),
         host_memory_gib=host_memory_gib(),
-        free_host_memory_gib=min(psutil.virtual_memory().available / GIB, host_memory_gib()),
+        free_host_memory_gib=free_host_memory_gib(),
         shared_memory_gib=shutil.disk_usage(SHARED_MEMORY).total / GIB if SHARED_MEMORY.exists() else None,
         free_disk_gib=free_disk_gib(folder),
-        programs={name: find_program(name) for name in ("g++", "ninja", "nvcc")},
+        programs={name: find_program(name) for name in INSTALL_LINES},
+        triton_failure=ask_triton() if gpus else "",
     )
 
 
@@ -157,6 +175,19 @@ def host_memory_gib() -> float:
     return total / GIB
 
 
+def free_host_memory_gib() -> float:
+    """Memory that this process can allocate and page-lock: the host's, or what its container's limit leaves.
+
+    `ulimit -l` does not limit memory that CUDA page-locks.
+    """
+    used = 0
+    for limit in CGROUP_MEMORY_LIMITS:
+        statistics = limit.with_name("memory.stat")
+        if statistics.exists():
+            used = sum(map(int, CGROUP_USED.findall(statistics.read_text())))
+    return min(psutil.virtual_memory().available / GIB, host_memory_gib() - used / GIB)
+
+
 def free_disk_gib(folder: Path) -> float:
     """Free space on the disk of `folder`, which need not exist yet."""
     return shutil.disk_usage(nearest_existing(folder)).free / GIB
@@ -169,7 +200,16 @@ def nearest_existing(folder: Path) -> Path:
 
 
 def find_program(name: str) -> str | None:
-    """Find `name` on the PATH, or next to this Python (a virtual environment that is not activated)."""
+    """Find `name` on the PATH, or next to this Python (a virtual environment that is not activated); C compiler and
+    Python.h where Triton looks for them (triton/runtime/build.py)."""
+    if name == C_COMPILER:
+        compilers = os.environ.get("CC", "gcc clang").split()
+        return next(filter(None, map(shutil.which, compilers)), None)
+    if name == PYTHON_HEADER:
+        # Debian's own scheme, posix_local, has no headers
+        scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+        header = Path(sysconfig.get_path("include", scheme), name)
+        return str(header) if header.exists() else None
     return shutil.which(name) or shutil.which(name, path=scripts_folder())
 
 
@@ -192,6 +232,95 @@ def require_programs(*names: str, reason: str) -> None:
 
 def scripts_folder() -> str:
     return sysconfig.get_path("scripts")
+
+
+# --- torch and Triton on the GPU ---
+
+
+def torch_problem(gpus: list[Gpu]) -> str | None:
+    """Return why torch cannot use these GPUs of this machine, or None."""
+    import torch
+
+    for gpu in gpus:
+        reason = why_torch_fails(gpu, torch.version.cuda, torch.cuda.get_arch_list())
+        if reason is not None:
+            return f"torch cannot use {gpu.name}: {reason}"
+    try:
+        if gpus:
+            torch.ones(1, device="cuda").add(1)
+    except RuntimeError as problem:
+        return str(problem).splitlines()[0]
+    return None
+
+
+def why_torch_fails(gpu: Gpu, cuda: str | None, architectures: list[str]) -> str | None:
+    """Return why a build of torch cannot use the GPU; None if it should work.
+
+    Args:
+        cuda: the build's version of CUDA; None for a CPU build.
+        architectures: GPUs that the build has code for, such as sm_90; empty if torch finds no GPU.
+    """
+    if cuda is None:
+        return "it is a build for the CPU"
+    oldest = OLDEST_DRIVERS.get(int(float(cuda)), 0)
+    if int(gpu.driver.partition(".")[0]) < oldest:
+        return f"CUDA {cuda} needs driver {oldest} or newer, and the driver is {gpu.driver}"
+    number = int(gpu.compute_capability.replace(".", ""))
+    fitting = {f"sm_{code}" for code in range(number // 10 * 10, number + 1)}  # 8.9 runs sm_80, sm_86 and sm_89
+    if architectures and fitting.isdisjoint(architectures):
+        return f"it has code for {', '.join(architectures)}, not for capability {gpu.compute_capability}"
+    return None
+
+
+def lacks_cudnn_attention(gpu: Gpu, cuda: str | None) -> bool:
+    """Whether attention uses FlashAttention-2 on a Hopper GPU, for which cuDNN's is faster."""
+    return cuda is not None and float(cuda) < CUDNN_ATTENTION and gpu.compute_capability.startswith("9.")
+
+
+def ask_triton() -> str:
+    """Try to compile and run a kernel with Triton, once for this process and those that it starts; return the failure,
+    as `triton_failure` does from now on.
+
+    Triton compiles the kernels of the loss, of AdamW and of `torch_compile`. Asking takes about twice as long as
+    importing torch.
+    """
+    if TRITON not in os.environ:
+        try:
+            # Triton's cache may hide that they are missing, until another kernel needs them.
+            require_programs(C_COMPILER, PYTHON_HEADER, reason="Triton compiles kernels")
+            os.environ[TRITON] = run_kernel()
+        except ResourceError as missing:
+            os.environ[TRITON] = str(missing)
+    return triton_failure()
+
+
+def triton_failure() -> str:
+    """Return why Triton does not work on this machine; empty if it does, or if `ask_triton` was not called."""
+    return os.environ.get(TRITON, "")
+
+
+def require_triton(reason: str, *, instead: str) -> None:
+    """Raise a ResourceError if `ask_triton` failed; `reason` begins its message, `instead` is what to write."""
+    failure = triton_failure()
+    if failure:
+        raise ResourceError(f"{reason} needs Triton, which does not work here. {failure}. Or write {instead}.")
+
+
+def run_kernel(device: str = "cuda", seconds: float = 180) -> str:
+    """Run a kernel in another process, which may crash or hang; return the failure, or an empty text."""
+    program = Path(__file__).with_name("triton_probe.py")
+    command = [sys.executable, "-P", str(program), device]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return f"A small kernel did not end in {seconds:.0f} s"
+    if answer.returncode == 0:
+        return ""
+    # the first line: a C compiler's error comes before Python's, which only names its command
+    error = re.search(r"^.*error: .*$", answer.stderr, re.IGNORECASE | re.MULTILINE)
+    if error is None:
+        return f"A small kernel ended with exit code {answer.returncode} (negative: a signal)"
+    return f"A small kernel failed: {error.group().strip()}"
 
 
 SMALL_BLOCK = 2**20  # bytes; torch's allocator rounds each block up to a power of two, which costs little here

@@ -18,11 +18,34 @@ from cpt.command_line import Overrides
 from cpt.distributed import num_nodes
 from cpt.errors import DISTRIBUTION, LaunchError
 from cpt.formatting import open_console
-from cpt.hardware import INSTALL_LINES, Gpu, Machine, describe_machine
+from cpt.hardware import (
+    C_COMPILER,
+    INSTALL_LINES,
+    OLDEST_DRIVERS,
+    PYTHON_HEADER,
+    Gpu,
+    Machine,
+    describe_machine,
+    lacks_cudnn_attention,
+    torch_problem,
+)
 from cpt.recipe.load import load_recipe
 
 SMALL_SHARED_MEMORY_GIB = 1
 PAGE = "docs/howto/installing.md"
+SET = f"install another set of versions: {PAGE}"
+FOR_GPUS = (C_COMPILER, PYTHON_HEADER, "nvcc")
+LOST_WITHOUT = {
+    "g++": "cannot compile layers (`training.torch_compile`), DeepSpeed for the CPU, and its optimizer offload",
+    "ninja": "cannot compile DeepSpeed for the CPU and its optimizer offload",
+    C_COMPILER: "Triton cannot compile kernels",
+    PYTHON_HEADER: "Triton cannot compile kernels",
+    "nvcc": "cannot compile flash-attn and Mamba kernels; prebuilt wheels work",
+}
+WITHOUT_TRITON = (
+    "slower: layers are not compiled, the loss uses torch's operations, AdamW needs fp32 weights; refused: adamw_8bit,"
+    " paged_adamw_8bit, `torch_compile: true`"
+)
 WHEEL = f"install the wheel for this torch: {PAGE}"
 KERNELS = {  # module -> feature that needs it, and how to install it
     "flash_attn": ("`model.attention: flash_attention_2`; without it `auto` uses torch's varlen_attn", WHEEL),
@@ -95,17 +118,19 @@ def examine(machine: Machine) -> Iterator[Diagnosis]:
         costs = "training runs on the CPU: enough for the demo, not for real models"
         yield Diagnosis("GPU", "none (nvidia-smi shows none)", costs)
     yield from examine_torch(machine.gpus)
-    lost_without = {
-        "g++": "cannot compile DeepSpeed for the CPU and its optimizer offload",
-        "ninja": "same as for g++",
-        "nvcc": "cannot compile flash-attn and Mamba kernels; prebuilt wheels work",
-    }
-    for name, place in machine.programs.items():
-        if name != "nvcc" or machine.gpus:
-            remedy = INSTALL_LINES.get(name, "apt-get install nvidia-cuda-toolkit")
-            yield Diagnosis(name, place) if place else Diagnosis(name, "missing", lost_without[name], remedy)
+    for name, path in machine.programs.items():
+        if path is not None:
+            yield Diagnosis(name, path)
+        elif machine.gpus or name not in FOR_GPUS:
+            yield Diagnosis(name, "missing", LOST_WITHOUT[name], INSTALL_LINES[name])
+    if machine.triton_failure:
+        yield Diagnosis("Triton", machine.triton_failure, WITHOUT_TRITON)
+    elif machine.gpus:
+        yield Diagnosis("Triton", "compiled and ran a kernel")
     yield Diagnosis("CPU cores", str(machine.cpu_cores))
     yield Diagnosis("host memory", f"{machine.host_memory_gib:.1f} GiB ({machine.free_host_memory_gib:.1f} free)")
+    if machine.gpus:
+        yield Diagnosis("pinned memory", f"{machine.free_host_memory_gib:.1f} GiB: free host memory, not `ulimit -l`")
     shared = machine.shared_memory_gib or 0.0
     loss = ("data workers and NCCL may fail with `bus error`", "docker run --shm-size=8g, or --ipc=host")
     yield Diagnosis("shared memory", f"{shared:.2f} GiB", *(loss if shared < SMALL_SHARED_MEMORY_GIB else ()))
@@ -118,18 +143,19 @@ def examine(machine: Machine) -> Iterator[Diagnosis]:
 def examine_torch(gpus: list[Gpu]) -> Iterator[Diagnosis]:
     try:
         import torch  # here, so that a broken install becomes a row of the table
-    except (ImportError, OSError) as problem:
-        yield Diagnosis("torch", f"cannot be imported: {problem}", "cpt cannot run", "make setup", broken=True)
+    except (ImportError, OSError) as error:
+        yield Diagnosis("torch", f"cannot be imported: {error}", "cpt cannot run", "make setup", broken=True)
         return
-    here = f"{torch.__version__} ({f'CUDA {torch.version.cuda}' if torch.version.cuda else 'CPU build'})"
-    try:
-        if gpus:
-            torch.ones(1, device="cuda").add(1)
-    except (RuntimeError, AssertionError) as problem:  # a CPU build, an old driver, or no code for this GPU
-        costs = f"the GPU is not used: {str(problem).splitlines()[0]}"
-        yield Diagnosis("torch", here, costs, f"another line of {PAGE}", broken=True)
-    else:
-        yield Diagnosis("torch", here)
+    cuda, problem = torch.version.cuda, torch_problem(gpus)
+    here = f"{torch.__version__} ({f'CUDA {cuda}' if cuda else 'CPU build'})"
+    if problem is not None:
+        yield Diagnosis("torch", here, f"the GPU is not used: {problem}", SET, broken=True)
+        return
+    yield Diagnosis("torch", here)
+    if any(lacks_cudnn_attention(gpu, cuda) for gpu in gpus):
+        costs = "attention of Hopper GPUs is slower, most of all over long rows"
+        remedy = f"install torch for CUDA 13.0; it needs driver {OLDEST_DRIVERS[13]} or newer: {PAGE}"
+        yield Diagnosis("cuDNN attention", f"missing in torch for CUDA {cuda}", costs, remedy)
 
 
 def examine_kernel(module: str) -> Diagnosis:

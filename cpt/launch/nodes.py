@@ -19,7 +19,7 @@ from cpt.data.readers.sources import files_of, kind_of
 from cpt.data.rows.open_sources import keyed_sources
 from cpt.distributed import local_rank, num_nodes, print_once, rank
 from cpt.errors import CptError, LaunchError
-from cpt.hardware import find_gpus
+from cpt.hardware import find_gpus, triton_failure
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import dotted, leaves
 from cpt.recipe.values import in_yaml, shortened
@@ -111,6 +111,7 @@ def facts_of_node(recipe: Recipe) -> Facts:
         **files_of_recipe(recipe),
         "GPUs": f"{len(gpus)} x {gpus[0].name}" if gpus else "none",
         "GPU driver": gpus[0].driver if gpus else "none",
+        "Triton": triton_failure() or "fine",
         **{name: value for name, value in variables.items() if not name.endswith("IFNAME")},
     }
 

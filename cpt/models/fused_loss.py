@@ -21,8 +21,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
 
-from cpt.distributed import print_once
+from cpt.distributed import print_once, report_fallback
 from cpt.errors import RecipeError
+from cpt.hardware import triton_failure
 from cpt.models.families import PaddedVocabularyHead
 
 IGNORED = -100
@@ -31,7 +32,7 @@ FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier", "logits_sca
 LOGIT_BYTES_AT_ONCE = 2 * 2**30  # of a chunk, in half precision
 MOST_TOKENS, FEWEST_TOKENS = 8192, 256
 PADDED_TO = 64  # logits in a row of the buffer: rows of an odd vocabulary (GPT-2: 50,257) are aligned
-ROWS_ON_CPU = 64  # rows with fp32 copies at once, if no kernel runs
+ROWS_ON_CPU = 64  # rows with fp32 copies at once, on a CPU or without Triton
 SCORED_POSITIONS = 1024  # per chunk in evaluation: 1 GiB in fp32 for a vocabulary of 256k
 SOFT_CAP = "final_logit_softcapping"  # in Gemma's configs: logits become cap * tanh(logits / cap)
 
@@ -49,6 +50,10 @@ def chunk_of(tokens: int, vocabulary: int, width: int, *, accumulates: bool) -> 
     return tokens if accumulates and tokens <= chunk + 2 * width else min(tokens, chunk)
 
 
+def has_kernel(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and not triton_failure()
+
+
 @torch.library.custom_op("cpt::cross_entropy_in_place", mutates_args=("logits",))
 def cross_entropy_in_place(
     logits: torch.Tensor, targets: torch.Tensor, scale: torch.Tensor, cap: float, gradient: bool
@@ -60,11 +65,11 @@ def cross_entropy_in_place(
         scale: fp32, one number.
         cap: soft cap of the logits; 0 for none.
     """
-    if logits.is_cuda:
+    if has_kernel(logits):
         from cpt.models.fused_loss_kernel import launch  # only torch's CUDA builds include Triton
 
         return launch(logits, targets, scale, cap, gradient, ignored=IGNORED, padding=PADDED_TO)
-    losses = torch.empty(len(logits), dtype=torch.float32)
+    losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     for start in range(0, len(logits), ROWS_ON_CPU):
         rows = slice(start, start + ROWS_ON_CPU)
         values, wanted = logits[rows].float(), targets[rows]
@@ -140,8 +145,8 @@ class LinearCrossEntropy(torch.autograd.Function):
             of_weight = torch.zeros_like(head, dtype=torch.float32) if for_weight and not in_one else None
             of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and for_bias else None
             losses = torch.empty(len(inputs), dtype=torch.float32, device=inputs.device)
-            # The kernel zeroes the padding; torch's products on a CPU would read it, so the CPU uses no padding.
-            width = -(-len(head) // PADDED_TO) * PADDED_TO if inputs.is_cuda else len(head)
+            # The kernel zeroes the padding; torch's products on a CPU would read it, so there is none without it.
+            width = -(-len(head) // PADDED_TO) * PADDED_TO if has_kernel(inputs) else len(head)
             buffer = inputs.new_empty(min(size, len(inputs)), width)[:, : len(head)]
             for start in range(0, len(inputs), size):
                 tokens = slice(start, start + size)
@@ -359,5 +364,7 @@ def set_up_loss(model: nn.Module, wanted: bool | Literal["auto"], training: Trai
         raise RecipeError(f"model.fused_loss: {why_not}. Remove the key.")
     if wanted is True or wanted == "auto" and on_gpu and why_not is None:
         FusedLoss(model)
+        if on_gpu and triton_failure():
+            report_fallback("model.fused_loss", "chunks by torch's operations", triton_failure())
     elif on_gpu:
         print_once(f"The loss is computed from all logits: {why_not or '`model.fused_loss: false`'}.")

@@ -6,7 +6,6 @@ The sub-keys of `training.gradient_checkpointing_kwargs` are the same for every 
 expensive to recompute and small. `offload: true` moves saved activations to pinned host memory.
 """
 
-import importlib.util
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -23,8 +22,8 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cpt.distributed import print_once
-from cpt.errors import RecipeError, ResourceError
-from cpt.hardware import require_programs
+from cpt.errors import RecipeError
+from cpt.hardware import require_programs, require_triton
 from cpt.plugins import did_you_mean
 from cpt.recipe.keys import AUTO, CHECKPOINTING
 from cpt.torch_internals import allow_graphs_per_function, compiled_call, set_compiled_call, uncompiled_call
@@ -189,10 +188,8 @@ def take_compiling(arguments: TrainingArguments) -> Compiling | None:
     return wanted
 
 
-def check_compiling(
-    training: Mapping[str, Any], *, zero3: bool, even_rows: bool = True, has_gpu: bool | None = None
-) -> None:
-    """Refuse settings that cannot be compiled before building anything. `has_gpu` defaults to this machine."""
+def check_compiling(training: Mapping[str, Any], *, zero3: bool, even_rows: bool = True) -> None:
+    """Refuse settings that cannot be compiled before building anything."""
     wanted = wanted_compiling(training)
     if wanted is None:
         return
@@ -206,11 +203,9 @@ def check_compiling(
         raise RecipeError(f"{COMPILE_KEY}: {UNDER_FSDP}. Set it or `training.gradient_checkpointing` to false.")
     if not even_rows:
         raise RecipeError(f"{COMPILE_KEY}: {UNEVEN}. Use `data.packing: best_fit`, or remove the key.")
-    on_gpu = torch.cuda.is_available() if has_gpu is None else has_gpu
     if wanted.backend == INDUCTOR:
         require_programs("g++", reason=f"{COMPILE_KEY}: {INDUCTOR} compiles its kernels")
-        if on_gpu and importlib.util.find_spec("triton") is None:
-            raise ResourceError(f"{COMPILE_KEY}: {INDUCTOR} needs Triton on a GPU. Install it: pip install triton")
+        require_triton(f"{COMPILE_KEY}: {INDUCTOR}", instead=f"{COMPILE_KEY[:-1]}: auto`")
 
 
 def recomputes_under_fsdp(training: Mapping[str, Any]) -> bool:

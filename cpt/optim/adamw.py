@@ -26,7 +26,8 @@ def automatic_dtype(recipe: Recipe, *, deepspeed: bool, on_gpu: bool) -> torch.d
     """Return the dtype for `model.dtype: auto`: bfloat16 if `training.bf16` is on and updates use an fp32 copy.
 
     DeepSpeed and `adamw` keep an fp32 master copy, and adapters are fp32. The other optimizers keep no copy, so their
-    weights stay fp32, and so do FSDP2's shards, which are the master copy. Without a GPU bfloat16 does not save time.
+    weights stay fp32, and so do FSDP2's shards, which are the master copy. Without a GPU bfloat16 does not save time,
+    and without Triton, which `on_gpu` includes, `adamw` needs fp32 weights: no kernel updates a master copy.
     """
     training = recipe.training
     sharded = training.get("fsdp") or training.get("parallelism_config")

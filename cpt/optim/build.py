@@ -11,8 +11,8 @@ from torch import nn
 
 from cpt.distributed import is_main_process
 from cpt.errors import RecipeError, ResourceError, install_line
-from cpt.hardware import announce_compiling
-from cpt.optim.adamw import adamw, adamw_8bit, fused_by_torch, paged_adamw_8bit, trains_half
+from cpt.hardware import announce_compiling, require_triton
+from cpt.optim.adamw import OneKernelAdamW, adamw, adamw_8bit, fused_by_torch, paged_adamw_8bit, trains_half
 from cpt.optim.gradients import RELEASING
 from cpt.optim.groups import MATRICES, ParameterGroups, parameter_groups
 from cpt.plugins import check_options, find
@@ -48,6 +48,9 @@ def build_optimizer(
     if section.name not in RELEASING and not partitioned and trains_half(groups):
         log.warning(f"optimizer.name: {section.name} keeps no fp32 copy of weights in half precision. Use adamw.")
     optimizer: torch.optim.Optimizer = build(groups, section.learning_rate, **options)
+    if isinstance(optimizer, OneKernelAdamW):
+        instead = "`optimizer.name: adamw` and `model.dtype: auto`"
+        require_triton(f"`optimizer.name`: {section.name} for these weights", instead=instead)
     return optimizer
 
 

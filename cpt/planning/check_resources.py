@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from cpt.cache import size_of
 from cpt.distributed import world_size
 from cpt.errors import CptError, RecipeError, ResourceError
-from cpt.hardware import GIB, find_gpus, free_disk_gib
+from cpt.hardware import GIB, find_gpus, free_disk_gib, free_host_memory_gib
 from cpt.planning.activations import count_activations
 from cpt.planning.fitting import fits, nodes_here, this_machine
 from cpt.planning.memory import plan_memory, sizes_for_stage
@@ -159,6 +159,10 @@ def check_resources(
         "tokens_per_second": round(planned_speed(facts, setup, target, mfu).tokens_per_second, 1),
         "assumed_mfu": mfu,
     }
+    pinned = sum(term.size for term in plan.host.terms if "pinned" in term.note) / GIB
+    if pinned > free_host_memory_gib():
+        problem = f"`training`: the run pins {pinned:.0f} GiB of host memory, and {free_host_memory_gib():.0f} are free"
+        found.blockers.append(ResourceError(f"{problem}. Free some, or use a plan without them: `cpt plan`."))
     if not fits(plan, target, share):
         limit = f", of which `safety.max_gpu_memory` allows {share * target.memory_gib:.0f}" if share < 1 else ""
         gpu = f"{plan.peak.size / GIB:.1f} GiB of a {target.name} with {target.memory_gib:.0f}{limit}"

@@ -11,12 +11,20 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from cpt.distributed import groups_of_rows, main_process_decides, num_nodes, print_once, world_size
+from cpt.distributed import (
+    groups_of_rows,
+    main_process_decides,
+    num_nodes,
+    print_once,
+    report_fallback,
+    world_size,
+)
 from cpt.errors import RecipeError, ResourceError
-from cpt.hardware import GIB, Gpu, find_gpus, host_memory_gib, known_gpu
+from cpt.hardware import GIB, Gpu, find_gpus, host_memory_gib, known_gpu, triton_failure
 from cpt.models.config import load_config
 from cpt.models.inventory import build_on_meta
 from cpt.models.layers import check_compiling
+from cpt.optim.adamw import automatic_dtype
 from cpt.planning.activations import ActivationCounts
 from cpt.planning.memory import MemoryPlan, count_model, plan_memory
 from cpt.planning.memory_parts import IN_8_BIT, trains_half
@@ -82,9 +90,13 @@ def with_chosen_values(
         is_on, reason = main_process_decides(
             lambda: choose_compiling(recipe, engine, config, is_here=target is None, processes=number, on_cpu=on_cpu)
         )
-        if not on_cpu:
+        if not on_cpu and reason:
             print_once(f"training.{COMPILING}: auto is {str(is_on).lower()} {where}: {reason}.")
         recipe = recipe.model_copy(update={"training": {**recipe.training, COMPILING: is_on}})
+    if target is None and not on_cpu and recipe.model.dtype == "auto" and triton_failure():
+        with_kernels = automatic_dtype(recipe, deepspeed=bool(engine), on_gpu=True)
+        if with_kernels != automatic_dtype(recipe, deepspeed=bool(engine), on_gpu=False):
+            report_fallback("model.dtype", "float32", triton_failure())
     asked = automatic_keys(recipe.training)
     if not asked:
         return recipe
@@ -130,9 +142,10 @@ def choose_compiling(
     if processes == 1 and torch.cuda.device_count() > 1:
         return False, "without a launcher torch's DataParallel copies the model to each GPU"
     try:
-        check_compiling({COMPILING: True}, zero3=zero3, has_gpu=True)
+        check_compiling({COMPILING: True}, zero3=zero3)
     except ResourceError as missing:
-        return False, str(missing).removesuffix(".")
+        report_fallback(COMPILING_KEY, False, triton_failure() or str(missing).removesuffix("."))
+        return False, ""
     return True, reason
 
 

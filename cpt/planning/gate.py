@@ -3,8 +3,9 @@
 import importlib.util
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import torch
@@ -23,8 +24,16 @@ from cpt.distributed import print_once, world_size
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.evaluation.paired import FEW, FEWEST, TOO_FEW
 from cpt.evaluation.tasks import FEWEST_QUESTIONS, check_tasks
-from cpt.hardware import find_gpus, nearest_existing, require_programs
+from cpt.hardware import (
+    ask_triton,
+    find_gpus,
+    nearest_existing,
+    require_programs,
+    require_triton,
+    torch_problem,
+)
 from cpt.models.adapters import check_lora_options, check_quantization
+from cpt.models.build import DTYPES
 from cpt.models.inventory import count_model_parameters, longest_row
 from cpt.models.known_bases import KnownBase, known_base
 from cpt.models.layers import check_compiling, has_experts, read_recomputing
@@ -56,6 +65,7 @@ from cpt.training.engine_profiles import (
 )
 from cpt.training.loss_guard import check_loss_guard, find_handler
 
+HIDDEN_GPUS = ("", "-1")  # by CUDA_VISIBLE_DEVICES
 TRACKERS = ("wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "swanlab")
 LEAST_LEARNING_RATE, HIGHEST_FOR_ADAMW = 1e-6, 1e-2
 LORA_BAND = (1e-5, 5e-4)  # the sweep of arXiv 2405.09673
@@ -87,6 +97,8 @@ def refuse_mistakes(
 
 
 def report(path: Path, recipe: Recipe, root: Node | None = None) -> PreflightReport:
+    if torch.cuda.is_available() and not recipe.training.get("use_cpu"):
+        ask_triton()
     found = found_in(recipe)
     lines = [f"warning: {placed(warning, root)}." for warning in found.warnings]
     for group, problems in {"error": found.mistakes, "blocker on this machine": found.blockers}.items():
@@ -126,6 +138,7 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
     # a recipe in bf16 that is checked on a machine without a GPU
     elsewhere = bool(training.get("bf16")) and not torch.accelerator.is_available()
     has_gpu = elsewhere or torch.cuda.is_available()
+    found.run(check_gpus, training)
     profile = found.run(check_deepspeed, recipe, deepspeed or training.get("deepspeed"), found)
     zero3 = profile is not None and zero_section(profile).get("stage") == 3
     check_names(recipe, found, profile, zero3=zero3)
@@ -141,7 +154,7 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
             is_there(str(result_of_run(path)), revision, f"rewards[{number}].path", found)
     found.run(read_recomputing, training, zero3=zero3, experts=model is not None and has_experts(model))
     even_rows = recipe.data.packing != "token_budget"
-    found.run(check_compiling, training, zero3=zero3, even_rows=even_rows, has_gpu=has_gpu)
+    found.run(check_compiling, training, zero3=zero3, even_rows=even_rows)
     found.run(check_parallelism, recipe, profile, model, processes=world_size(), elsewhere=elsewhere)
     parameters = None if model is None else count_model_parameters(model).total
     found.warnings += craft_warnings(recipe, parameters, None if model is None else longest_row(model.config))
@@ -156,6 +169,17 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
         check_resources(recipe, model.config, profile, found, has_disk=has_disk)
     expect_results_of_other_runs(recipe, found)
     return found
+
+
+def check_gpus(training: Mapping[str, Any]) -> None:
+    """Refuse half precision, which is for a GPU, if torch cannot use this machine's: the run would be on the CPU."""
+    is_for_gpu = training.get("bf16") or training.get("fp16") or torch.cuda.is_available()
+    if not is_for_gpu or training.get("use_cpu") or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN_GPUS:
+        return
+    problem = torch_problem(find_gpus())
+    if problem is not None:
+        remedy = "`cpt doctor` has a remedy. To train on the CPU, write `training.use_cpu: true`"
+        raise ResourceError(f"`training`: {problem}. {remedy}.")
 
 
 def check_documents(recipe: Recipe, found: PreflightReport) -> None:
@@ -231,6 +255,8 @@ def try_optimizer(recipe: Recipe, profile: Profile | None) -> None:
         check_partitioned(recipe.optimizer)
         return
     layers = nn.Sequential(nn.Embedding(2, 2), nn.Linear(2, 2, bias=False))
+    if recipe.model.dtype != "auto" and recipe.model.lora is None:  # adapters are fp32
+        layers.to(DTYPES[recipe.model.dtype])
     try:
         build_optimizer(recipe.optimizer, layers, offloaded=offloaded, partitioned=profile is not None)
     except (TypeError, ValueError, IndexError) as problem:
@@ -256,6 +282,11 @@ def check_packages(recipe: Recipe, found: PreflightReport, *, has_gpu: bool) -> 
         elif tracker in TRACKERS and importlib.util.find_spec(tracker) is None:
             missing = f"{key}: {tracker} is not installed. Install it: pip install {tracker}"
             found.blockers.append(ResourceError(missing))
+    # `optimizer` and `torch_compile` are checked with their other requirements
+    if recipe.training.get("use_liger_kernel"):
+        found.run(require_triton, "`training.use_liger_kernel`", instead="`training.use_liger_kernel: false`")
+    if recipe.model.attention == "flex_attention":
+        found.run(require_triton, "`model.attention`: flex_attention", instead="`model.attention: auto`")
     # without a GPU, cpt's chunked loss replaces Liger's kernels
     if recipe.training.get("use_liger_kernel") and has_gpu and importlib.util.find_spec("liger_kernel") is None:
         missing = "`training.use_liger_kernel`: not installed. Install it: pip install liger-kernel"

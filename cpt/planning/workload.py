@@ -8,6 +8,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrain
 
 from cpt.data.readers.columns import form_of_stage
 from cpt.distributed import read_parallelism
+from cpt.hardware import triton_failure
 from cpt.models.attention import VARLEN, why_not_varlen
 from cpt.models.inventory import runs_along_the_row
 from cpt.models.layers import (
@@ -165,7 +166,8 @@ def read_setup(
         accumulation = max(1, round(recipe.budget.global_batch_tokens / (micro_batch * gpus * length)))
     zero = read_deepspeed_sharding(profile) if profile is not None else read_fsdp_sharding(training)
     written = {"float32": 4, "bfloat16": 2, "float16": 2}.get(recipe.model.dtype)
-    automatic = automatic_dtype(recipe, deepspeed=profile is not None, on_gpu=not on_cpu).itemsize
+    on_gpu = not on_cpu and not triton_failure()
+    automatic = automatic_dtype(recipe, deepspeed=profile is not None, on_gpu=on_gpu).itemsize
     if training.get("fp16") and profile is not None:
         automatic = 2  # the engine rounds its weights
     needs = read_stage_needs(recipe)

@@ -37,7 +37,8 @@ def append_event(folder: Path, kind: str, message: str, *, step: int | None = No
 
 
 class EventHandler(logging.Handler):
-    """Converts each log record with an `event` (its kind) to an event of the run, for code without a run folder."""
+    """Converts each log record with an `event` (its kind), and `details`, to an event of the run, for code without a
+    run folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class EventHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if kind := vars(record).get("event"):
-            append_event(self.folder, kind, record.getMessage())
+            append_event(self.folder, kind, record.getMessage(), **vars(record).get("details", {}))
 
 
 @contextmanager

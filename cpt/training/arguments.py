@@ -21,6 +21,7 @@ from cpt.data.rows.mixture import RowRange, shift_past_skipped
 from cpt.data.rows.stretches import EndedStretch
 from cpt.distributed import KEY, TENSOR_PARALLEL, groups_of_rows, is_main_process, read_parallelism, world_size
 from cpt.errors import RecipeError
+from cpt.hardware import triton_failure
 from cpt.models.attention import check_shared_rows, choose_attention
 from cpt.models.build import DTYPES
 from cpt.models.config import hash_weights
@@ -171,7 +172,8 @@ def limit_gpu_memory(share: float | None, arguments: TrainingArguments) -> None:
 
 
 def weights_dtype(recipe: Recipe, arguments: TrainingArguments) -> torch.dtype:
-    return automatic_dtype(recipe, deepspeed=arguments.deepspeed is not None, on_gpu=arguments.device.type == "cuda")
+    on_gpu = arguments.device.type == "cuda" and not triton_failure()
+    return automatic_dtype(recipe, deepspeed=arguments.deepspeed is not None, on_gpu=on_gpu)
 
 
 def warn_of_rounding(recipe: Recipe, length: RunLength) -> None:
