@@ -33,7 +33,7 @@ from cpt.recipe.load import load_recipe
 
 SMALL_SHARED_MEMORY_GIB = 1
 PAGE = "docs/howto/installing.md"
-SET = f"install another set of versions: {PAGE}"
+SET = f"install the set of versions for this driver and GPU: {PAGE}"
 FOR_GPUS = (C_COMPILER, PYTHON_HEADER, "nvcc")
 LOST_WITHOUT = {
     "g++": "cannot compile layers (`training.torch_compile`), DeepSpeed for the CPU, and its optimizer offload",
@@ -43,7 +43,7 @@ LOST_WITHOUT = {
     "nvcc": "cannot compile flash-attn and Mamba kernels; prebuilt wheels work",
 }
 WITHOUT_TRITON = (
-    "slower: layers are not compiled, the loss uses torch's operations, AdamW needs fp32 weights; refused: adamw_8bit,"
+    "slower: layers are not compiled, the loss uses torch's operations, AdamW gets fp32 weights; refused: adamw_8bit,"
     " paged_adamw_8bit, `torch_compile: true`"
 )
 WHEEL = f"install the wheel for this torch: {PAGE}"
@@ -130,7 +130,7 @@ def examine(machine: Machine) -> Iterator[Diagnosis]:
     yield Diagnosis("CPU cores", str(machine.cpu_cores))
     yield Diagnosis("host memory", f"{machine.host_memory_gib:.1f} GiB ({machine.free_host_memory_gib:.1f} free)")
     if machine.gpus:
-        yield Diagnosis("pinned memory", f"{machine.free_host_memory_gib:.1f} GiB: free host memory, not `ulimit -l`")
+        yield Diagnosis("pinned memory", f"{machine.free_host_memory_gib:.1f} GiB can be locked; `ulimit -l` does not count")
     shared = machine.shared_memory_gib or 0.0
     loss = ("data workers and NCCL may fail with `bus error`", "docker run --shm-size=8g, or --ipc=host")
     yield Diagnosis("shared memory", f"{shared:.2f} GiB", *(loss if shared < SMALL_SHARED_MEMORY_GIB else ()))

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from cpt.commands import doctor
-from cpt.hardware import Gpu, describe_machine
+from cpt.hardware import INSTALL_LINES, Gpu, describe_machine
 
 GPU = Gpu("NVIDIA H100 80GB HBM3", memory_gib=79.6, free_gib=79.0, driver="580.95", compute_capability="9.0")
 
 
 @pytest.fixture
 def machine():
-    found = {"g++": "/usr/bin/g++", "ninja": "/usr/bin/ninja", "nvcc": None}
+    found = {name: f"/usr/bin/{name}" for name in INSTALL_LINES} | {"nvcc": None}
     return replace(describe_machine(), gpus=[], programs=found, shared_memory_gib=16.0, free_disk_gib=500.0)
 
 
@@ -22,11 +22,10 @@ def rows(machine):
 
 
 def test_what_is_missing_or_small_has_its_cost_and_remedy(machine):
-    few = {"g++": None, "ninja": None, "nvcc": None}
-    found = rows(replace(machine, programs=few, shared_memory_gib=0.0625))
+    found = rows(replace(machine, programs=dict.fromkeys(INSTALL_LINES), shared_memory_gib=0.0625))
     assert found["g++"].remedy == "apt-get install g++" and found["g++"].costs
     assert "--shm-size" in found["shared memory"].remedy
-    assert "nvcc" not in found  # useless without a GPU
+    assert not {"nvcc", "C compiler", "Python.h", "Triton"} & found.keys()  # useless without a GPU
     assert not rows(machine)["shared memory"].costs
 
 
@@ -35,6 +34,31 @@ def test_kernels_are_for_machines_with_a_gpu(machine):
     kernels = doctor.KERNELS.keys()
     assert not kernels & without.keys() and kernels < with_gpu.keys()
     assert all(with_gpu[name].remedy for name in kernels if with_gpu[name].here == "missing")
+
+
+def test_what_triton_lacks_has_its_own_row_and_remedy(machine):
+    failure = "Triton compiles kernels and needs C compiler, not found on this machine"
+    broken = replace(machine, gpus=[GPU], programs=dict.fromkeys(INSTALL_LINES), triton_failure=failure)
+    found = rows(broken)
+    assert found["C compiler"].remedy == "apt-get install gcc python3-dev"
+    assert "apt-get install gcc python3-dev" in found["Python.h"].remedy
+    assert failure in found["Triton"].here and "adamw_8bit" in found["Triton"].costs
+    assert not rows(replace(machine, gpus=[GPU]))["Triton"].costs
+
+
+@pytest.mark.parametrize(("cuda", "is_missing"), [("12.8", True), ("13.0", False)])
+def test_hopper_without_cudnn_attention_gets_a_row(monkeypatch, cuda, is_missing):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(doctor, "torch_problem", lambda gpus: None)
+    found = {finding.part: finding for finding in doctor.examine_torch([GPU])}
+    assert ("cuDNN attention" in found) is is_missing
+    assert not is_missing or "driver 580" in found["cuDNN attention"].remedy
+
+
+def test_a_driver_that_is_too_old_for_torch_is_named(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    (row,) = doctor.examine_torch([replace(GPU, driver="550.54.14")])
+    assert row.broken and "needs driver 580" in row.costs and doctor.PAGE in row.remedy
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU")

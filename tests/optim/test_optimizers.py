@@ -11,7 +11,7 @@ from tiny_models import tiny_model
 from tiny_training import learns_and_resumes, steps, tiny_llama
 from torch import nn
 
-from cpt.errors import RecipeError
+from cpt.errors import RecipeError, ResourceError
 from cpt.optim.build import build_optimizer, check_optimizer, check_rounding, convert_adamw, muon, shampoo, soap
 from cpt.optim.groups import IS_EMBEDDING, MATRICES, parameter_groups
 from cpt.recipe.load import load_recipe
@@ -205,3 +205,23 @@ def test_a_rounding_of_weights_that_are_not_rounded_is_refused(tiny_recipe, tmp_
     recipe = load_recipe(write_recipe(sections, tmp_path / "r.yaml"), overrides)
     with nullcontext() if is_rounded else pytest.raises(RecipeError, match=r"`optimizer\.rounding`"):
         check_rounding(recipe)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "is_refused"),
+    [
+        ("adamw", torch.bfloat16, True),
+        ("adamw", torch.float32, False),
+        ("adamw_8bit", torch.float32, True),
+        ("paged_adamw_8bit", torch.bfloat16, True),
+        ("muon", torch.float32, False),
+    ],
+)
+def test_an_optimizer_with_a_kernel_of_its_own_needs_triton(monkeypatch, name, dtype, is_refused):
+    model = Tiny().to(dtype)
+    build_optimizer(Optimizer(name=name), model)
+    monkeypatch.setenv("CPT_TRITON_FAILURE", "no C compiler")
+    with pytest.raises(ResourceError, match="no C compiler") if is_refused else nullcontext():
+        build_optimizer(Optimizer(name=name), model)
+    if name == "adamw":
+        build_optimizer(Optimizer(name=name), model, partitioned=True)  # DeepSpeed keeps the fp32 weights

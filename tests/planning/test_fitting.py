@@ -21,6 +21,7 @@ from cpt.planning.fitting import (
 )
 from cpt.planning.model_sizes import sizes_of_model
 from cpt.planning.speed import find_target
+from cpt.planning.workload import read_setup
 from cpt.recipe.schema import Recipe
 
 LLAMA_1B = AutoConfig.for_model(
@@ -163,11 +164,45 @@ def test_a_model_that_cannot_be_planned_needs_a_number(monkeypatch):
         with_chosen_values(recipe(gradient_checkpointing="auto"))
 
 
-def test_a_machine_without_a_compiler_runs_uncompiled(monkeypatch, capsys):
+@pytest.fixture
+def fallbacks(monkeypatch, caplog):
+    """Choose values on a machine with a GPU; return the recipe, and details of what falls back, by key."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    def choose(asked, **options):
+        chosen = with_chosen_values(asked, **options)
+        details = [record.details for record in caplog.records if vars(record).get("event") == "fallback"]
+        return chosen, {detail["key"]: detail for detail in details}
+
+    return choose
+
+
+def test_a_machine_without_a_compiler_runs_uncompiled(fallbacks, monkeypatch):
     monkeypatch.setattr("cpt.hardware.find_program", lambda name: None)
-    assert with_chosen_values(recipe(10**9, bf16=True)).training["torch_compile"] is False
-    assert "g++" in capsys.readouterr().out
+    chosen, details = fallbacks(recipe(10**9, bf16=True))
+    assert chosen.training["torch_compile"] is False
+    assert "g++" in details["training.torch_compile"]["reason"]
+
+
+def test_without_triton_layers_are_not_compiled_and_the_plan_has_fp32_weights(fallbacks, monkeypatch):
+    monkeypatch.setenv("CPT_TRITON_FAILURE", "no C compiler")
+    chosen, details = fallbacks(recipe(10**9, bf16=True))
+    setup = read_setup(chosen, 1, None, attention="sdpa")
+    assert chosen.training["torch_compile"] is False and setup.weights_bytes == 4 and not setup.compiles
+    values = {key: (detail["value"], detail["reason"]) for key, detail in details.items()}
+    assert values == {
+        "training.torch_compile": (False, "no C compiler"),
+        "model.dtype": ("float32", "no C compiler"),
+    }
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 8}])
+def test_a_base_under_adapters_and_weights_of_another_machine_need_no_triton(fallbacks, monkeypatch, lora):
+    monkeypatch.setenv("CPT_TRITON_FAILURE", "no C compiler")
+    asked = recipe(10**9, bf16=True)
+    asked = asked.model_copy(update={"model": asked.model.model_copy(update={"lora": lora})})
+    _, details = fallbacks(asked, target=None if lora else card(24))
+    assert "model.dtype" not in details and ("training.torch_compile" in details) is bool(lora)
 
 
 def test_layers_are_not_compiled_on_a_cpu_and_nothing_is_printed(capsys):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny import TINY_LLAMA
 
+from cpt.hardware import Gpu
 from cpt.planning import gate
 from cpt.recipe.schema import Recipe
 
@@ -157,6 +158,62 @@ def test_a_missing_compiler_is_a_blocker_on_this_machine(load, monkeypatch):
     monkeypatch.setattr("cpt.hardware.find_program", lambda name: None)
     found = gate.check_reality(load(training={**MICRO_BATCH, "torch_compile": True}))
     assert found.mistakes == [] and found.exit_code == 3 and "g++" in str(found.blockers[0])
+
+
+BFLOAT16 = {"from_scratch": True, "config": TINY_LLAMA, "dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("sections", "key"),
+    [
+        ({"training": {**MICRO_BATCH, "torch_compile": True}}, "training.torch_compile"),
+        ({"training": {**MICRO_BATCH, "use_liger_kernel": True}}, "training.use_liger_kernel"),
+        ({"optimizer": {"name": "adamw_8bit"}}, "optimizer.name"),
+        ({"optimizer": {"name": "paged_adamw_8bit"}}, "optimizer.name"),
+        ({"model": BFLOAT16}, "optimizer.name"),
+        ({"model": BFLOAT16, "optimizer": {"rounding": "kahan"}}, "optimizer.name"),
+        ({"model": {"from_scratch": True, "config": TINY_LLAMA, "attention": "flex_attention"}}, "model.attention"),
+        ({"model": BFLOAT16, "optimizer": {"name": "muon"}}, None),
+        ({"model": {"from_scratch": True, "config": TINY_LLAMA, "fused_loss": True}}, None),
+    ],
+)
+def test_what_needs_triton_is_a_blocker_where_triton_fails(load, monkeypatch, sections, key):
+    recipe = load(**sections)
+    before = gate.check_reality(recipe)
+    monkeypatch.setenv("CPT_TRITON_FAILURE", "no C compiler")
+    found = gate.check_reality(recipe)
+    blockers = [str(blocker) for blocker in found.blockers if "no C compiler" in str(blocker)]
+    assert len(found.blockers) == len(before.blockers) + len(blockers)
+    assert [blocker.split("`")[1] for blocker in blockers] == ([] if key is None else [key])
+
+
+def test_adapters_of_a_bfloat16_base_need_no_triton(load, monkeypatch):
+    monkeypatch.setenv("CPT_TRITON_FAILURE", "no C compiler")
+    recipe = load(model=BFLOAT16)
+    adapters = recipe.model_copy(update={"model": recipe.model.model_copy(update={"lora": {"r": 2}})})
+    gate.try_optimizer(adapters, None)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU")
+@pytest.mark.parametrize(
+    ("training", "visible", "is_blocked"),
+    [
+        ({"bf16": True}, None, True),
+        ({"fp16": True}, "0", True),
+        ({"bf16": True, "use_cpu": True}, None, False),
+        ({"bf16": True}, "", False),
+        ({}, None, False),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use_blocks_a_recipe_for_gpus(load, monkeypatch, training, visible, is_blocked):
+    monkeypatch.setattr(gate, "find_gpus", lambda: [Gpu("Some GPU", 24.0, 24.0, "550.54", "8.9")])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = gate.check_reality(load(training={**MICRO_BATCH, **training}))
+    blockers = [str(blocker) for blocker in found.blockers if "Some GPU" in str(blocker)]
+    assert bool(blockers) is is_blocked
+    assert not blockers or "training.use_cpu: true" in blockers[0]
 
 
 # --- settings outside what is published ---------------------------------------------------------------------------

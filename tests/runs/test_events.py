@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from full_disk import disk_of_its_own, files_end_at, fill
 
+from cpt.distributed import report_fallback
 from cpt.files import LinesFile, append
 from cpt.runs.events import (
     LastHeartbeat,
+    logged_events,
     pids_here,
     read_events,
     read_heartbeats,
@@ -34,6 +36,14 @@ def test_an_event_that_cannot_be_written_ends_nothing_and_is_written_later(tmp_p
     run.mkdir()
     record_event(run, "restart", "Once more.")
     assert [event["kind"] for event in read_events(run)] == ["hang", "restart"] and write_waiting_events(run) == 0
+
+
+def test_a_fallback_is_an_event_of_the_run_with_key_value_and_reason(tmp_path):
+    with logged_events(tmp_path):
+        report_fallback("training.torch_compile", False, "no C compiler")
+    (event,) = read_events(tmp_path)
+    assert (event["kind"], event["key"], event["value"]) == ("fallback", "training.torch_compile", False)
+    assert event["reason"] == "no C compiler" and "no C compiler" in event["message"]
 
 
 # --- lines on a full disk --------------------------------------------------------------------------------------------
