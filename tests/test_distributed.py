@@ -11,7 +11,9 @@ import pytest
 from cpt.distributed import (
     agree_with_launcher,
     environment_alone,
+    join_processes,
     read_parallelism,
+    set_up_gpu,
 )
 from cpt.errors import LaunchError, RecipeError
 from cpt.hardware import scripts_folder
@@ -94,6 +96,38 @@ def test_a_process_that_continues_alone_has_no_variable_of_its_launcher(monkeypa
     monkeypatch.setenv("CPT_CACHE", "/somewhere")
     left = environment_alone()
     assert left["CPT_CACHE"] == "/somewhere" and not {*of_launchers, "CROSS_SIZE"} & set(left)
+
+
+@pytest.fixture
+def steps(launched, monkeypatch):
+    """What is done, in order, by the start of a process with a GPU."""
+    done: list[str] = []
+    monkeypatch.setenv("CPT_TRITON_FAILURE", "")
+    monkeypatch.delenv("CPT_TRITON_FAILURE")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.set_device", lambda device: done.append("the GPU is used"))
+    monkeypatch.setattr("cpt.hardware.run_kernel", lambda: done.append("Triton is asked") or "no libcuda.so")
+    return done
+
+
+def test_triton_is_asked_once_and_before_the_gpu_is_used(launched, steps):
+    launched(WORLD_SIZE="1", LOCAL_RANK="0")
+    join_processes({})
+    join_processes({})
+    assert steps == ["Triton is asked", "the GPU is used", "the GPU is used"]
+    assert os.environ["CPT_TRITON_FAILURE"] == "no libcuda.so"
+
+
+def test_only_the_first_process_of_a_node_asks_triton(launched, steps):
+    launched(WORLD_SIZE="2", LOCAL_RANK="1")
+    set_up_gpu()
+    assert steps == ["the GPU is used"]
+
+
+def test_a_run_on_the_cpu_does_not_ask_triton(launched, steps):
+    launched(WORLD_SIZE="1")
+    join_processes({"use_cpu": True})
+    assert steps == []
 
 
 # The training section reaches the processes by the environment; each writes a report.

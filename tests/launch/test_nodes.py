@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny import write_recipe
 
-from cpt.launch.nodes import differences, files_of_recipe
+from cpt.launch.nodes import differences, facts_of_node, files_of_recipe
 from cpt.process import free_port
 from cpt.recipe.load import load_recipe
 
@@ -45,6 +45,14 @@ def test_the_node_that_differs_from_most_is_named():
     assert list(differences("a", nodes)) == []
     assert list(differences("b", nodes)) == [("torch", "torch is 2.11, but 2.13 on a, c")]
     assert list(differences("d", nodes)) == [("torch", "torch is missing, but 2.13 on a, c")]
+
+
+def test_a_node_whose_triton_fails_is_named(tiny_recipe, tmp_path, monkeypatch):
+    recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "recipe.yaml"), ())
+    nodes = {"a": facts_of_node(recipe), "b": facts_of_node(recipe)}
+    monkeypatch.setenv("CPT_TRITON_FAILURE", "no C compiler")
+    nodes["c"] = facts_of_node(recipe)
+    assert list(differences("c", nodes)) == [("Triton", "Triton is no C compiler, but fine on a, b")]
 
 
 def test_files_are_compared_by_name_and_size(tiny_recipe, tmp_path):

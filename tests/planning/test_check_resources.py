@@ -116,6 +116,14 @@ def test_a_plan_is_compared_with_the_share_of_the_card_that_the_recipe_allows(fo
     assert "safety.max_gpu_memory" in limited.warnings[0] and limited.plan["gpu_usable_share"] == 0.5
 
 
+@pytest.mark.parametrize(("free_gib", "is_blocked"), [(8.0, False), (0.001, True)])
+def test_states_that_are_pinned_need_free_host_memory(found_on, monkeypatch, free_gib, is_blocked):
+    monkeypatch.setattr("cpt.planning.check_resources.free_host_memory_gib", lambda: free_gib)
+    assert not found_on(gpu(24)).blockers, "a run that pins nothing"
+    blockers = found_on(gpu(24), optimizer={"name": "paged_adamw_8bit"}).blockers
+    assert ["pins" in str(blocker) for blocker in blockers] == [True] * is_blocked
+
+
 def test_a_model_that_cannot_be_planned_does_not_stop_a_run(found_on, monkeypatch):
     def fails(*_):
         raise TypeError("forward() takes no input_ids")
