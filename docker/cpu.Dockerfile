@@ -4,7 +4,7 @@
 #   docker run --rm --shm-size=8g --volume "$PWD:/work" cpt:cpu doctor
 FROM python:3.11-slim-bookworm
 
-# DeepSpeed compiles its optimizers at their first use: g++. Of these packages the distribution keeps one version.
+# DeepSpeed compiles its communication and its optimizer at their first use: g++. Of these packages the distribution keeps one version.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ git \

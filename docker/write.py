@@ -12,7 +12,7 @@ from docker.builds import BUILDS, Build
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON_OF_UBUNTU = "3.12"  # of 24.04, the base of NVIDIA's images
 WRITTEN = "written by `python -m docker.write` from docker/builds.py"
-IMAGES = {  # CUDA -> image with its compiler
+IMAGES = {  # CUDA -> image with its nvcc, to compile flash-attn or Mamba kernels that have no wheel
     "12.6": "nvidia/cuda:12.6.3-devel-ubuntu24.04",
     "12.8": "nvidia/cuda:12.8.1-devel-ubuntu24.04",
     "13.0": "nvidia/cuda:13.0.2-devel-ubuntu24.04",
@@ -26,6 +26,10 @@ STACK = {  # versions that the tests run with, on the CPU
     "deepspeed": "0.19.8",
 }
 OF_GPUS = {"bitsandbytes": "0.50.2", "liger-kernel": "0.8.5"}  # bitsandbytes has a library for each CUDA above
+COMPILERS_FOR_CPUS = "DeepSpeed compiles its communication and its optimizer at their first use: g++"
+COMPILERS_FOR_GPUS = (
+    "Triton compiles kernels for the GPU, and DeepSpeed its optimizer for the host: g++ (with gcc) and Python's headers"
+)
 
 DOCKERFILE = """\
 # syntax=docker/dockerfile:1
@@ -34,7 +38,7 @@ DOCKERFILE = """\
 #   docker run --rm {gpus}--shm-size=8g --volume "$PWD:/work" cpt:{name} doctor
 FROM {image}
 
-# DeepSpeed compiles its optimizers at their first use{toolkit}. Of these packages the distribution keeps one version.
+# {compilers}. Of these packages the distribution keeps one version.
 # hadolint ignore=DL3008
 RUN apt-get update \\
     && apt-get install --yes --no-install-recommends {packages} \\
@@ -97,7 +101,7 @@ def dockerfile(line: Build) -> str:
         written=WRITTEN,
         image=IMAGES[line.cuda] if line.cuda else "python:3.11-slim-bookworm",
         gpus="--gpus all " if line.cuda else "",
-        toolkit=": g++ and Python's headers beside the image's nvcc" if line.cuda else ": g++",
+        compilers=COMPILERS_FOR_GPUS if line.cuda else COMPILERS_FOR_CPUS,
         packages="g++ git python3-dev python3-venv" if line.cuda else "g++ git",
         kernels=KERNELS.format(name=line.name) if line.wheels else "",
     )

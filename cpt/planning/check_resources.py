@@ -159,9 +159,9 @@ def check_resources(
         "tokens_per_second": round(planned_speed(facts, setup, target, mfu).tokens_per_second, 1),
         "assumed_mfu": mfu,
     }
-    pinned = sum(term.size for term in plan.host.terms if "pinned" in term.note) / GIB
-    if pinned > free_host_memory_gib():
-        problem = f"`training`: the run pins {pinned:.0f} GiB of host memory, and {free_host_memory_gib():.0f} are free"
+    pinned, free = sum(term.size for term in plan.host.terms if "pinned" in term.note) / GIB, free_host_memory_gib()
+    if pinned > free:
+        problem = f"`training`: the run pins {pinned:.0f} GiB of host memory, and {free:.0f} are free"
         found.blockers.append(ResourceError(f"{problem}. Free some, or use a plan without them: `cpt plan`."))
     if not fits(plan, target, share):
         limit = f", of which `safety.max_gpu_memory` allows {share * target.memory_gib:.0f}" if share < 1 else ""

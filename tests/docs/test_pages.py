@@ -1,8 +1,17 @@
 """The commands and recipes of the documentation are right; the commands of the tutorials run."""
 
+import re
+from pathlib import Path
+
 import pytest
 from documented import PAGES, TUTORIALS, blocks_of, complaints, run_page
 from prepared import prepare
+
+from cpt.hardware import INSTALL_LINES
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("docs", "docker", "recipes", "launch", "deepspeed_configs", "cpt")
+KINDS = ("*.md", "*.yaml", "*.py", "*Dockerfile", "*.sh", "*.sbatch")
 
 
 def slow_or_long(page):
@@ -25,3 +34,18 @@ def test_the_commands_and_recipes_of_a_page_are_right(page, tmp_path, monkeypatc
 def test_the_commands_of_a_tutorial_run(page, tmp_path):
     prepare(page, tmp_path)
     run_page(page, tmp_path)
+
+
+def test_nvcc_is_only_for_compiling_flash_attn_and_mamba_kernels():
+    """DeepSpeed's optimizer for the host needs g++ and ninja; a distribution's toolkit is of another CUDA version."""
+    files = [path for folder in FOLDERS for kind in KINDS for path in (ROOT / folder).rglob(kind)]
+    lines = [line for path in [*files, ROOT / "README.md"] for line in path.read_text().splitlines()]
+    about = [line for line in lines if re.search("nvcc|cuda-toolkit", line)]
+    assert len(about) >= 6
+    assert not [line for line in about if not re.search('flash-attn|nvcc is not needed|"nvcc"|toolkit-archive', line)]
+
+
+def test_the_installation_page_has_the_install_lines_of_doctor():
+    page = (ROOT / "docs/howto/installing.md").read_text()
+    assert all(INSTALL_LINES[name] in page for name in ("g++", "C compiler", "nvcc"))
+    assert not any("apt-get install nvidia-cuda-toolkit" in line for line in INSTALL_LINES.values())
