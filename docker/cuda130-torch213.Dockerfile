@@ -4,7 +4,7 @@
 #   docker run --rm --gpus all --shm-size=8g --volume "$PWD:/work" cpt:cuda130-torch213 doctor
 FROM nvidia/cuda:13.0.2-devel-ubuntu24.04
 
-# Triton compiles kernels for the GPU, and DeepSpeed its optimizer for the host: g++ (with gcc) and Python's headers. Of these packages the distribution keeps one version.
+# Triton compiles the GPU's kernels, DeepSpeed its optimizer: g++ (with gcc) and Python's headers. Of these packages the distribution keeps one version.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ git python3-dev python3-venv \

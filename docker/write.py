@@ -27,10 +27,7 @@ STACK = {  # versions that the tests run with, on the CPU
 }
 OF_GPUS = {"bitsandbytes": "0.50.2", "liger-kernel": "0.8.5"}  # bitsandbytes has a library for each CUDA above
 COMPILERS_FOR_CPUS = "DeepSpeed compiles its communication and its optimizer at their first use: g++"
-COMPILERS_FOR_GPUS = (
-    "Triton compiles kernels for the GPU, and DeepSpeed its optimizer for the host: g++ (with gcc) and Python's headers"
-)
-
+COMPILERS_FOR_GPUS = "Triton compiles the GPU's kernels, DeepSpeed its optimizer: g++ (with gcc) and Python's headers"
 DOCKERFILE = """\
 # syntax=docker/dockerfile:1
 # cpt with torch {torch} for {kind}; {written}.

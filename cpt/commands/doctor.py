@@ -128,9 +128,8 @@ def examine(machine: Machine) -> Iterator[Diagnosis]:
     elif machine.gpus:
         yield Diagnosis("Triton", "compiled and ran a kernel")
     yield Diagnosis("CPU cores", str(machine.cpu_cores))
-    yield Diagnosis("host memory", f"{machine.host_memory_gib:.1f} GiB ({machine.free_host_memory_gib:.1f} free)")
-    if machine.gpus:
-        yield Diagnosis("pinned memory", f"up to {machine.free_host_memory_gib:.1f} GiB; `ulimit -l` does not limit it")
+    free = f"{machine.free_host_memory_gib:.1f} free, which can be pinned: `ulimit -l` does not limit it"
+    yield Diagnosis("host memory", f"{machine.host_memory_gib:.1f} GiB ({free})")
     shared = machine.shared_memory_gib or 0.0
     loss = ("data workers and NCCL may fail with `bus error`", "docker run --shm-size=8g, or --ipc=host")
     yield Diagnosis("shared memory", f"{shared:.2f} GiB", *(loss if shared < SMALL_SHARED_MEMORY_GIB else ()))

@@ -225,3 +225,15 @@ def test_an_optimizer_with_a_kernel_of_its_own_needs_triton(monkeypatch, name, d
         build_optimizer(Optimizer(name=name), model)
     if name == "adamw":
         build_optimizer(Optimizer(name=name), model, partitioned=True)  # DeepSpeed keeps the fp32 weights
+
+
+@pytest.mark.heavy
+def test_on_a_gpu_machine_deepspeeds_optimizer_for_the_host_compiles_without_a_cuda_toolkit(monkeypatch):
+    from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator  # seconds to import
+    from deepspeed.ops.op_builder.builder import CUDAOpBuilder
+
+    monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    builder = CUDA_Accelerator().create_op_builder("CPUAdamBuilder")
+    assert not isinstance(builder, CUDAOpBuilder) and builder.is_compatible()
+    assert all(source.endswith(".cpp") for source in builder.sources())
