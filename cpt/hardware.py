@@ -26,7 +26,8 @@ CGROUP_USED = re.compile(r"^(?:anon|shmem|total_rss) (\d+)", re.MULTILINE)  # in
 CGROUP_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 SHARED_MEMORY = Path("/dev/shm")
 NOISE = re.compile(r"NVIDIA|GEFORCE|TESLA|SXM\d?|HBM\de?|GIB|GB|[^A-Z0-9]")  # in the names of GPUs
-C_COMPILER, PYTHON_HEADER = "C compiler", "Python.h"
+C_COMPILER = "C compiler"
+PYTHON_HEADER = "Python.h"
 COMPILER_LINE = "apt-get install gcc python3-dev"
 INSTALL_LINES = {
     "g++": "apt-get install g++",
@@ -281,8 +282,8 @@ def ask_triton() -> str:
     """Try to compile and run a kernel with Triton, once for this process and those that it starts; return the failure,
     as `triton_failure` does from now on.
 
-    Triton compiles the kernels of the loss, of AdamW and of `torch_compile`. Asking takes about twice as long as
-    importing torch.
+    Triton compiles the kernels of the loss, of AdamW and of `torch_compile`. Asking takes one more import
+    of torch, and the time to compile.
     """
     if TRITON not in os.environ:
         try:

@@ -145,7 +145,8 @@ def examine_torch(gpus: list[Gpu]) -> Iterator[Diagnosis]:
     except (ImportError, OSError) as error:
         yield Diagnosis("torch", f"cannot be imported: {error}", "cpt cannot run", "make setup", broken=True)
         return
-    cuda, problem = torch.version.cuda, torch_problem(gpus)
+    cuda = torch.version.cuda
+    problem = torch_problem(gpus)
     here = f"{torch.__version__} ({f'CUDA {cuda}' if cuda else 'CPU build'})"
     if problem is not None:
         yield Diagnosis("torch", here, f"the GPU is not used: {problem}", SET, broken=True)

@@ -159,10 +159,11 @@ def check_resources(
         "tokens_per_second": round(planned_speed(facts, setup, target, mfu).tokens_per_second, 1),
         "assumed_mfu": mfu,
     }
-    pinned, free = sum(term.size for term in plan.host.terms if "pinned" in term.note) / GIB, free_host_memory_gib()
+    pinned = sum(term.size for term in plan.host.terms if "pinned" in term.note) / GIB
+    free = free_host_memory_gib()
     if pinned > free:
-        problem = f"`training`: the run pins {pinned:.0f} GiB of host memory, and {free:.0f} are free"
-        found.blockers.append(ResourceError(f"{problem}. Free some, or use a plan without them: `cpt plan`."))
+        message = f"`training`: the run pins {pinned:.0f} GiB of host memory, and {free:.0f} are free"
+        found.blockers.append(ResourceError(f"{message}. Free some, or use a plan without them: `cpt plan`."))
     if not fits(plan, target, share):
         limit = f", of which `safety.max_gpu_memory` allows {share * target.memory_gib:.0f}" if share < 1 else ""
         gpu = f"{plan.peak.size / GIB:.1f} GiB of a {target.name} with {target.memory_gib:.0f}{limit}"
