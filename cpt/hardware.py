@@ -246,11 +246,8 @@ def torch_problem(gpus: list[Gpu]) -> str | None:
         reason = why_torch_fails(gpu, torch.version.cuda, torch.cuda.get_arch_list())
         if reason is not None:
             return f"torch cannot use {gpu.name}: {reason}"
-    try:
-        if gpus:
-            torch.ones(1, device="cuda").add(1)
-    except RuntimeError as problem:
-        return str(problem).splitlines()[0]
+    if gpus and not torch.cuda.is_available():
+        return "torch.cuda.is_available() is false"
     return None
 
 

@@ -147,6 +147,11 @@ def examine_torch(gpus: list[Gpu]) -> Iterator[Diagnosis]:
         return
     cuda = torch.version.cuda
     problem = torch_problem(gpus)
+    try:
+        if gpus and problem is None:
+            torch.ones(1, device="cuda").add(1)
+    except RuntimeError as error:  # also if other programs fill the GPU
+        problem = str(error).splitlines()[0]
     here = f"{torch.__version__} ({f'CUDA {cuda}' if cuda else 'CPU build'})"
     if problem is not None:
         yield Diagnosis("torch", here, f"the GPU is not used: {problem}", SET, broken=True)

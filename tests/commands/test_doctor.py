@@ -50,9 +50,21 @@ def test_what_triton_lacks_has_its_own_row_and_remedy(machine):
 def test_hopper_without_cudnn_attention_gets_a_row(monkeypatch, cuda, is_missing):
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(doctor, "torch_problem", lambda gpus: None)
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(1))
     found = {finding.part: finding for finding in doctor.examine_torch([GPU])}
     assert ("cuDNN attention" in found) is is_missing
     assert not is_missing or "driver 580" in found["cuDNN attention"].remedy
+
+
+def test_a_gpu_on_which_torch_fails_is_an_error(monkeypatch):
+    monkeypatch.setattr(doctor, "torch_problem", lambda gpus: None)
+
+    def fails(*_, **__):
+        raise RuntimeError("CUDA error: no kernel image is available\nCompile with ...")
+
+    monkeypatch.setattr(torch, "ones", fails)
+    (row,) = doctor.examine_torch([GPU])
+    assert row.broken and row.costs.endswith("no kernel image is available")
 
 
 def test_a_driver_that_is_too_old_for_torch_is_named(monkeypatch):
