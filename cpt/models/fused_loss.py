@@ -8,6 +8,7 @@ computes the logits again in the backward pass.
 """
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from cpt.distributed import print_once, report_fallback
 from cpt.errors import RecipeError
 from cpt.hardware import triton_failure
 from cpt.models.families import PaddedVocabularyHead
+from cpt.torch_internals import compiled_call, set_compiled_call, uncompiled_call
 
 IGNORED = -100
 LIGER_WITHOUT_LOSS = {"fused_linear_cross_entropy": False, "cross_entropy": False}
@@ -185,14 +187,20 @@ class FusedLoss:
     Everything that needs the head's weights runs inside one call of the head, where the hooks of ZeRO-3, FSDP and
     adapters have prepared them. A head that is not just a linear layer (an adapter on it, quantized weights) is called
     on chunks that are recomputed in the backward pass.
+
+    The model's own call of the head uses no weights and runs no hook: FSDP2 would close the head's group of modules
+    after a second call, before a shared weight has its whole gradient (pytorch#180428), and gather it twice.
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel, *, tokens: int | None = None) -> None:
         whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         self.model = whole
-        self.head: Any = whole.get_output_embeddings()
-        if isinstance(self.head, ModulesToSaveWrapper):  # the trained copy
-            self.head = self.head.modules_to_save[self.head.active_adapters[0]]
+        self.called: Any = whole.get_output_embeddings()
+        """The module that the model calls: the head, or peft's wrapper around its trained copy."""
+        self.head: Any = self.called
+        if isinstance(self.called, ModulesToSaveWrapper):
+            self.head = self.called.modules_to_save[self.called.active_adapters[0]]
+        self.is_linear = type(self.head) in (nn.Linear, PaddedVocabularyHead)  # FSDP2 will change its class
         self.tokens = tokens
         self.plain, self.own_forward = whole.loss_function, self.head.forward
         self.is_random = any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.head.modules())
@@ -210,10 +218,19 @@ class FusedLoss:
         factor of the logits, which the loss applies itself; with a cap the returned value is not used."""
         self.token_losses: torch.Tensor | None = None
         """[rows, tokens] of the last micro-batch, fp32: each position's loss of the next token."""
+        self.own_call = compiled_call(self.called)
         self.head.forward, self.model.loss_function = self.forward_of_head, self
+        set_compiled_call(self.called, self.call_of_head)
 
     def remove(self) -> None:
         self.head.forward, self.model.loss_function = self.own_forward, self.plain
+        set_compiled_call(self.called, self.own_call)
+
+    def call_of_head(self, hidden: torch.Tensor, *targets_and_scale: torch.Tensor) -> Any:
+        """Call the head with its hooks, or without them if it only passes hidden states through."""
+        if self.head.training and not targets_and_scale:
+            return self.forward_of_head(hidden)
+        return uncompiled_call(self.called)(hidden, *targets_and_scale)
 
     def forward_of_head(
         self, hidden: torch.Tensor, targets: torch.Tensor | None = None, scale: torch.Tensor | None = None
@@ -225,8 +242,10 @@ class FusedLoss:
             self.hidden = hidden
             return hidden[..., :1] if self.cap else hidden
         assert scale is not None, "passed with the targets"
-        if type(self.head) in (nn.Linear, PaddedVocabularyHead):
-            weight = self.head.weight if type(self.head) is nn.Linear else self.head.weight[: self.head.num_tokens]
+        if self.is_linear:
+            weight = self.head.weight
+            if isinstance(self.head, PaddedVocabularyHead):
+                weight = weight[: self.head.num_tokens]
             fused: tuple[torch.Tensor, torch.Tensor] = LinearCrossEntropy.apply(
                 hidden, weight, self.head.bias, targets, scale, self.cap, self.tokens
             )
@@ -307,7 +326,7 @@ class FusedLoss:
         count = num_items_in_batch if num_items_in_batch is not None else (targets != IGNORED).sum()
         count = count if isinstance(count, torch.Tensor) else hidden.new_full((), count, dtype=torch.float32)
         scale = 1 / count.to(hidden.device, torch.float32)
-        loss, losses = self.head(hidden, targets, scale)
+        loss, losses = self.called(hidden, targets, scale)
         self.token_losses = losses.view(shift_labels.shape)
         return loss
 
@@ -363,6 +382,8 @@ def set_up_loss(model: nn.Module, wanted: bool | Literal["auto"], training: Trai
     if wanted is True and why_not is not None:
         raise RecipeError(f"model.fused_loss: {why_not}. Remove the key.")
     if wanted is True or wanted == "auto" and on_gpu and why_not is None:
+        # The hidden states that pass through the head are a view; no model changes them in place.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         FusedLoss(model)
         if on_gpu and triton_failure():
             report_fallback("model.fused_loss", "chunks by torch's operations", triton_failure())

@@ -1,5 +1,6 @@
 """The same loss and gradients as the model's own, with a fraction of the logits alive."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -73,6 +74,27 @@ def test_loss_and_gradients_are_the_models_own(family, options):
 @pytest.mark.parametrize("lora", [{"r": 4, "target_modules": ["q_proj", "lm_head"]}, "cpt"])
 def test_adapters_on_the_head_take_part(lora):
     assert_fused_is_the_models_own(built("llama", lora=lora), tokens=5)
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}])
+def test_hooks_of_the_head_run_once_in_a_step_and_in_an_evaluation(lora):
+    model, calls = built("llama", lora=lora), []
+    FusedLoss(model)
+    model.get_output_embeddings().register_forward_hook(lambda *_: calls.append(1))
+    model(**row()).loss.backward()
+    assert len(calls) == 1
+    model.eval()(**row())
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("change", [copy.deepcopy, lambda model: (model.lm_head.compile(backend="eager"), model)[1]])
+def test_a_copied_model_and_a_compiled_head_have_the_same_loss(change):
+    model = built("llama")
+    FusedLoss(model, tokens=7)
+    loss, expected = loss_and_gradients(model)
+    changed_loss, found = loss_and_gradients(change(model))
+    assert changed_loss == loss
+    assert_same_gradients(found, expected)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])

@@ -1,0 +1,30 @@
+"""Ranks as threads of this process, for quick tests of what several processes compute together."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg, _uninstall_threaded_pg
+
+Result = TypeVar("Result")
+ISOLATE = torch._C._distributed_c10d._set_thread_isolation_mode
+
+
+def on_ranks(world_size: int, work: Callable[[int], Result]) -> list[Result]:
+    """Run `work(rank)` on each rank, in a process group of all of them; return the results in order."""
+    store = dist.HashStore()
+
+    def run(rank: int) -> Result:
+        dist.init_process_group("threaded", rank=rank, world_size=world_size, store=store)
+        return work(rank)
+
+    ISOLATE(True)
+    _install_threaded_pg()
+    try:
+        with ThreadPoolExecutor(world_size) as ranks:
+            return list(ranks.map(run, range(world_size), timeout=60))
+    finally:
+        _uninstall_threaded_pg()
+        ISOLATE(False)
