@@ -1,4 +1,4 @@
-"""The fused loss under FSDP2, grouped as accelerate does: the gradients of the model's own loss, one gather of the head."""
+"""The fused loss under FSDP2: the gradients of the model's own loss, and one gather of the head per micro-batch."""
 
 import copy
 
@@ -10,7 +10,7 @@ from threads_as_ranks import on_ranks
 from tiny import tiny_config
 from tiny_models import assert_same_gradients, gradients, tiny_model
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 from torch.utils._python_dispatch import TorchDispatchMode
 
