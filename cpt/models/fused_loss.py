@@ -8,6 +8,7 @@ computes the logits again in the backward pass.
 """
 
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -60,10 +61,11 @@ def has_kernel(tensor: torch.Tensor) -> bool:
 def cross_entropy_in_place(
     logits: torch.Tensor, targets: torch.Tensor, scale: torch.Tensor, cap: float, gradient: bool
 ) -> torch.Tensor:
-    """Return the cross entropy of each token in fp32, [T]; 0 if the target is -100.
+    """Return the cross entropy of each token in fp32, [T]; 0 if the target is -100, else NaN if there is no such word.
 
     Args:
-        logits: [T, V]; replaced by their gradient times `scale` if `gradient`, else unchanged.
+        logits: [T, V]; replaced by their gradient times `scale` if `gradient`, else unchanged. Words at -inf are
+            masked: their gradient is 0.
         scale: fp32, one number.
         cap: soft cap of the logits; 0 for none.
     """
@@ -77,15 +79,16 @@ def cross_entropy_in_place(
         values, wanted = logits[rows].float(), targets[rows]
         if cap:
             values = cap * torch.tanh(values / cap)
-        is_counted = wanted != IGNORED
-        index = wanted.where(is_counted, 0).unsqueeze(1)
-        normaliser = values.logsumexp(1, keepdim=True)
-        losses[rows] = (normaliser - values.gather(1, index)).squeeze(1) * is_counted
+        is_ignored = (wanted == IGNORED).unsqueeze(1)
+        is_word = ((wanted >= 0) & (wanted < logits.shape[1])).unsqueeze(1)
+        index = wanted.unsqueeze(1).where(is_word, 0)
+        normaliser = values.logsumexp(1, keepdim=True).where(is_word, math.nan)
+        losses[rows] = (normaliser - values.gather(1, index)).masked_fill_(is_ignored, 0).squeeze(1)
         if gradient:
             slope = 1 - (values / cap) ** 2 if cap else 1.0
             probabilities = (values - normaliser).exp_()
             probabilities.scatter_add_(1, index, torch.full_like(index, -1, dtype=values.dtype))
-            logits[rows] = probabilities.mul_(scale * is_counted.unsqueeze(1)).mul_(slope)
+            logits[rows] = probabilities.mul_(scale).mul_(slope).masked_fill_(is_ignored, 0)
     return losses
 
 

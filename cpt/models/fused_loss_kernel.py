@@ -45,15 +45,18 @@ def cross_entropy_of_row(
         # One pass for the normalizer: the sum of exponentials is rescaled at each larger logit
         # (arxiv.org/abs/1805.02867).
         largest = -float("inf")
+        shift = 0.0
         total = 0.0
         wanted = 0.0
         for start in range(0, vocabulary, block):
             values = load_logits(logits, start + words, vocabulary, width, cap)
             wanted += tl.sum(tl.where(start + words == target, values, 0.0), 0)
             new_largest = tl.maximum(largest, tl.max(values, 0))
-            total = total * tl.exp(largest - new_largest) + tl.sum(tl.exp(values - new_largest), 0)
+            # Words may be masked with -inf, the whole block too: -inf - -inf would be NaN.
+            shift = tl.where(tl.abs(new_largest) == float("inf"), 0.0, new_largest)
+            total = total * tl.exp(largest - shift) + tl.sum(tl.exp(values - shift), 0)
             largest = new_largest
-        normaliser = largest + tl.log(total)
+        normaliser = tl.where((target < 0) | (target >= vocabulary), float("nan"), shift + tl.log(total))
         tl.store(losses + row, normaliser - wanted)
         if gradient:
             factor = tl.load(scale)

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+import unusual_logits
 from tiny_models import assert_same_gradients, gradients, tiny_config, tiny_model
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
@@ -243,9 +244,31 @@ for cap, dtype, tolerance in ((0.0, torch.bfloat16, 6e-3), (30.0, torch.float32,
 """  # noqa: E501
 
 
+def interpret(*program):
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_the_kernel_agrees_with_fp64_in_tritons_interpreter():
-    done = subprocess.run(
-        [sys.executable, "-c", KERNEL], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    interpret("-c", KERNEL)
+
+
+@pytest.mark.parametrize(("dtype", "cap"), unusual_logits.CASES)
+def test_masked_words_and_impossible_targets_are_as_in_fp64(dtype, cap):
+    unusual_logits.assert_as_in_fp64(cross_entropy_in_place, dtype, cap)
+
+
+@pytest.mark.slow
+def test_the_kernel_masks_words_and_refuses_targets_too():
+    interpret(unusual_logits.__file__)
+
+
+def test_a_masked_vocabulary_is_scored_and_an_impossible_label_is_nan():
+    model, batch = tiny_model("llama").eval(), row()
+    labels = batch.pop("labels")
+    labels[1, 5] = 5000
+    with torch.no_grad(), fused_scores(model) as fused:
+        nats, _ = fused.score(model, batch, labels)
+    assert nats.isnan().nonzero().tolist() == [[1, 4]]
