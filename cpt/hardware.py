@@ -68,27 +68,28 @@ class GpuType:
     """In float32 rounded to 10 bits in tensor cores: `training.tf32`."""
     bandwidth_gb: float | None = None
     """Memory bandwidth: 10^9 bytes per second, read and written."""
+    compute_capability: str | None = None
 
     def tflops(self, precision: str) -> float | None:
         return {"half": self.peak_tflops, "tf32": self.tf32_tflops, "fp32": self.fp32_tflops}[precision]
 
 
 GPU_TYPES = (
-    GpuType("RTX 3090", 24, 71, 35.6, 35.6, 936),
-    GpuType("RTX 4080", 16, 97.5, 48.7, 48.7, 717),
-    GpuType("RTX 4090", 24, 165.2, 82.6, 82.6, 1008),
-    GpuType("RTX 5090", 32, 209.5, 104.8, 104.8, 1792),
-    GpuType("RTX A6000", 48, 154.8, 38.7, 77.4, 768),
-    GpuType("RTX 6000 Ada", 48, 364.2, 91.1, 182.1, 960),
-    GpuType("A10G", 24, 70, 35, 35, 600),
-    GpuType("A100-40GB", 40, 312, 19.5, 156, 1555),
-    GpuType("A100-80GB", 80, 312, 19.5, 156, 2039),
-    GpuType("H100", 80, 989.4, 66.9, 494.7, 3350),
-    GpuType("H100 PCIe", 80, 756, 51.2, 378, 2000),
-    GpuType("H200", 141, 989.4, 66.9, 494.7, 4800),
-    GpuType("L4", 24, 121, 30.3, 60.5, 300),
-    GpuType("L40S", 48, 362, 91.6, 183, 864),
-    GpuType("B200", 180, 2250, 75, 1125, 8000),
+    GpuType("RTX 3090", 24, 71, 35.6, 35.6, 936, "8.6"),
+    GpuType("RTX 4080", 16, 97.5, 48.7, 48.7, 717, "8.9"),
+    GpuType("RTX 4090", 24, 165.2, 82.6, 82.6, 1008, "8.9"),
+    GpuType("RTX 5090", 32, 209.5, 104.8, 104.8, 1792, "12.0"),
+    GpuType("RTX A6000", 48, 154.8, 38.7, 77.4, 768, "8.6"),
+    GpuType("RTX 6000 Ada", 48, 364.2, 91.1, 182.1, 960, "8.9"),
+    GpuType("A10G", 24, 70, 35, 35, 600, "8.6"),
+    GpuType("A100-40GB", 40, 312, 19.5, 156, 1555, "8.0"),
+    GpuType("A100-80GB", 80, 312, 19.5, 156, 2039, "8.0"),
+    GpuType("H100", 80, 989.4, 66.9, 494.7, 3350, "9.0"),
+    GpuType("H100 PCIe", 80, 756, 51.2, 378, 2000, "9.0"),
+    GpuType("H200", 141, 989.4, 66.9, 494.7, 4800, "9.0"),
+    GpuType("L4", 24, 121, 30.3, 60.5, 300, "8.9"),
+    GpuType("L40S", 48, 362, 91.6, 183, 864, "8.9"),
+    GpuType("B200", 180, 2250, 75, 1125, 8000, "10.0"),
 )
 
 

@@ -19,6 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
+from cpt.distributed import print_once
 from cpt.errors import RecipeError, ResourceError
 from cpt.hf_internals import attention_of, flash_attention, supports_flash, supports_flex, supports_sdpa
 from cpt.models.fused_loss import next_tokens
@@ -127,6 +128,19 @@ def missing_for(name: str) -> str | None:
     if name == "flash_attention_2" and not is_flash_attn_2_available():
         return "flash-attn is not installed (pip install flash-attn --no-build-isolation)"
     return None
+
+
+def backward_may_be_nan(capability: tuple[int, int], *, has_masks: bool) -> bool:
+    """Whether the gradients of cuDNN's attention may be NaN: on Hopper, with masks (pytorch#196678, since torch 2.11)."""
+    return has_masks and capability[0] == HOPPER[0]
+
+
+def leave_out_cudnn(*, has_masks: bool) -> None:
+    """Disable cuDNN's attention in this process if its gradients may be NaN for batches with masks."""
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+    if backward_may_be_nan(capability, has_masks=has_masks):
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        print_once("Attention: without cuDNN, whose gradients with masks may be NaN on this GPU (pytorch#196678).")
 
 
 def register_varlen() -> None:

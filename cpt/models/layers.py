@@ -161,8 +161,7 @@ KEYS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
 # uncompiled.
 MOST_GRAPHS = 32
 UNDER_ZERO3 = "DeepSpeed's ZeRO-3 gathers parameters in hooks inside each layer, which cause graph breaks"
-# torch 2.11 to 2.13
-UNDER_FSDP = "FSDP's hooks break the graph of a recomputed layer"
+UNDER_FSDP = "this version of transformers recomputes FSDP's hooks, which break a layer's graph"
 UNEVEN = "batches differ in shape, and each new shape would be recompiled"
 RECOMPUTE = "recompute_in_graph"  # attribute of a layer: the checkpoint function of its compiled call
 # Older versions of transformers, 5.17 among them; 5.23 checkpoints inside a layer's forward.
@@ -199,8 +198,10 @@ def check_compiling(training: Mapping[str, Any], *, zero3: bool, even_rows: bool
         raise RecipeError(f"{MODE_KEY}: expected {' or '.join(MODES)}, with {INDUCTOR}, got `{wanted.mode}`.")
     if zero3:
         raise RecipeError(f"{COMPILE_KEY}: {UNDER_ZERO3}. Remove the key, or use a profile of stage 1 or 2.")
-    if recomputes_under_fsdp(training):
-        raise RecipeError(f"{COMPILE_KEY}: {UNDER_FSDP}. Set it or `training.gradient_checkpointing` to false.")
+    if recomputes_hooks_of_fsdp(training):
+        raise RecipeError(
+            f"{COMPILE_KEY}: {UNDER_FSDP}. Update it, or set this key or `training.gradient_checkpointing` to false."
+        )
     if not even_rows:
         raise RecipeError(f"{COMPILE_KEY}: {UNEVEN}. Use `data.packing: best_fit`, or remove the key.")
     if wanted.backend == INDUCTOR:
@@ -208,13 +209,14 @@ def check_compiling(training: Mapping[str, Any], *, zero3: bool, even_rows: bool
         require_triton(f"{COMPILE_KEY}: {INDUCTOR}", instead=f"{COMPILE_KEY[:-1]}: auto`")
 
 
-def recomputes_under_fsdp(training: Mapping[str, Any]) -> bool:
-    return bool(training.get("fsdp")) and any(training.get(name) for name in CHECKPOINTING)
+def recomputes_hooks_of_fsdp(training: Mapping[str, Any]) -> bool:
+    is_recomputed = any(training.get(name) for name in CHECKPOINTING)
+    return CHECKPOINTS_AROUND_CALLS and bool(training.get("fsdp")) and is_recomputed
 
 
 def compile_layers(model: nn.Module, compiling: Compiling) -> int:
     """Compile each decoder layer at its first training step, with the setup of that time; return the number of
-    compiled modules: one per layer, or several per layer with experts."""
+    compiled modules: one per layer, or several per layer with experts. FSDP2's hooks run before and after the graph."""
     parts = list(compiled_parts(model))
     if not parts:
         raise RecipeError(

@@ -23,7 +23,7 @@ from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GIB, Gpu, find_gpus, host_memory_gib, known_gpu, triton_failure
 from cpt.models.config import load_config
 from cpt.models.inventory import build_on_meta
-from cpt.models.layers import check_compiling
+from cpt.models.layers import CHECKPOINTS_AROUND_CALLS, check_compiling
 from cpt.optim.adamw import automatic_dtype
 from cpt.planning.activations import ActivationCounts
 from cpt.planning.memory import MemoryPlan, count_model, plan_memory
@@ -88,7 +88,7 @@ def with_chosen_values(
         on_cpu, where = target.on_cpu, "there"
     if recipe.training.get(COMPILING, AUTO) == AUTO and (COMPILING in recipe.training or not on_cpu):
         is_on, reason = main_process_decides(
-            lambda: choose_compiling(recipe, engine, config, is_here=target is None, processes=number, on_cpu=on_cpu)
+            lambda: choose_compiling(recipe, engine, config, target=target, processes=number, on_cpu=on_cpu)
         )
         if not on_cpu and reason:
             print_once(f"training.{COMPILING}: auto is {str(is_on).lower()} {where}: {reason}.")
@@ -126,7 +126,7 @@ def choose_compiling(
     deepspeed: str | Profile | None,
     config: PreTrainedConfig | None,
     *,
-    is_here: bool,
+    target: Target | None,
     processes: int,
     on_cpu: bool,
 ) -> tuple[bool, str]:
@@ -136,8 +136,9 @@ def choose_compiling(
     if not on_cpu:
         with suppress(Exception):  # errors in custom model code; the gate reports them
             model = build_on_meta(config or load_config(recipe.model))
-    is_on, reason = compiles(recipe, zero3=zero3, on_cpu=on_cpu, model=model)
-    if not is_on or not is_here:
+    capability = capability_of(target)
+    is_on, reason = compiles(recipe, zero3=zero3, on_cpu=on_cpu, model=model, capability=capability)
+    if not is_on or target is not None:
         return is_on, reason
     if processes == 1 and torch.cuda.device_count() > 1:
         return False, "without a launcher torch's DataParallel copies the model to each GPU"
@@ -147,6 +148,14 @@ def choose_compiling(
         report_fallback(COMPILING_KEY, False, triton_failure() or str(missing).removesuffix("."))
         return False, ""
     return True, reason
+
+
+def capability_of(target: Target | None) -> str | None:
+    """Return the compute capability of the target's GPU, or of this machine's first; None if it is unknown."""
+    if target is None:
+        return next((gpu.compute_capability for gpu in find_gpus()), None)
+    kind = known_gpu(target.name)
+    return None if kind is None else kind.compute_capability
 
 
 def choose_batch(
@@ -305,7 +314,8 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, C
     fused = (setup.fused_loss,) if target.on_cpu or setup.needs.logits != WHOLE else (setup.fused_loss, True)
     choices = product(micro_batches, (setup.checkpointing, True), fused, engines)
     for micro_batch, checkpointing, fused_loss, (engine, zero) in choices:
-        breaks_graphs = zero is not None and zero.stage == 3 and (checkpointing or not zero.is_fsdp)
+        recomputes_hooks = checkpointing and CHECKPOINTS_AROUND_CALLS
+        breaks_graphs = zero is not None and zero.stage == 3 and (recomputes_hooks or not zero.is_fsdp)
         compiles = setup.compiles and not breaks_graphs
         changed = replace(setup, checkpointing=checkpointing, fused_loss=fused_loss, zero=zero, compiles=compiles)
         changes: Changes = {"training.gradient_checkpointing": True} if checkpointing != setup.checkpointing else {}

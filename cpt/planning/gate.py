@@ -36,14 +36,15 @@ from cpt.models.adapters import check_lora_options, check_quantization
 from cpt.models.build import DTYPES
 from cpt.models.inventory import count_model_parameters, longest_row
 from cpt.models.known_bases import KnownBase, known_base
-from cpt.models.layers import check_compiling, has_experts, read_recomputing
+from cpt.models.layers import check_compiling, has_experts, read_recomputing, wanted_compiling
 from cpt.optim.build import build_optimizer, check_optimizer, check_partitioned, check_rounding, find_optimizer
 from cpt.optim.gradients import check_release
 from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
 from cpt.planning.check_model import check_conversations, check_model, check_teacher, check_tokenizer, is_there
 from cpt.planning.check_resources import PreflightReport, check_resources, placed
-from cpt.planning.fitting import with_chosen_values, with_placeholders
+from cpt.planning.fitting import capability_of, with_chosen_values, with_placeholders
 from cpt.planning.model_sizes import TEACHER
+from cpt.planning.workload import WRONG_UNDER_AUTOCAST, is_wrong_under_autocast
 from cpt.plugins import did_you_mean, find, with_key
 from cpt.recipe.keys import automatic_keys
 from cpt.recipe.paths import result_of_run, unfinished_run
@@ -155,6 +156,8 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
     found.run(read_recomputing, training, zero3=zero3, experts=model is not None and has_experts(model))
     even_rows = recipe.data.packing != "token_budget"
     found.run(check_compiling, training, zero3=zero3, even_rows=even_rows)
+    if wanted_compiling(training) is not None and is_wrong_under_autocast(recipe, capability_of(None)):
+        found.warnings.append(f"`training.torch_compile`: {WRONG_UNDER_AUTOCAST}. Remove it")
     found.run(check_parallelism, recipe, profile, model, processes=world_size(), elsewhere=elsewhere)
     parameters = None if model is None else count_model_parameters(model).total
     found.warnings += craft_warnings(recipe, parameters, None if model is None else longest_row(model.config))

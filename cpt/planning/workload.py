@@ -19,7 +19,7 @@ from cpt.models.layers import (
     decoder_layers,
     has_experts,
     read_recomputing,
-    recomputes_under_fsdp,
+    recomputes_hooks_of_fsdp,
     wanted_compiling,
 )
 from cpt.optim.adamw import automatic_dtype
@@ -27,6 +27,7 @@ from cpt.planning.model_sizes import KINDS, MASKED_FORMS, StageNeeds, read_stage
 from cpt.recipe.keys import ACCUMULATION, AUTO, CHECKPOINTING, COMPILING, DEFAULT_MICRO_BATCH, MICRO_BATCH
 from cpt.recipe.schema import Recipe
 
+WRONG_UNDER_AUTOCAST = "compiled norms under autocast may be wrong on an RTX 50 (pytorch#191433)"
 FEWEST_STEPS = 100  # compiling takes 20 to 60 seconds, which fewer steps do not recover
 
 
@@ -261,8 +262,30 @@ def read_fsdp_sharding(training: Mapping[str, Any]) -> Sharding | None:
     )
 
 
-def compiles(recipe: Recipe, *, zero3: bool, on_cpu: bool, model: PreTrainedModel | None = None) -> tuple[bool, str]:
-    """Whether the decoder layers are compiled, and the reason. Without a model: for a plain transformer."""
+def is_wrong_under_autocast(recipe: Recipe, capability: str | None) -> bool:
+    """Whether compiled layers may be wrong: under autocast on an RTX 50 (seen in torch 2.13, open)."""
+    training, model = recipe.training, recipe.model
+    is_half = training.get("bf16") or training.get("fp16")
+    if not (capability or "").startswith("12.") or not is_half:
+        return False
+    becomes_half = model.dtype == "auto" and automatic_dtype(recipe, deepspeed=False, on_gpu=True).itemsize == 2
+    return model.lora is not None or not (becomes_half or model.dtype == "bfloat16")
+
+
+def compiles(
+    recipe: Recipe,
+    *,
+    zero3: bool,
+    on_cpu: bool,
+    model: PreTrainedModel | None = None,
+    capability: str | None = None,
+) -> tuple[bool, str]:
+    """Whether the decoder layers are compiled, and the reason.
+
+    Args:
+        model: by default, a plain transformer.
+        capability: compute capability of the GPU, if it is known.
+    """
     training, stage = recipe.training, recipe.stage
     if wanted_compiling(training) is not None:
         return True, "the recipe enables it"
@@ -277,8 +300,9 @@ def compiles(recipe: Recipe, *, zero3: bool, on_cpu: bool, model: PreTrainedMode
     reasons = {
         "it needs a GPU": on_cpu,
         UNEVEN: is_uneven,
+        WRONG_UNDER_AUTOCAST: is_wrong_under_autocast(recipe, capability),
         UNDER_ZERO3: zero3,
-        UNDER_FSDP: recomputes_under_fsdp(training),
+        UNDER_FSDP: recomputes_hooks_of_fsdp(training),
         "processes share rows": read_parallelism(training).sharing_rows > 1,
         f"the run has fewer than {FEWEST_STEPS} steps": is_short,
         "it is not tested with quantized weights": bool((recipe.model.lora or {}).get("quantize")),

@@ -24,7 +24,7 @@ from cpt.distributed import main_process_decides, print_once
 from cpt.errors import Interrupted, RecipeError
 from cpt.evaluation.scoring import measure_and_keep, read_evaluations
 from cpt.hf_internals import TrainerHooks
-from cpt.models.attention import add_document_bounds, wants_bounds
+from cpt.models.attention import add_document_bounds, leave_out_cudnn, wants_bounds
 from cpt.models.fused_loss import keep_liger_to_layers, set_up_loss
 from cpt.models.layers import compile_layers, set_up_recomputing, take_compiling
 from cpt.optim.adamw import OneKernelAdamW
@@ -102,6 +102,7 @@ class CPTTrainer(TrainerHooks, Trainer):
         )
         self.train_dataset = self.eval_dataset = rows
         self.set_up_precision(model)
+        leave_out_cudnn(has_masks=self.collate_examples() is not None or not wants_bounds(model))
         if compiling is not None:
             compile_layers(model, compiling)
 

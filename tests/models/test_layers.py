@@ -6,8 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from one_process_group import alone_in_a_group
+from sharded_models import shard
 from tiny_models import assert_same_gradients, gradients, tiny_config, tiny_model
 from torch import _dynamo as dynamo
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cpt.errors import RecipeError, ResourceError
@@ -170,6 +173,21 @@ def test_layers_that_are_alike_are_compiled_once_for_the_whole_run(family, sub_k
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize("sub_keys", [{}, {"selective": True}])
+def test_recomputed_layers_are_compiled_under_fsdp(sub_keys, compiler):
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    eager, compiled = built("llama", sub_keys), built("llama", sub_keys, compiling=Compiling("aot_eager"))
+    with alone_in_a_group():
+        for model in (eager, compiled):
+            shard(model, 1, mp_policy=half)
+            losses(model, steps=2)
+            model(input_ids=ids(), labels=ids()).loss.backward()
+    for name, gradient in gradients(compiled).items():
+        assert torch.equal(gradient.to_local(), gradients(eager)[name].to_local()), name
+    assert compiler["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.heavy
 def test_of_layers_with_experts_the_rest_is_compiled(compiler):
     model = built("minimind2_moe", {}, compiling=Compiling("aot_eager"))
     assert {type(part).__name__ for part in compiled_parts(model)} == {"LlamaAttention", "LlamaRMSNorm"}
@@ -202,12 +220,19 @@ def test_evaluation_and_generation_of_any_shape_compile_nothing(compiler):
         ({"torch_compile_backend": "eager", "torch_compile_mode": "default"}, False, "torch_compile_mode"),
         ({"torch_compile_mode": "reduce-overhead"}, False, "torch_compile_mode"),
         ({"torch_compile": True}, True, "torch_compile"),
-        ({"torch_compile": True, "fsdp": True, "activation_checkpointing": True}, False, "torch_compile"),
     ],
 )
 def test_layers_that_cannot_be_compiled_are_a_recipe_error(training, zero3, key):
     with pytest.raises(RecipeError, match=rf"`training\.{key}`"):
         check_compiling(training, zero3=zero3)
+
+
+def test_an_older_transformers_cannot_compile_recomputed_layers_under_fsdp(monkeypatch):
+    training = {"torch_compile_backend": "aot_eager", "fsdp": True, "activation_checkpointing": True}
+    check_compiling(training, zero3=False)
+    monkeypatch.setattr("cpt.models.layers.CHECKPOINTS_AROUND_CALLS", True)
+    with pytest.raises(RecipeError, match=r"`training\.torch_compile`"):
+        check_compiling(training, zero3=False)
 
 
 @pytest.mark.parametrize("missing", ["g++", "Triton"])

@@ -22,7 +22,7 @@ from cpt.planning.fitting import (
 from cpt.planning.model_sizes import sizes_of_model
 from cpt.planning.speed import find_target
 from cpt.planning.workload import read_setup
-from cpt.recipe.schema import Recipe
+from cpt.recipe.schema import Model, Recipe
 
 LLAMA_1B = AutoConfig.for_model(
     "llama",
@@ -93,11 +93,10 @@ def test_several_gpus_may_divide_the_run_with_fsdp2_and_keep_compiled_layers():
     assert not any("training.fsdp" in changes for _, changes in on_one)
 
 
-def test_layers_are_not_compiled_under_a_proposed_zero3_profile_or_recomputed_under_fsdp2():
+def test_layers_are_compiled_under_a_proposed_fsdp2_and_not_under_a_zero3_profile():
     target = find_target("RTX 4090", 4, 64.0)
     for changed, changes in with_all_parameters(setup_for(gpus=4, compiles=True), target):
-        zero3 = changed.zero is not None and changed.zero.stage == 3
-        breaks_graphs = zero3 and (changed.checkpointing or not changed.zero.is_fsdp)
+        breaks_graphs = changed.zero is not None and changed.zero.stage == 3 and not changed.zero.is_fsdp
         assert changed.compiles is not breaks_graphs
         assert (changes.get("training.torch_compile") is False) is breaks_graphs
 
@@ -203,6 +202,13 @@ def test_a_base_under_adapters_and_weights_of_another_machine_need_no_triton(fal
     asked = asked.model_copy(update={"model": asked.model.model_copy(update={"lora": lora})})
     _, details = fallbacks(asked, target=None if lora else card(24))
     assert "model.dtype" not in details and ("training.torch_compile" in details) is bool(lora)
+
+
+@pytest.mark.parametrize(("gpu", "compiles"), [("RTX 5090", False), ("RTX 4090", True)])
+def test_a_plan_for_another_gpu_knows_where_compiled_autocast_is_wrong(gpu, compiles):
+    written = recipe(10**9, bf16=True, torch_compile="auto").model_copy(update={"model": Model(path="x", lora={"r": 8})})
+    chosen = with_chosen_values(written, config=LLAMA_1B, target=find_target(gpu, 1, 64.0), processes=1)
+    assert chosen.training["torch_compile"] is compiles
 
 
 def test_layers_are_not_compiled_on_a_cpu_and_nothing_is_printed(capsys):

@@ -104,11 +104,34 @@ def test_the_recipe_decides_where_it_has_the_key(on_cpu):
         recipe(model={"lora": {"r": 8, "quantize": "nf4"}}),
         recipe(model={"trust_remote_code": True}),
         recipe(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": True}),
-        recipe(fsdp=True, gradient_checkpointing=True),
     ],
 )
 def test_layers_are_not_compiled_where_it_was_not_tried_or_does_not_pay(written):
     assert not answer(written)
+
+
+def test_recomputed_layers_are_compiled_under_fsdp_unless_transformers_recomputes_its_hooks(monkeypatch):
+    divided = recipe(fsdp=True, gradient_checkpointing=True)
+    assert answer(divided)
+    monkeypatch.setattr("cpt.models.layers.CHECKPOINTS_AROUND_CALLS", True)
+    assert not answer(divided) and answer(recipe(fsdp=True))
+
+
+@pytest.mark.parametrize(
+    ("written", "is_autocast"),
+    [
+        (recipe(bf16=True, model={"lora": {"r": 8}}), True),
+        (recipe(bf16=True, model={"dtype": "float32"}), True),
+        (recipe(bf16=True, fsdp=True), True),
+        (recipe(bf16=True), False),
+        (recipe(bf16=True, model={"dtype": "bfloat16"}), False),
+        (recipe(), False),
+    ],
+)
+def test_autocast_is_not_compiled_on_an_rtx_50(written, is_autocast):
+    options = {"zero3": False, "on_cpu": False}
+    assert compiles(written, capability="12.0", **options)[0] is not is_autocast
+    assert compiles(written, capability="8.9", **options)[0] and compiles(written, **options)[0]
 
 
 def test_the_model_decides_too():
