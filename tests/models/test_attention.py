@@ -12,6 +12,7 @@ from cpt.errors import RecipeError, ResourceError
 from cpt.models.attention import (
     choose_attention,
     document_bounds,
+    leave_out_cudnn,
     wants_bounds,
 )
 
@@ -89,6 +90,19 @@ def test_an_attention_that_cannot_run_is_refused(on_gpu, capability, wanted, opt
 
 
 calls: list[int] = []
+
+
+@pytest.mark.parametrize(
+    ("capability", "has_masks", "is_left_out"),
+    [((9, 0), True, True), ((9, 0), False, False), ((8, 9), True, False), ((10, 0), True, False)],
+)
+def test_cudnn_is_left_out_where_its_gradients_with_masks_are_nan(on_gpu, capability, has_masks, is_left_out):
+    on_gpu(capability)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    leave_out_cudnn(has_masks=has_masks)
+    is_enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    assert is_enabled is not is_left_out
 
 
 def counting_attention(module, query, key, value, attention_mask, **kwargs):

@@ -36,6 +36,14 @@ ANOTHER = "    return Trainer(model, arguments, train_dataset=data.rows)\n"
 
 
 @pytest.fixture
+def masks(monkeypatch):
+    """Whether batches of the trainers that are built have masks, as they tell the attention."""
+    told = []
+    monkeypatch.setattr("cpt.training.trainer.leave_out_cudnn", lambda *, has_masks: told.append(has_masks))
+    return told
+
+
+@pytest.fixture
 def lab(tmp_path, monkeypatch):
     """A folder of the user's own stages."""
     monkeypatch.chdir(tmp_path)
@@ -127,3 +135,21 @@ def test_a_teacher_of_the_same_number_of_other_tokens_is_refused(teacher, tokeni
     path.write_text(json.dumps(tokenizer))
     with pytest.raises(RecipeError, match="2 tokens have other ids"):
         teach(teacher, tokenizer_folder, tmp_path)
+
+
+@pytest.mark.parametrize("stage", ["dpo", "kto", "orpo", "cpo", "reward"])
+def test_batches_of_examples_have_masks(stage, tmp_path, masks):
+    build_run(stage, tmp_path)
+    assert masks == [True]
+
+
+@pytest.mark.parametrize(
+    ("attention", "packing", "has_masks"),
+    [("varlen", "best_fit", False), ("sdpa", "best_fit", True), ("sdpa", "token_budget", True)],
+)
+def test_packed_rows_have_masks_unless_attention_uses_bounds(attention, packing, has_masks, tiny_recipe, tmp_path, masks):
+    tiny_recipe["model"]["attention"] = attention
+    tiny_recipe["data"]["packing"] = packing
+    tiny_recipe["training"]["per_device_train_batch_size"] = 1
+    trainer_of(tiny_recipe, tmp_path)
+    assert masks == [has_masks]
