@@ -1,6 +1,6 @@
 """Rows of logits with masked words, ignored and impossible targets, and their cross entropy in fp64.
 
-    TRITON_INTERPRET=1 python tests/unusual_logits.py    compares the kernel, in Triton's interpreter
+TRITON_INTERPRET=1 python tests/unusual_logits.py    compares the kernel, in Triton's interpreter
 """
 
 import itertools

@@ -131,16 +131,16 @@ def missing_for(name: str) -> str | None:
 
 
 def backward_may_be_nan(capability: tuple[int, int], *, has_masks: bool) -> bool:
-    """Whether the gradients of cuDNN's attention may be NaN: on Hopper, with masks (pytorch#196678, since torch 2.11)."""
+    """Whether gradients of cuDNN's attention may be NaN: on Hopper with masks (pytorch#196678)."""
     return has_masks and capability[0] == HOPPER[0]
 
 
 def leave_out_cudnn(*, has_masks: bool) -> None:
-    """Disable cuDNN's attention in this process if its gradients may be NaN for batches with masks."""
+    """Disable cuDNN's attention in this process where its gradients may be NaN."""
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
     if backward_may_be_nan(capability, has_masks=has_masks):
         torch.backends.cuda.enable_cudnn_sdp(False)
-        print_once("Attention: without cuDNN, whose gradients with masks may be NaN on this GPU (pytorch#196678).")
+        print_once("Attention: without cuDNN, whose gradients may be NaN with masks (pytorch#196678).")
 
 
 def register_varlen() -> None:

@@ -61,11 +61,13 @@ def has_kernel(tensor: torch.Tensor) -> bool:
 def cross_entropy_in_place(
     logits: torch.Tensor, targets: torch.Tensor, scale: torch.Tensor, cap: float, gradient: bool
 ) -> torch.Tensor:
-    """Return the cross entropy of each token in fp32, [T]; 0 if the target is -100, else NaN if there is no such word.
+    """Return the cross entropy of each token in fp32, [T]; 0 if its target is -100.
+
+    Other targets outside the vocabulary have NaN as their loss and gradient, which the loss guard stops.
 
     Args:
-        logits: [T, V]; replaced by their gradient times `scale` if `gradient`, else unchanged. Words at -inf are
-            masked: their gradient is 0.
+        logits: [T, V]; replaced by their gradient times `scale` if `gradient`, else unchanged. Words
+            with -inf are masked: their gradient is 0.
         scale: fp32, one number.
         cap: soft cap of the logits; 0 for none.
     """
@@ -191,8 +193,9 @@ class FusedLoss:
     adapters have prepared them. A head that is not just a linear layer (an adapter on it, quantized weights) is called
     on chunks that are recomputed in the backward pass.
 
-    The model's own call of the head uses no weights and runs no hook: FSDP2 would close the head's group of modules
-    after a second call, before a shared weight has its whole gradient (pytorch#180428), and gather it twice.
+    The model's own call of the head uses no weights and runs no hook. With two calls, FSDP2 would gather
+    the head's group of modules twice, and reduce it before a shared weight has its whole gradient
+    (pytorch#180428).
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel, *, tokens: int | None = None) -> None:

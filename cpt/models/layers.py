@@ -216,7 +216,7 @@ def recomputes_hooks_of_fsdp(training: Mapping[str, Any]) -> bool:
 
 def compile_layers(model: nn.Module, compiling: Compiling) -> int:
     """Compile each decoder layer at its first training step, with the setup of that time; return the number of
-    compiled modules: one per layer, or several per layer with experts. FSDP2's hooks run before and after the graph."""
+    compiled modules: one per layer, or several per layer with experts. FSDP2's hooks stay outside the graph."""
     parts = list(compiled_parts(model))
     if not parts:
         raise RecipeError(

@@ -206,7 +206,9 @@ def test_a_base_under_adapters_and_weights_of_another_machine_need_no_triton(fal
 
 @pytest.mark.parametrize(("gpu", "compiles"), [("RTX 5090", False), ("RTX 4090", True)])
 def test_a_plan_for_another_gpu_knows_where_compiled_autocast_is_wrong(gpu, compiles):
-    written = recipe(10**9, bf16=True, torch_compile="auto").model_copy(update={"model": Model(path="x", lora={"r": 8})})
+    written = recipe(10**9, bf16=True, torch_compile="auto").model_copy(
+        update={"model": Model(path="x", lora={"r": 8})}
+    )
     chosen = with_chosen_values(written, config=LLAMA_1B, target=find_target(gpu, 1, 64.0), processes=1)
     assert chosen.training["torch_compile"] is compiles
 

@@ -233,6 +233,14 @@ SOUND = {
 UNKNOWN_BASE = {"path": "a/b"}
 
 
+def test_layers_that_the_recipe_compiles_under_autocast_on_an_rtx_50_are_a_warning(load, monkeypatch):
+    rtx_50 = Gpu(name="RTX 5080", memory_gib=16, free_gib=16, driver="580", compute_capability="12.0")
+    monkeypatch.setattr("cpt.planning.fitting.find_gpus", lambda: [rtx_50])
+    compiled = {**MICRO_BATCH, "bf16": True, "fsdp": True, "torch_compile": True}
+    (warning,) = [line for line in gate.check_reality(load(training=compiled)).warnings if "compile" in line]
+    assert "191433" in warning
+
+
 def warnings(**sections) -> list[str]:
     return gate.craft_warnings(Recipe.model_validate({**SOUND, **sections}), 6_700_000_000, 4096)
 

@@ -147,7 +147,9 @@ def test_batches_of_examples_have_masks(stage, tmp_path, masks):
     ("attention", "packing", "has_masks"),
     [("varlen", "best_fit", False), ("sdpa", "best_fit", True), ("sdpa", "token_budget", True)],
 )
-def test_packed_rows_have_masks_unless_attention_uses_bounds(attention, packing, has_masks, tiny_recipe, tmp_path, masks):
+def test_packed_rows_have_masks_unless_attention_uses_bounds(
+    attention, packing, has_masks, tiny_recipe, tmp_path, masks
+):
     tiny_recipe["model"]["attention"] = attention
     tiny_recipe["data"]["packing"] = packing
     tiny_recipe["training"]["per_device_train_batch_size"] = 1
