@@ -276,11 +276,8 @@ def attend_each(
 
 
 BOUNDS, LONGEST = "cu_seq_lens_q", "max_length_q"  # transformers' names
-NO_PACKED_ROWS = (
-    "attention_mask",
-    "cache",
-    "past_key_values",
-)  # the cache's name from transformers 5.24 on, and before
+# With one of these a row has no bounds. transformers 5.24 renamed `past_key_values` to `cache`.
+MASK_AND_CACHE = ("attention_mask", "cache", "past_key_values")
 FEWEST_BOUNDS = 32
 FEWEST_TOKENS = 128  # the longest document is rounded up to it; block size of kernels
 # Share of the largest logit. bf16 rounds by 0.004, and kernels add in another order for other lengths.
@@ -337,7 +334,7 @@ def hand_over_documents(
     """
     given = dict(keywords)
     bounds, longest, positions = given.pop(BOUNDS, None), given.pop(LONGEST, None), given.get("position_ids")
-    has_mask_or_cache = any(given.get(name) is not None for name in NO_PACKED_ROWS)
+    has_mask_or_cache = any(given.get(name) is not None for name in MASK_AND_CACHE)
     if has_mask_or_cache or positions is None or positions.dim() != 2:
         return arguments, given
     if bounds is None:
