@@ -130,5 +130,5 @@ def test_deepspeed_starts_the_hosts_of_a_hostfile_itself(hosts, launch, by_ssh, 
     where = ["--hostfile", hostfile, "--no_ssh_check", "--master_addr", hosts[0].address]
     words = [BIN / "deepspeed", *where, ROOT / "cpt/train.py", "recipe.yaml", "name=pdsh", profile]
     started = hosts[0].start(words, env=by_ssh, log=tmp_path / "log")
-    assert started.wait(300) == 0, (tmp_path / "log").read_text()
+    assert started.wait(500) == 0, (tmp_path / "log").read_text()
     assert losses("pdsh") == pytest.approx(straight(), rel=1e-4) and len(losses("pdsh")) == STEPS
