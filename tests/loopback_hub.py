@@ -18,8 +18,8 @@ LARGE = 100_000  # such files are kept outside git
 
 
 class Hub(ThreadingHTTPServer):
-    """`hub.commit("owner/name", {"a.jsonl": b"..."})` makes a commit of a dataset, or of a model, and the branch `main`
-    point to it.
+    """`hub.commit("owner/name", {"a.jsonl": b"..."})` makes a commit of a dataset or of a model, and the
+    branch `main` point to it.
 
     Attributes:
         private, gated: datasets that need TOKEN.

@@ -50,7 +50,7 @@ def scores_of(benchmark: str, tokenizer: Any) -> list[TaskScore]:
     return run_tasks(random_llama(vocab_size=len(tokenizer), max_position_embeddings=4096), tokenizer, choice)
 
 
-# --- the Hub itself ---------------------------------------------------------------------------------------------------
+# --- the Hub itself ---------------------------------------------------------------------------------
 
 
 @pytest.mark.network
@@ -79,7 +79,7 @@ def test_the_hub_refuses_a_push_with_another_token(monkeypatch):
         check_push("owner/name", private=True, sure=True)
 
 
-# --- a server on this machine -----------------------------------------------------------------------------------------
+# --- a server on this machine -----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,8 @@ def hub():
 
 @pytest.fixture
 def client(hub, tmp_path):
-    client = Client(hub, tmp_path / "home", PYTHONPATH=os.pathsep.join(map(str, [ROOT, ROOT / "tests", ROOT / "tests/end_to_end"])))
+    folders = [ROOT, ROOT / "tests", ROOT / "tests/end_to_end"]
+    client = Client(hub, tmp_path / "home", PYTHONPATH=os.pathsep.join(map(str, folders)))
     yield client
     client.close()
 
@@ -104,8 +105,9 @@ def test_a_run_takes_the_model_of_a_revision_and_streams_its_documents(hub, clie
     documents = write_documents(tmp_path / "documents.jsonl", 100, seed=0)
     hub.commit("lab/stories", {"data/train.jsonl": documents.read_bytes()})
     recipe = from_the_hub(tmp_path, "lab/tiny", "lab/stories", revision=commits[0])
-    run = "from cpt.recipe.load import load_recipe; from cpt.train import train; result = str(train(load_recipe({!r})))"
-    assert len(losses(Path(client(run.format(recipe))).parent)) == 4
+    imports = "from cpt.recipe.load import load_recipe; from cpt.train import train;"
+    model = Path(client(f"{imports} result = str(train(load_recipe({recipe!r})))"))
+    assert len(losses(model.parent)) == 4
     snapshots = [folder.name for folder in (tmp_path / "home/hub/models--lab--tiny/snapshots").iterdir()]
     assert snapshots == [commits[0]]
 
