@@ -41,4 +41,5 @@ def test_make_starts_a_shipped_recipe(target, launcher, changes, corpus, tokeniz
     ended = subprocess.run(command, cwd=ROOT, env=environment_of_a_run(), capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     assert len(losses(tmp_path / "runs/small")) == 4
-    assert (tmp_path / "runs/small/final/adapter_config.json").exists() == ("--lora" in changes)
+    adapters = list((tmp_path / "runs/small").rglob("adapter_config.json"))
+    assert bool(adapters) == ("--lora" in changes)
