@@ -29,9 +29,10 @@ CHECKOUT ?=
 export PATH := $(BIN):$(PATH)
 # Two tests at a time on two cores: one thread each; what is compiled of cpt is kept for the processes that tests start. What DeepSpeed compiles belongs to the environment that compiled it.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
+QUICK := 'not heavy and not slow and not long and not quantized and not cluster and not gpu and not network'
 SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 
-.PHONY: help setup demo test test-quick coverage mutations test-slow test-long test-quantized test-cluster test-oldest test-upstream matrix test-gpu test-network lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-importing bench-saving bench-faults bench-rewarming bench-replay bench-optimizers bench-scale train-prototype train-production
+.PHONY: help setup demo test test-quick coverage mutations test-slow test-long test-quantized test-cluster test-oldest test-newest test-upstream matrix test-gpu test-network lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-importing bench-saving bench-faults bench-rewarming bench-replay bench-optimizers bench-scale train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,7 +46,7 @@ test: $(INSTALLED) ## the test suite: no network, no GPU, about 4 minutes on 2 c
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-quick: $(INSTALLED) ## what starts no process and trains nothing: about a minute, for each save
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not heavy and not slow and not long and not quantized and not cluster and not gpu and not network' $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m $(QUICK) $(ARGS)
 
 test-slow: $(INSTALLED) ## long runs and smaller grids
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'slow and not long and not quantized and not cluster and not gpu and not network' $(ARGS)
@@ -83,11 +84,30 @@ coverage: $(INSTALLED) ## which lines of cpt/ the default and the slow tests run
 mutations: $(INSTALLED) ## break guarded lines one at a time and check that a test notices: 15 minutes on 2 cores
 	$(BIN)/python -m benchmarks.mutations -j $(WORKERS) $(ARGS)
 
-test-oldest: $(INSTALLED) ## the private names of other libraries that cpt uses, in the oldest versions that pyproject.toml allows
-	test -x build/oldest/bin/python || $(BIN)/python -m venv build/oldest
-	build/oldest/bin/python -m pip install --quiet 'torch==2.11.*' $(TORCH_CPU_INDEX)
-	build/oldest/bin/python -m pip install --quiet 'transformers==5.17.*' --editable . pytest pytest-timeout pytest-xdist pyyaml
-	OMP_NUM_THREADS=1 build/oldest/bin/python -m pytest tests/internals $(ARGS)
+# The environment is made once: remove its folder for another try, or newer versions.
+test-oldest: OTHER_TORCH = 'torch==2.11.*' $(TORCH_CPU_INDEX)
+test-oldest: OTHER_STACK = 'transformers==5.17.*'
+test-oldest: build/oldest/.installed ## tests/internals and the quick tests with the oldest torch and transformers that pyproject.toml allows: by hand
+	$(call test_other_stack,oldest)
+
+# torch is the CUDA build, 5 GB, which also runs without a GPU. Where pip's own constraints keep torch back: PIP_CONSTRAINT=EMPTY_FILE
+test-newest: OTHER_TORCH = 'torch==2.15.*'
+test-newest: OTHER_STACK = --upgrade --upgrade-strategy eager 'torch==2.15.*'
+test-newest: build/newest/.installed ## the same with the newest versions of everything that pyproject.toml allows: by hand
+	$(call test_other_stack,newest)
+
+build/%/.installed: pyproject.toml $(INSTALLED)
+	$(BIN)/python -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet $(OTHER_TORCH)
+	$(@D)/bin/python -m pip install --quiet $(OTHER_STACK) --editable '.[dev]'
+	@touch $@
+
+OTHER_PYTEST = $(subst $(BIN)/python,build/$(1)/bin/python,$(subst $(abspath $(VENV))/torch,$(abspath build/$(1))/torch,$(PYTEST)))
+define test_other_stack
+	build/$(1)/bin/python -m pip list --format freeze | grep -iE '^(torch|transformers|accelerate|deepspeed|peft|trl|datasets|huggingface_hub|tokenizers|triton)='
+	PATH=$(abspath build/$(1))/bin:$$PATH && $(OTHER_PYTEST) tests/internals
+	PATH=$(abspath build/$(1))/bin:$$PATH && $(OTHER_PYTEST) tests -m $(QUICK) --ignore tests/docs $(ARGS)
+endef
 
 test-upstream: $(INSTALLED) ## transformers' own tests of models on our families, fetched with pip; a checkout of it has those of generation too: CHECKOUT=FOLDER
 	$(BIN)/python tests/upstream/fetch.py $(CHECKOUT)

@@ -1,7 +1,7 @@
 """Every private name of transformers, TRL, peft, accelerate and the libraries around them that cpt uses, with its
 reason; `USED` is the contract that a test checks.
 
-Read in transformers 5.17 and 5.23, TRL 1.16, peft 0.21, accelerate 1.15.
+Read in transformers 5.17, 5.23 and 5.24, TRL 1.16, peft 0.21, accelerate 1.15.
 """
 
 import atexit

@@ -1,6 +1,6 @@
 """Every private name of torch that cpt uses, each with its reason; `USED` is the contract that a test checks.
 
-Read in torch 2.11 and 2.13.
+Read in torch 2.11, 2.13 and 2.15.
 """
 
 import logging

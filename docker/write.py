@@ -18,7 +18,7 @@ IMAGES = {  # CUDA -> image with its nvcc, to compile flash-attn or Mamba kernel
     "13.0": "nvidia/cuda:13.0.2-devel-ubuntu24.04",
 }
 STACK = {  # versions that the tests run with, on the CPU
-    "transformers": "5.23.0",
+    "transformers": "5.24.0",
     "trl": "1.16.0",
     "accelerate": "1.15.0",
     "peft": "0.21.2",

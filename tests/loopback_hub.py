@@ -18,7 +18,8 @@ LARGE = 100_000  # such files are kept outside git
 
 
 class Hub(ThreadingHTTPServer):
-    """`hub.commit("owner/name", {"a.jsonl": b"..."})` makes a commit of a dataset and the branch `main` point to it.
+    """`hub.commit("owner/name", {"a.jsonl": b"..."})` makes a commit of a dataset or of a model, and the
+    branch `main` point to it.
 
     Attributes:
         private, gated: datasets that need TOKEN.
@@ -70,9 +71,9 @@ class Answer(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         path, query = unquote(url.path), parse_qs(url.query)
         for pattern, answer in (
-            (r"/api/datasets/([^/]+/[^/]+)(?:/revision/([^/]+))?", self.about),
-            (r"/api/datasets/([^/]+/[^/]+)/tree/([^/]+)(?:/(.+))?", self.tree),
-            (r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.resolve),
+            (r"/api/(?:datasets|models)/([^/]+/[^/]+)(?:/revision/([^/]+))?", self.about),
+            (r"/api/(?:datasets|models)/([^/]+/[^/]+)/tree/([^/]+)(?:/(.+))?", self.tree),
+            (r"(?:/datasets)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.resolve),
         ):
             if found := re.fullmatch(pattern, path):
                 if self.may_see(found[1]):

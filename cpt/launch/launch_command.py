@@ -35,6 +35,12 @@ LAUNCHERS = {  # name -> the command for one node, and for each of several nodes
         "torchrun --standalone --nproc-per-node $GPUS_PER_NODE",
         f"torchrun {TOGETHER} --master-port $MASTER_PORT",
     ),
+    # Without `--no_ssh`, DeepSpeed itself starts the other hosts by pdsh, and a signal kills the run without a save.
+    "deepspeed": (
+        "deepspeed --num_gpus $GPUS_PER_NODE --master_port $MASTER_PORT",
+        "deepspeed --hostfile $FOLDER/hostfile --no_ssh --node_rank $NODE_RANK --num_nodes $NODES"
+        " --num_gpus $GPUS_PER_NODE --master_addr $MASTER_ADDR --master_port $MASTER_PORT",
+    ),
     "slurm": (f"torchrun {TOGETHER} --master-port $MASTER_PORT",) * 2,
 }
 ALONE = """NODE_RANK=0
@@ -106,7 +112,7 @@ def command(
         raise LaunchError("--hosts needs several nodes: add --nodes N.")
     files = {name: filled((TEMPLATES / name).read_text(encoding="utf-8"), values) for name in names}
     if "start.sh" in files:
-        files["hostfile"] = text_of_hostfile(hosts, nodes)
+        files["hostfile"] = text_of_hostfile(hosts, nodes, gpus_per_node)
     write_files(folder, files, force=force)
     start = f"sbatch {folder}/job.sbatch" if in_slurm else f"bash {folder}/{'node' if alone else 'start'}.sh"
     print_once(f"{nodes * gpus_per_node} process(es) on {nodes} node(s), with {launcher}. Written to {folder}:")
@@ -150,7 +156,8 @@ def folder_below(work: Path, folder: Path) -> Path:
     return whole.relative_to(work)
 
 
-def text_of_hostfile(hosts: str | None, nodes: int) -> str:
+def text_of_hostfile(hosts: str | None, nodes: int, slots: int) -> str:
+    """Return one line per node. Only DeepSpeed reads the slots, and requires them."""
     names = [name.strip() for name in hosts.split(",")] if hosts else []
     if wrong := [name for name in names if not HOST.fullmatch(name) or names.count(name) > 1]:
         raise LaunchError(f"--hosts {hosts}: expected distinct host names, got `{wrong[0]}`.")
@@ -158,7 +165,7 @@ def text_of_hostfile(hosts: str | None, nodes: int) -> str:
         raise LaunchError(
             f"--nodes {nodes}, but --hosts has {len(names)}. Write --hosts node-a,node-b, or use --launcher slurm."
         )
-    return "".join(f"{name}\n" for name in names)
+    return "".join(f"{name} slots={slots}\n" for name in names)
 
 
 def filled(text: str, values: dict[str, object]) -> str:

@@ -189,7 +189,7 @@ def varlen_attention(
     bounds, longest = attention_mask.select(2, 0).flatten(), attention_mask.shape[2]
     is_whole = len(bounds) == 0  # each row is one document
     if is_whole and window is None and kernel is torch_kernel:
-        # torch's SDPA picks the fastest kernel of the GPU: on Hopper cuDNN's, which `varlen_attn` cannot use.
+        # torch's SDPA picks the fastest kernel of the GPU: on Hopper cuDNN's, which `varlen_attn` has from 2.15 on.
         grouped = key.shape[1] != query.shape[1]
         query, key, value = same_width(query, key, value)
         output = F.scaled_dot_product_attention(
@@ -290,6 +290,8 @@ def attend_each(
 
 
 BOUNDS, LONGEST = "cu_seq_lens_q", "max_length_q"  # transformers' names
+# With one of these a row has no bounds. transformers 5.24 renamed `past_key_values` to `cache`.
+MASK_AND_CACHE = ("attention_mask", "cache", "past_key_values")
 FEWEST_BOUNDS = 32
 FEWEST_TOKENS = 128  # the longest document is rounded up to it; block size of kernels
 # Share of the largest logit. bf16 rounds by 0.004, and kernels add in another order for other lengths.
@@ -346,8 +348,8 @@ def hand_over_documents(
     """
     given = dict(keywords)
     bounds, longest, positions = given.pop(BOUNDS, None), given.pop(LONGEST, None), given.get("position_ids")
-    has_mask = given.get("attention_mask") is not None or given.get("past_key_values") is not None
-    if has_mask or positions is None or positions.dim() != 2:
+    has_mask_or_cache = any(given.get(name) is not None for name in MASK_AND_CACHE)
+    if has_mask_or_cache or positions is None or positions.dim() != 2:
         return arguments, given
     if bounds is None:
         inputs = [given.get("input_ids"), given.get("inputs_embeds"), *arguments]

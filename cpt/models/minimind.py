@@ -8,7 +8,6 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import (
-    Cache,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
@@ -113,7 +112,6 @@ class BalancedForCausalLM(SettableExperts):
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
-        past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
@@ -121,37 +119,29 @@ class BalancedForCausalLM(SettableExperts):
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Any,
     ) -> MoeCausalLMOutputWithPast:
-        """Arguments and outputs are those of transformers' Qwen3MoeForCausalLM."""
+        """Arguments and outputs are those of transformers' Qwen3MoeForCausalLM; the cache is in `kwargs`."""
         if output_router_logits is None:
             output_router_logits = self.config.output_router_logits
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             output_router_logits=output_router_logits,
             **kwargs,
         )
-        hidden_states = outputs.last_hidden_state
+        others = dict(outputs)  # with the cache, whose name transformers 5.24 changed
+        hidden_states = others.pop("last_hidden_state")
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden_states[:, kept, :])
         loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
         aux_loss = None
         if output_router_logits and self.training:
-            aux_loss = self.balance(outputs.router_logits, num_sequences=hidden_states.shape[0])
+            aux_loss = self.balance(others["router_logits"], num_sequences=hidden_states.shape[0])
             if loss is not None:
                 loss = loss + self.config.router_aux_loss_coef * aux_loss.to(loss.device)
-        return MoeCausalLMOutputWithPast(
-            loss=loss,
-            aux_loss=aux_loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            router_logits=outputs.get("router_logits"),
-        )
+        return MoeCausalLMOutputWithPast(loss=loss, aux_loss=aux_loss, logits=logits, **others)
 
 
 @strict

@@ -4,6 +4,8 @@ examples.lstm.lstm_language_model}`."""
 from dataclasses import dataclass
 
 import torch
+import transformers
+from packaging.version import Version
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
@@ -11,6 +13,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 # B rows, T tokens, D width, N documents
+
+# What `generate` calls the state that it passes from step to step.
+STATE = "cache" if Version(transformers.__version__) >= Version("5.24") else "past_key_values"
 
 
 class LstmConfig(PreTrainedConfig):
@@ -162,7 +167,7 @@ class LstmModel(LstmPreTrainedModel):
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        past_key_values: LstmState | None = None,
+        state: LstmState | None = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
         **_: object,
@@ -172,14 +177,14 @@ class LstmModel(LstmPreTrainedModel):
         rows, tokens, width = hidden.shape
         documents = find_documents(position_ids, attention_mask, tokens)
         empty = hidden.new_zeros(rows, width, dtype=self.layers[0].lstm.weight_hh_l0.dtype)
-        states = past_key_values.layers if past_key_values is not None else [(empty, empty)] * len(self.layers)
+        states = state.layers if state is not None else [(empty, empty)] * len(self.layers)
         ends = []
-        for layer, state in zip(self.layers, states, strict=True):
-            hidden, end = layer(hidden, documents, state)
+        for layer, begin in zip(self.layers, states, strict=True):
+            hidden, end = layer(hidden, documents, begin)
             ends.append(end)
-        seen = tokens + (past_key_values.tokens if past_key_values is not None else 0)
+        seen = tokens + (state.tokens if state is not None else 0)
         keeps = self.config.use_cache if use_cache is None else use_cache
-        return BaseModelOutputWithPast(self.norm(hidden), past_key_values=LstmState(ends, seen) if keeps else None)
+        return BaseModelOutputWithPast(self.norm(hidden), **{STATE: LstmState(ends, seen) if keeps else None})
 
 
 class LstmForCausalLM(LstmPreTrainedModel, GenerationMixin):
@@ -198,7 +203,6 @@ class LstmForCausalLM(LstmPreTrainedModel, GenerationMixin):
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        past_key_values: LstmState | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
@@ -207,10 +211,11 @@ class LstmForCausalLM(LstmPreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """As transformers' own: labels are shifted here, and `num_items_in_batch` among the options divides the
         loss."""
-        output = self.model(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
+        state = options.pop(STATE, None)
+        output = self.model(input_ids, attention_mask, position_ids, state, inputs_embeds, use_cache)
         logits = self.lm_head(output.last_hidden_state[:, -logits_to_keep:].to(self.lm_head.weight.dtype))
         loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **options)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=output.past_key_values)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{STATE: output.get(STATE)})
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

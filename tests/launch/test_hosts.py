@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from launching import zero_profile
 from several_hosts import several_hosts, wait_for
 from tiny import write_recipe
 
@@ -14,7 +16,7 @@ from cpt.cli import main
 from cpt.runs.events import read_events
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
-STEPS, BIN = 24, Path(sys.executable).parent
+STEPS, BIN, ROOT = 24, Path(sys.executable).parent, Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
 
 
@@ -27,10 +29,10 @@ def launch(tiny_recipe, tmp_path, monkeypatch):
     write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
     monkeypatch.chdir(tmp_path)
 
-    def written(name: str) -> Path:
+    def written(name: str, *more: str) -> Path:
         words = ["--nodes", "2", "--hosts", "host-0,host-1", "--venv", str(BIN.parent), "--output", f"launch/{name}"]
         with pytest.raises(SystemExit) as ended:
-            main(["launch", "recipe.yaml", f"name={name}", *words])
+            main(["launch", "recipe.yaml", f"name={name}", *words, *more])
         assert ended.value.code == 0
         return tmp_path / "launch" / name / "node.sh"
 
@@ -93,3 +95,40 @@ def test_supervisors_on_both_hosts_resume_after_a_reboot_bit_for_bit(hosts, laun
     assert [node.wait(300) for node in nodes] == [0, 0], script.with_suffix(".host-0.log").read_text()
     assert losses("reboot") == straight() and len(losses("reboot")) == STEPS
     assert "restart" in [event["kind"] for event in read_events(Path("runs/reboot"))]
+
+
+def test_deepspeeds_launcher_starts_one_run_on_both_hosts(hosts, launch, tmp_path):
+    script = launch("zero", "--launcher", "deepspeed", f"training.deepspeed={zero_profile(tmp_path, 2)}")
+    nodes = start(hosts, script)
+    assert [node.wait(300) for node in nodes] == [0, 0], script.with_suffix(".host-0.log").read_text()
+    assert losses("zero") == pytest.approx(straight(), rel=1e-4) and len(losses("zero")) == STEPS
+
+
+SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
+
+
+@pytest.fixture
+def by_ssh(hosts, tmp_path):
+    """The environment in which `ssh` reaches both hosts; each runs a server with a key of this test."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True)
+    Path("/run/sshd").mkdir(exist_ok=True)
+    options = [f"-oHostKey={tmp_path}/key", f"-oAuthorizedKeysFile={tmp_path}/key.pub", "-oStrictModes=no"]
+    for host in hosts:
+        server = [SSHD, "-D", "-e", "-f", "/dev/null", *options, "-oPidFile=none"]
+        host.start(server, env=ENVIRONMENT, log=tmp_path / f"sshd-{host.name}.log")
+    passed_on = ("OMP_NUM_THREADS", "TORCH_EXTENSIONS_DIR", "HF_HUB_OFFLINE")  # ssh passes nothing on
+    lines = [f"{name}={ENVIRONMENT[name]}\n" for name in passed_on if name in ENVIRONMENT]
+    (tmp_path / ".deepspeed_env").write_text("".join(lines))
+    client = f"-F /dev/null -i {tmp_path}/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+    return {**ENVIRONMENT, "PDSH_SSH_ARGS_APPEND": client, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.skipif(not (SSHD and shutil.which("pdsh")), reason="needs pdsh and openssh-server")
+def test_deepspeed_starts_the_hosts_of_a_hostfile_itself(hosts, launch, by_ssh, tmp_path):
+    profile = f"training.deepspeed={zero_profile(tmp_path, 2)}"
+    hostfile = launch("pdsh", "--launcher", "deepspeed", profile).with_name("hostfile")
+    where = ["--hostfile", hostfile, "--no_ssh_check", "--master_addr", hosts[0].address]
+    words = [BIN / "deepspeed", *where, ROOT / "cpt/train.py", "recipe.yaml", "name=pdsh", profile]
+    started = hosts[0].start(words, env=by_ssh, log=tmp_path / "log")
+    assert started.wait(500) == 0, (tmp_path / "log").read_text()
+    assert losses("pdsh") == pytest.approx(straight(), rel=1e-4) and len(losses("pdsh")) == STEPS

@@ -41,7 +41,7 @@ def test_the_files_are_complete_and_one_command_starts_them(launch, tmp_path, la
             subprocess.run(["bash", "-n", str(path)], check=True)
     assert f"python -m cpt train recipe.yaml {shlex.quote(ZERO)} --lora " in (tmp_path / "there/node.sh").read_text()
     if several and hosts:
-        assert (tmp_path / "there/hostfile").read_text() == "b\na\n"
+        assert (tmp_path / "there/hostfile").read_text() == "b slots=4\na slots=4\n"
 
 
 def test_existing_files_are_overwritten_with_force_only(launch, tmp_path):

@@ -192,7 +192,10 @@ def test_of_layers_with_experts_the_rest_is_compiled(compiler):
     model = built("minimind2_moe", {}, compiling=Compiling("aot_eager"))
     assert {type(part).__name__ for part in compiled_parts(model)} == {"LlamaAttention", "LlamaRMSNorm"}
     assert losses(model) == pytest.approx(losses(built("minimind2_moe", {})), rel=1e-6)
-    assert compiler["stats"]["unique_graphs"] == 2
+    graphs = compiler["stats"]["unique_graphs"]
+    assert graphs in (2, 3), "torch 2.15 has one more, for calls in which transformers collects no outputs"
+    losses(model)
+    assert compiler["stats"]["unique_graphs"] == graphs
 
 
 @pytest.mark.heavy
