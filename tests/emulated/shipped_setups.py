@@ -1,0 +1,155 @@
+"""The shipped recipes as setups for one fake GPU: their own shape with two layers of each kind, and rows made by hand."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cpt.models.config import config_from
+from cpt.models.fused_loss import IGNORED
+from cpt.recipe.keys import ACCUMULATION
+from cpt.recipe.load import REPOSITORY, load_recipe
+from cpt.recipe.schema import LORA_QUANTIZATION, Recipe
+from cpt.training.engine_profiles import offloads, read_profile, zero_section
+
+FOLDER = REPOSITORY / "recipes"
+PARTS = ("models", "mixtures", "presets", "pipelines", "search")
+NUM_LAYERS = ("num_hidden_layers", "n_layer")
+TWO_OF_A_HYBRID = "MM--**"  # Nemotron-H's names of Mamba, feed-forward and attention layers
+SAMPLING = ("grpo", "rloo", "ppo", "spo", "distill_on_policy", "gkd")
+
+
+@dataclass(frozen=True)
+class ShippedSetup:
+    """What decides which code a step runs."""
+
+    family: str
+    engine: str
+    optimizer: str
+    loss: str
+    adapters: bool
+
+    def __str__(self) -> str:
+        return "/".join((self.family, self.engine, self.optimizer, self.loss, "lora" * self.adapters)).strip("/")
+
+
+@cache
+def shipped_recipes() -> dict[Path, Recipe]:
+    files = sorted(FOLDER.rglob("*.yaml"))
+    return {path: load_recipe(path) for path in files if path.relative_to(FOLDER).parts[0] not in PARTS}
+
+
+def distinct_recipes() -> Iterator[Path]:
+    """Yield the first recipe of each setup."""
+    known: set[ShippedSetup] = set()
+    for path, recipe in shipped_recipes().items():
+        setup = setup_of(recipe)
+        if setup not in known:
+            known.add(setup)
+            yield path
+
+
+def setup_of(recipe: Recipe) -> ShippedSetup:
+    return ShippedSetup(
+        family=str(shape_of(recipe)["model_type"]),
+        engine=engine_of(recipe),
+        optimizer=recipe.optimizer.name,
+        loss="fused" if recipe.stage in ("pretrain", "cpt", "sft") else recipe.stage,
+        adapters=recipe.model.lora is not None,
+    )
+
+
+def engine_of(recipe: Recipe) -> str:
+    if recipe.training.get("fsdp"):
+        return "fsdp"
+    if not recipe.training.get("deepspeed"):
+        return "plain"
+    profile = read_profile(recipe.training["deepspeed"])
+    on_host = " offload" if offloads(profile, "optimizer") else ""
+    return f"zero-{zero_section(profile).get('stage', 0)}{on_host}"
+
+
+def shape_of(recipe: Recipe) -> dict[str, Any]:
+    """The model's config; for a recipe that continues a run, the config of that run's recipe."""
+    if recipe.model.config is not None:
+        return dict(recipe.model.config)
+    path = Path(str(recipe.model.path))
+    name = path.parent.name if path.name == "final" else path.name
+    bases = [other for other in shipped_recipes().values() if other.name == name]
+    return shape_of(bases[0])
+
+
+def with_two_layers_of_each_kind(written: dict[str, Any]) -> dict[str, Any]:
+    """Return the config with fewer layers, and nothing else changed."""
+    config = config_from(written)
+    if "hybrid_override_pattern" in written:
+        return {**written, "hybrid_override_pattern": TWO_OF_A_HYBRID}
+    if dense := written.get("first_k_dense_replace"):
+        return {**written, "num_hidden_layers": dense + 2}
+    number = next(key for key in NUM_LAYERS if key in config.to_dict())
+    kinds = dict.fromkeys(getattr(config, "layer_types", None) or ["attention"])
+    if len(kinds) == 1:
+        return {key: value for key, value in written.items() if key != "layer_types"} | {number: 2}
+    layers = [kind for kind in kinds for _ in range(2)]
+    return {**written, number: len(layers), "layer_types": layers}
+
+
+def small_recipe(path: Path, output_dir: Path) -> Recipe:
+    """The recipe from scratch, with few layers and two micro-batches in a step, on one GPU without an engine.
+
+    Weights are not quantized: bitsandbytes has no fake kernels. Adapters are then over half-precision weights.
+    """
+    recipe = shipped_recipes()[path]
+    config = with_two_layers_of_each_kind(shape_of(recipe))
+    lora = recipe.model.lora and {key: value for key, value in recipe.model.lora.items() if key not in LORA_QUANTIZATION}
+    model = {"from_scratch": True, "path": None, "config": config, "parameters": None, "lora": lora}
+    if engine_of(recipe).startswith("zero"):
+        model["dtype"] = "bfloat16"  # as DeepSpeed casts it
+    micro_batches = 1 if recipe.optimizer.options.get("release_gradients") else 2
+    training = {**recipe.training, ACCUMULATION: micro_batches, "logging_steps": 1, "deepspeed": None, "fsdp": None}
+    for key in ("gradient_checkpointing", "torch_compile"):
+        training[key] = training.get(key) in (True, "auto") and key != "torch_compile"
+    changes = {
+        "model": recipe.model.model_copy(update=model),
+        "training": {key: value for key, value in training.items() if value is not None and key != "fsdp_config"},
+        "budget": recipe.budget.model_copy(update={"global_batch_tokens": None}),
+        "evaluation": type(recipe.evaluation)(),
+        "output_dir": output_dir,
+    }
+    return recipe.model_copy(update=changes)
+
+
+def rows_of(recipe: Recipe) -> tuple[str, list[dict[str, Any]]]:
+    """The form of the stage's data, and rows as long as the recipe's."""
+    length, stage = recipe.data.sequence_length, recipe.stage
+    half = [3 + number % 60 for number in range(length // 2)]
+    if stage in ("dpo", "reward", "orpo", "cpo"):
+        return "preference", [{"prompt_ids": half, "chosen_ids": half, "rejected_ids": half[::-1]}]
+    if stage == "kto":
+        return "unpaired", [{"prompt_ids": half, "completion_ids": half, "label": good} for good in (True, False)]
+    if stage in SAMPLING:
+        return "prompt", [{"prompt": " ".join(f"w{3 + number % 60}" for number in range(8)), "answer": "w5"}]
+    form = "conversation" if stage in ("sft", "distill") else "document"
+    if recipe.data.packing == "token_budget":
+        return form, [padded_documents(length)]
+    return form, [packed_documents(length)]
+
+
+def packed_documents(length: int) -> dict[str, torch.Tensor]:
+    """Three documents in a row."""
+    lengths = [length // 2, length // 3, length - length // 2 - length // 3]
+    positions = torch.cat([torch.arange(one) for one in lengths])
+    ids = 3 + torch.arange(length) % 60
+    return {"input_ids": ids, "labels": torch.where(positions == 0, IGNORED, ids), "position_ids": positions}
+
+
+def padded_documents(length: int) -> dict[str, torch.Tensor]:
+    """Two documents in a batch, the second one shorter."""
+    positions = torch.arange(length // 2).tile(2, 1)
+    mask = (positions < torch.tensor([[length // 2], [length // 3]])).long()
+    ids = 3 + positions % 60
+    labels = torch.where((positions == 0) | (mask == 0), IGNORED, ids)
+    return {"input_ids": ids, "labels": labels, "position_ids": positions, "attention_mask": mask}
