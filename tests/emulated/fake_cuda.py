@@ -30,23 +30,19 @@ GIB = 2**30
 # --- the process -----------------------------------------------------------------------------------------------------
 
 
-def run_program(program: Path, requests: list[Any]) -> Iterator[dict[str, Any]]:
-    """Run a Python program with the hooks loaded, and yield its result for each request, in their order.
+def run_program(program: Path, request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run a Python program with the hooks loaded, and return its results.
 
-    It reads requests from its input, as JSON, one a line, and prints one line of JSON for each.
+    It reads the request from its input, as JSON, and prints each result as a line of JSON.
     """
     paths = [str(ROOT), str(SOURCE.parent), str(SOURCE.parents[1])]
     environment = {**os.environ, "LD_PRELOAD": str(library()), "PYTHONPATH": os.pathsep.join(paths)}
     environment |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    environment.pop("DS_ACCELERATOR", None)
-    lines = "".join(f"{json.dumps(request)}\n" for request in requests)
-    run = subprocess.run(
-        [sys.executable, str(program)], input=lines, env=environment, capture_output=True, text=True, check=False
-    )
-    results = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
-    if run.returncode or len(results) != len(requests):
+    command = [sys.executable, str(program)]
+    run = subprocess.run(command, input=json.dumps(request), env=environment, capture_output=True, text=True)
+    if run.returncode:
         raise RuntimeError(f"{program.name} ended with code {run.returncode}:\n{run.stderr[-4000:]}")
-    yield from results
+    return [json.loads(line) for line in run.stdout.splitlines()]
 
 
 def library() -> Path:
@@ -166,7 +162,8 @@ def replace_tensors(module: nn.Module, function: Callable[[torch.Tensor], torch.
                 with torch.no_grad():
                     tensor = function(parameter)
                 new = parameter if tensor is parameter else nn.Parameter(tensor, parameter.requires_grad)
-                vars(new).update(vars(parameter))
+                marks = {mark: value for mark, value in vars(parameter).items() if mark not in vars(new)}
+                vars(new).update(marks)
                 replaced[parameter] = new
             part._parameters[name] = replaced[parameter]
         for name, buffer in part._buffers.items():

@@ -10,9 +10,9 @@ import torch
 
 from cpt.models.config import config_from
 from cpt.models.fused_loss import IGNORED
-from cpt.recipe.keys import ACCUMULATION
+from cpt.recipe.keys import ACCUMULATION, AUTO, MICRO_BATCH
 from cpt.recipe.load import REPOSITORY, load_recipe
-from cpt.recipe.schema import LORA_QUANTIZATION, Recipe
+from cpt.recipe.schema import LORA_QUANTIZATION, Evaluation, Monitoring, Recipe
 from cpt.training.engine_profiles import offloads, read_profile, zero_section
 
 FOLDER = REPOSITORY / "recipes"
@@ -110,13 +110,16 @@ def small_recipe(path: Path, output_dir: Path) -> Recipe:
         model["dtype"] = "bfloat16"  # as DeepSpeed casts it
     micro_batches = 1 if recipe.optimizer.options.get("release_gradients") else 2
     training = {**recipe.training, ACCUMULATION: micro_batches, "logging_steps": 1, "deepspeed": None, "fsdp": None}
-    for key in ("gradient_checkpointing", "torch_compile"):
-        training[key] = training.get(key) in (True, "auto") and key != "torch_compile"
+    training["gradient_checkpointing"] = training.get("gradient_checkpointing") in (True, AUTO)
+    training["torch_compile"] = False
+    if training.get(MICRO_BATCH) == AUTO:
+        training[MICRO_BATCH] = 1
     changes = {
         "model": recipe.model.model_copy(update=model),
         "training": {key: value for key, value in training.items() if value is not None and key != "fsdp_config"},
         "budget": recipe.budget.model_copy(update={"global_batch_tokens": None}),
-        "evaluation": type(recipe.evaluation)(),
+        "evaluation": Evaluation(),
+        "monitoring": Monitoring(),
         "output_dir": output_dir,
     }
     return recipe.model_copy(update=changes)

@@ -1,6 +1,7 @@
-"""A program for `fake_cuda.run_program`: two steps of shipped recipes on a fake GPU, and what they did there.
+"""A program for `fake_cuda.run_program`: train shipped recipes on a fake GPU, and what they did there.
 
-Each request is the path of a recipe. Its result has `error`, or what `Watch` and `Checks` found.
+It reads a request, {"distinct": bool, "recipes": names (all if empty), "steps": number}, and prints a result for each
+recipe, which has `error`, or what `Watch` and `Checks` found.
 """
 
 import json
@@ -13,30 +14,36 @@ from collections import Counter
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from example_runs import Endless, Prepared
 from fake_cuda import fake_gpu
-from shipped_setups import rows_of, setup_of, shipped_recipes, small_recipe
+from shipped_setups import FOLDER, distinct_recipes, rows_of, setup_of, shipped_recipes, small_recipe
 from tiny_models import make_tokenizer
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
+from triton.runtime.jit import JITFunction
 
-from cpt.models.fused_loss import PADDED_TO, FusedLoss
-from cpt.planning.dry_run import PeakOfStorages, tree_leaves
+from cpt.models.fused_loss import PADDED_TO, FusedLoss, add_product, cross_entropy_in_place
+from cpt.optim.adamw_update import adamw_update
+from cpt.planning.dry_run import PeakOfStorages
 from cpt.stages.build import stage_trainer
 from cpt.stages.models import model_for
 from cpt.training.arguments import training_arguments
 
-KERNELS = "cpt"  # namespace of the operations that launch Triton
+KERNELS = "cpt"  # namespace of the operations that launch Triton on a GPU
+GPU_BRANCHES = {
+    f"{KERNELS}::{operation._name}": operation._init_fn for operation in (adamw_update, add_product, cross_entropy_in_place)
+}
 READ = torch.ops.aten._local_scalar_dense.default
 SHARE = 4  # of the positions of a mask that `nonzero` finds, since fake tensors have no values
 
 
-class TwoStepsDone(Exception):  # noqa: N818 - it is no error
-    """The first step makes the optimizer's states."""
+class Done(Exception):  # noqa: N818 - it is no error
+    """Ends the training before anything is saved."""
 
 
 class Watch(PeakOfStorages):
@@ -49,20 +56,23 @@ class Watch(PeakOfStorages):
         self.reads: Counter[str] = Counter()
         self.fp32_logit_rows = 0
 
-    def watch(self, storage: torch.UntypedStorage) -> None:
-        if storage.device.type == "cuda":
-            super().watch(storage)
+    def watch_on_gpu(self, tensor: torch.Tensor) -> None:
+        if tensor.is_cuda:  # the storage of a fake tensor is on the meta device
+            self.watch(tensor.untyped_storage())
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         if function is READ:
             return self.value_of(arguments[0])
         if function is torch.ops.aten.nonzero.default:
             return self.positions_of(arguments[0])
+        if function in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default):
+            arguments = (arguments[0], self.positions_for(arguments[1]), *arguments[2:])
         if function.namespace == KERNELS:
-            self.check_launch(function, arguments)
-        result = super().__torch_dispatch__(function, types, arguments, options)
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
+            GPU_BRANCHES[function.name()](*arguments, **(options or {}))
+        result = function(*arguments, **(options or {}))
+        for leaf in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
+                self.watch_on_gpu(leaf)
                 self.note_logits(leaf)
         return result
 
@@ -76,30 +86,44 @@ class Watch(PeakOfStorages):
         self.reads[reader()] += 1
         return mask.new_empty(max(1, mask.numel() // SHARE), mask.dim(), dtype=torch.int64)
 
-    def check_launch(self, function: Any, arguments: Any) -> None:
-        """A kernel takes addresses: tensors of any size must be on its GPU, one after the other in memory."""
-        self.kernels[function._opname] += 1
-        for number, tensor in enumerate(arguments):
-            if isinstance(tensor, torch.Tensor) and not tensor.is_cuda:
-                raise RuntimeError(f"{function}: argument {number} is on the {tensor.device}, the kernel on the GPU")
+    def positions_for(self, indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Indices with positions instead of masks."""
+        found: list[torch.Tensor | None] = []
+        for index in indices:
+            if index is not None and index.dtype == torch.bool:
+                found += self.positions_of(index).unbind(1)
+            else:
+                found.append(index)
+        return found
+
+    def note_launch(self, kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        """Replaces Triton's launch: a kernel takes addresses, so tensors of any size must be on the GPU."""
+        self.kernels[kernel.fn.__name__] += 1
+        named = kernel.signature.bind_partial(*arguments)
+        given = named.arguments | options
+        for name, value in given.items():
+            if isinstance(value, torch.Tensor) and not value.is_cuda:
+                raise RuntimeError(f"{kernel.fn.__name__}: {name} is on the {value.device}, the kernel on the GPU")
+        blocks = grid(given) if callable(grid) else grid
+        assert all(0 < number < 2**31 for number in blocks), f"{kernel.fn.__name__}: grid {blocks}"
 
     def note_logits(self, tensor: torch.Tensor) -> None:
-        if tensor.is_cuda and tensor.dtype == torch.float32 and tensor.dim() and tensor.shape[-1] in self.logit_widths:
+        if tensor.dtype == torch.float32 and tensor.dim() and tensor.shape[-1] in self.logit_widths:
             self.fp32_logit_rows = max(self.fp32_logit_rows, tensor.numel() // tensor.shape[-1])
 
 
 def reader() -> str:
     """The function of cpt, or of a library, that reads a value."""
-    frames = [frame for frame in traceback.extract_stack() if "/site-packages/torch/" not in frame.filename]
+    frames = [frame for frame in traceback.extract_stack() if not is_torchs(frame)]
     frame = [frame for frame in frames if Path(__file__).parent != Path(frame.filename).parent][-1]
     return f"{Path(frame.filename).name}:{frame.name}"
 
 
 class Checks(TrainerCallback):
-    """The trainer's tensors before each update, and its end after two steps."""
+    """The trainer's tensors before each update, and its end after some steps."""
 
-    def __init__(self, trainer: Any, watch: Watch) -> None:
-        self.trainer, self.watch = trainer, watch
+    def __init__(self, trainer: Any, watch: Watch, steps: int) -> None:
+        self.trainer, self.watch, self.steps = trainer, watch, steps
         self.gradients: Counter[str] = Counter()
         self.wrong: list[str] = []
         for name, parameter in trainer.model.named_parameters():
@@ -126,8 +150,8 @@ class Checks(TrainerCallback):
             self.wrong.append(f"the {name} is {scalar.dtype} {list(scalar.shape)} on {scalar.device}")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == 2:
-            raise TwoStepsDone
+        if state.global_step == self.steps:
+            raise Done
         self.watch.peak = self.watch.now
 
 
@@ -153,7 +177,7 @@ class RealRows:
             yield batch
 
 
-def two_steps(path: Path, folder: Path) -> dict[str, Any]:
+def train(path: Path, steps: int, folder: Path) -> dict[str, Any]:
     recipe = small_recipe(path, folder)
     form, rows = rows_of(recipe)
     tokenizer = make_tokenizer()
@@ -166,21 +190,23 @@ def two_steps(path: Path, folder: Path) -> dict[str, Any]:
         trainer.remove_callback(PrinterCallback)
         make_loader = trainer.get_train_dataloader
         trainer.get_train_dataloader = lambda: RealRows(make_loader())
-        with Watch(trainer.model.config.get_text_config().vocab_size) as watch:
-            checks = Checks(trainer, watch)
+        watch = Watch(trainer.model.config.get_text_config().vocab_size)
+        launch = patch.object(JITFunction, "run", lambda kernel, *given, **how: watch.note_launch(kernel, *given, **how))
+        with watch, launch:
+            checks = Checks(trainer, watch, steps)
             trainer.add_callback(checks)
             for tensor in (*trainer.model.parameters(), *trainer.model.buffers()):
-                watch.watch(tensor.untyped_storage())
+                watch.watch_on_gpu(tensor)
             try:
                 trainer.train()
-            except TwoStepsDone:
+            except Done:
                 pass
         whole = model.get_base_model() if recipe.model.lora else model
         trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         return {
             "wrong": checks.wrong,
-            "without_gradient": [name for name in trained if checks.gradients[name] < 2],
-            "is_fused": isinstance(vars(whole).get("loss_function"), FusedLoss),
+            "without_gradient": [name for name in trained if not checks.gradients[name]],
+            "is_fused": isinstance(whole.loss_function, FusedLoss),
             "fp32_logit_rows": watch.fp32_logit_rows,
             "kernels": watch.kernels,
             "reads": watch.reads,
@@ -189,19 +215,34 @@ def two_steps(path: Path, folder: Path) -> dict[str, Any]:
         }
 
 
+def short_trace(problem: Exception) -> str:
+    """Without torch's frames; the last one was in cpt or a library."""
+    frames = [frame for frame in traceback.extract_tb(problem.__traceback__) if not is_torchs(frame)]
+    places = [f"{frame.filename}:{frame.lineno} {frame.line}" for frame in frames[-6:]]
+    return "\n".join([*places, f"{type(problem).__name__}: {str(problem)[:500]}"])
+
+
+def is_torchs(frame: traceback.FrameSummary) -> bool:
+    return "/site-packages/torch/" in frame.filename
+
+
 def main() -> None:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    for line in sys.stdin:
-        began, path = time.perf_counter(), Path(json.loads(line))
-        result: dict[str, Any] = {"recipe": path.name, "setup": str(setup_of(shipped_recipes()[path]))}
+    request = json.load(sys.stdin)
+    paths = [FOLDER / name for name in request["recipes"]] or shipped_recipes()
+    for path in distinct_recipes() if request["distinct"] else paths:
+        began = time.process_time()
+        name, setup = str(path.relative_to(FOLDER)), str(setup_of(shipped_recipes()[path]))
+        result: dict[str, Any] = {"recipe": name, "setup": setup}
         with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
             try:
-                result |= two_steps(path, Path(folder))
-            except Exception:  # noqa: BLE001 - it is the result
-                result["error"] = "".join(traceback.format_exc()[-3000:])
-        result["seconds"] = round(time.perf_counter() - began, 2)
+                result |= train(path, request["steps"], Path(folder))
+            except Exception as problem:  # noqa: BLE001 - it is the result
+                result["error"] = short_trace(problem)
+        result["seconds"] = round(time.process_time() - began, 2)
         print(json.dumps(result), flush=True)
+    print(json.dumps({"seconds": round(time.process_time(), 2)}), flush=True)
 
 
 if __name__ == "__main__":
