@@ -1,4 +1,4 @@
-"""The shipped recipes as setups for one fake GPU: their own shape with two layers of each kind, and rows made by hand."""
+"""The shipped recipes as setups for one fake GPU: their own shape with few layers of each kind, and rows made by hand."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,18 +8,19 @@ from typing import Any
 
 import torch
 
+from cpt.data.readers.columns import form_of_stage
 from cpt.models.config import config_from
 from cpt.models.fused_loss import IGNORED
 from cpt.recipe.keys import ACCUMULATION, AUTO, MICRO_BATCH
 from cpt.recipe.load import REPOSITORY, load_recipe
-from cpt.recipe.schema import LORA_QUANTIZATION, Evaluation, Monitoring, Recipe
+from cpt.recipe.schema import LORA_QUANTIZATION, Evaluation, Monitoring, Recipe, Reward
 from cpt.training.engine_profiles import offloads, read_profile, zero_section
 
 FOLDER = REPOSITORY / "recipes"
 PARTS = ("models", "mixtures", "presets", "pipelines", "search")
 NUM_LAYERS = ("num_hidden_layers", "n_layer")
-TWO_OF_A_HYBRID = "MM--**"  # Nemotron-H's names of Mamba, feed-forward and attention layers
-SAMPLING = ("grpo", "rloo", "ppo", "spo", "distill_on_policy", "gkd")
+HYBRID = "M-*"  # Nemotron-H's names of Mamba, feed-forward and attention layers
+TEACHER = "teacher_model_name_or_path"
 
 
 @dataclass(frozen=True)
@@ -82,28 +83,28 @@ def shape_of(recipe: Recipe) -> dict[str, Any]:
     return shape_of(bases[0])
 
 
-def with_two_layers_of_each_kind(written: dict[str, Any]) -> dict[str, Any]:
-    """Return the config with fewer layers, and nothing else changed."""
+def with_few_layers(written: dict[str, Any], of_a_kind: int) -> dict[str, Any]:
+    """Return the config with so many layers of each kind, and nothing else changed."""
     config = config_from(written)
     if "hybrid_override_pattern" in written:
-        return {**written, "hybrid_override_pattern": TWO_OF_A_HYBRID}
+        return {**written, "hybrid_override_pattern": "".join(kind * of_a_kind for kind in HYBRID)}
     if dense := written.get("first_k_dense_replace"):
-        return {**written, "num_hidden_layers": dense + 2}
+        return {**written, "num_hidden_layers": dense + of_a_kind}
     number = next(key for key in NUM_LAYERS if key in config.to_dict())
     kinds = dict.fromkeys(getattr(config, "layer_types", None) or ["attention"])
     if len(kinds) == 1:
-        return {key: value for key, value in written.items() if key != "layer_types"} | {number: 2}
-    layers = [kind for kind in kinds for _ in range(2)]
+        return {key: value for key, value in written.items() if key != "layer_types"} | {number: of_a_kind}
+    layers = [kind for kind in kinds for _ in range(of_a_kind)]
     return {**written, number: len(layers), "layer_types": layers}
 
 
-def small_recipe(path: Path, output_dir: Path) -> Recipe:
+def small_recipe(path: Path, output_dir: Path, layers_of_a_kind: int = 2) -> Recipe:
     """The recipe from scratch, with few layers and two micro-batches in a step, on one GPU without an engine.
 
     Weights are not quantized: bitsandbytes has no fake kernels. Adapters are then over half-precision weights.
     """
     recipe = shipped_recipes()[path]
-    config = with_two_layers_of_each_kind(shape_of(recipe))
+    config = with_few_layers(shape_of(recipe), layers_of_a_kind)
     lora = recipe.model.lora and {key: value for key, value in recipe.model.lora.items() if key not in LORA_QUANTIZATION}
     model = {"from_scratch": True, "path": None, "config": config, "parameters": None, "lora": lora}
     if engine_of(recipe).startswith("zero"):
@@ -120,6 +121,7 @@ def small_recipe(path: Path, output_dir: Path) -> Recipe:
         "budget": recipe.budget.model_copy(update={"global_batch_tokens": None}),
         "evaluation": Evaluation(),
         "monitoring": Monitoring(),
+        "rewards": [Reward(name="stage_steps:judge_length")] if recipe.rewards else [],
         "output_dir": output_dir,
     }
     return recipe.model_copy(update=changes)
@@ -127,15 +129,14 @@ def small_recipe(path: Path, output_dir: Path) -> Recipe:
 
 def rows_of(recipe: Recipe) -> tuple[str, list[dict[str, Any]]]:
     """The form of the stage's data, and rows as long as the recipe's."""
-    length, stage = recipe.data.sequence_length, recipe.stage
+    length, form = recipe.data.sequence_length, form_of_stage(recipe.stage)
     half = [3 + number % 60 for number in range(length // 2)]
-    if stage in ("dpo", "reward", "orpo", "cpo"):
-        return "preference", [{"prompt_ids": half, "chosen_ids": half, "rejected_ids": half[::-1]}]
-    if stage == "kto":
-        return "unpaired", [{"prompt_ids": half, "completion_ids": half, "label": good} for good in (True, False)]
-    if stage in SAMPLING:
-        return "prompt", [{"prompt": " ".join(f"w{3 + number % 60}" for number in range(8)), "answer": "w5"}]
-    form = "conversation" if stage in ("sft", "distill") else "document"
+    if form == "preference":
+        return form, [{"prompt_ids": half, "chosen_ids": half, "rejected_ids": half[::-1]}]
+    if form == "unpaired":
+        return form, [{"prompt_ids": half, "completion_ids": half, "label": good} for good in (True, False)]
+    if form == "prompt":
+        return form, [{"prompt": " ".join(f"w{3 + number % 60}" for number in range(8)), "answer": "w5"}]
     if recipe.data.packing == "token_budget":
         return form, [padded_documents(length)]
     return form, [packed_documents(length)]

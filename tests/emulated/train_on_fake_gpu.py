@@ -1,6 +1,7 @@
 """A program for `fake_cuda.run_program`: train shipped recipes on a fake GPU, and what they did there.
 
-It reads a request, {"distinct": bool, "recipes": names (all if empty), "steps": number}, and prints a result for each
+It reads a request, {"distinct": bool, "recipes": names (all if empty), "steps":
+number, "layers": of each kind}, and prints a result for each
 recipe, which has `error`, or what `Watch` and `Checks` found.
 """
 
@@ -11,6 +12,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -19,18 +21,20 @@ from unittest.mock import patch
 import torch
 from example_runs import Endless, Prepared
 from fake_cuda import fake_gpu
-from shipped_setups import FOLDER, distinct_recipes, rows_of, setup_of, shipped_recipes, small_recipe
+from shipped_setups import FOLDER, TEACHER, distinct_recipes, rows_of, setup_of, shipped_recipes, small_recipe
 from tiny_models import make_tokenizer
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from transformers import TrainerCallback
+from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 from triton.runtime.jit import JITFunction
 
+from cpt.models.config import config_from
 from cpt.models.fused_loss import PADDED_TO, FusedLoss, add_product, cross_entropy_in_place
 from cpt.optim.adamw_update import adamw_update
 from cpt.planning.dry_run import PeakOfStorages
 from cpt.stages.build import stage_trainer
+from cpt.stages.examples import ExampleTrainer
 from cpt.stages.models import model_for
 from cpt.training.arguments import training_arguments
 
@@ -177,13 +181,17 @@ class RealRows:
             yield batch
 
 
-def train(path: Path, steps: int, folder: Path) -> dict[str, Any]:
-    recipe = small_recipe(path, folder)
+def train(path: Path, folder: Path, *, steps: int, layers: int) -> dict[str, Any]:
+    recipe = small_recipe(path, folder, layers)
+    if TEACHER in recipe.training:
+        save_teacher(folder / "teacher", vocabulary=config_from(recipe.model.config).vocab_size)
+        recipe.training[TEACHER] = str(folder / "teacher")
     form, rows = rows_of(recipe)
     tokenizer = make_tokenizer()
     tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
     data = Prepared(Endless(rows), form, 10**6, num_tokens=10**9)
-    with fake_gpu():
+    example_rows = patch.object(ExampleTrainer, "shown_at_first", with_values(ExampleTrainer.shown_at_first))
+    with fake_gpu(), example_rows:
         arguments = training_arguments(recipe, folder / recipe.name, data)
         model = model_for(recipe, tokenizer, arguments)
         trainer = stage_trainer(recipe, model, tokenizer, data, arguments)
@@ -215,6 +223,22 @@ def train(path: Path, steps: int, folder: Path) -> dict[str, Any]:
         }
 
 
+def with_values(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, outside of the fake mode."""
+
+    def call(*arguments: Any) -> Any:
+        with unset_fake_temporarily():
+            return function(*arguments)
+
+    return call
+
+
+def save_teacher(folder: Path, vocabulary: int) -> None:
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = AutoConfig.for_model("llama", vocab_size=vocabulary, **shape)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+
+
 def short_trace(problem: Exception) -> str:
     """Without torch's frames; the last one was in cpt or a library."""
     frames = [frame for frame in traceback.extract_tb(problem.__traceback__) if not is_torchs(frame)]
@@ -237,7 +261,7 @@ def main() -> None:
         result: dict[str, Any] = {"recipe": name, "setup": setup}
         with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
             try:
-                result |= train(path, request["steps"], Path(folder))
+                result |= train(path, Path(folder), steps=request["steps"], layers=request["layers"])
             except Exception as problem:  # noqa: BLE001 - it is the result
                 result["error"] = short_trace(problem)
         result["seconds"] = round(time.process_time() - began, 2)
