@@ -64,7 +64,9 @@ def library() -> Path:
     except FileNotFoundError as problem:
         raise RuntimeError("tests/emulated compiles fake_cuda.cpp. Install g++: apt-get install g++") from problem
     except subprocess.CalledProcessError as problem:
-        raise RuntimeError(f"fake_cuda.cpp does not compile with torch {torch.__version__}:\n{problem.stderr}") from problem
+        raise RuntimeError(
+            f"fake_cuda.cpp does not compile with torch {torch.__version__}:\n{problem.stderr}"
+        ) from problem
     own.replace(built)
     return built
 
@@ -119,25 +121,29 @@ def answers(gpu: Properties) -> dict[str, Callable[..., Any]]:
     numbers = dict.fromkeys(["memory_allocated", "memory_reserved", "max_memory_allocated"], lambda *_: 0)
     device = torch.device("cuda", 0)
     stream = torch.Stream if hasattr(torch, "Stream") else None
-    return nothing | numbers | {
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "is_bf16_supported": lambda *_, **__: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "get_device_name": lambda *_: gpu.name,
-        "get_device_capability": lambda *_: (gpu.major, gpu.minor),
-        "get_device_properties": lambda *_: gpu,
-        "mem_get_info": lambda *_: (gpu.total_memory, gpu.total_memory),
-        "memory_stats": lambda *_: {},
-        "cudart": lambda: types.SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0),
-        "check_error": lambda _: None,
-        "Stream": lambda *_, **__: stream(device),
-        "Event": lambda *_, **__: torch.Event(device),
-        "stream": lambda _: nullcontext(),
-        "current_stream": lambda *_: stream(device),
-        "default_stream": lambda *_: stream(device),
-    }
+    return (
+        nothing
+        | numbers
+        | {
+            "is_available": lambda: True,
+            "is_initialized": lambda: True,
+            "is_bf16_supported": lambda *_, **__: True,
+            "device_count": lambda: 1,
+            "current_device": lambda: 0,
+            "get_device_name": lambda *_: gpu.name,
+            "get_device_capability": lambda *_: (gpu.major, gpu.minor),
+            "get_device_properties": lambda *_: gpu,
+            "mem_get_info": lambda *_: (gpu.total_memory, gpu.total_memory),
+            "memory_stats": lambda *_: {},
+            "cudart": lambda: types.SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0),
+            "check_error": lambda _: None,
+            "Stream": lambda *_, **__: stream(device),
+            "Event": lambda *_, **__: torch.Event(device),
+            "stream": lambda _: nullcontext(),
+            "current_stream": lambda *_: stream(device),
+            "default_stream": lambda *_: stream(device),
+        }
+    )
 
 
 def list_of_values(tolist: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:

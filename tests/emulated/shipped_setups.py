@@ -1,4 +1,4 @@
-"""The shipped recipes as setups for one fake GPU: their own shape with few layers of each kind, and rows made by hand."""
+"""The shipped recipes for one fake GPU: their own shape with few layers of each kind, and rows made by hand."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,10 +11,11 @@ import torch
 from cpt.data.readers.columns import form_of_stage
 from cpt.models.config import config_from
 from cpt.models.fused_loss import IGNORED
+from cpt.optim.adamw import automatic_dtype
 from cpt.recipe.keys import ACCUMULATION, AUTO, MICRO_BATCH
 from cpt.recipe.load import REPOSITORY, load_recipe
+from cpt.recipe.rules import OWN_LOSS
 from cpt.recipe.schema import LORA_QUANTIZATION, Evaluation, Monitoring, Recipe, Reward
-from cpt.training.engine_profiles import offloads, read_profile, zero_section
 
 FOLDER = REPOSITORY / "recipes"
 PARTS = ("models", "mixtures", "presets", "pipelines", "search")
@@ -25,16 +26,15 @@ TEACHER = "teacher_model_name_or_path"
 
 @dataclass(frozen=True)
 class ShippedSetup:
-    """What decides which code a step runs."""
+    """What decides which code a step runs on one GPU."""
 
     family: str
-    engine: str
+    weights: str
     optimizer: str
     loss: str
-    adapters: bool
 
     def __str__(self) -> str:
-        return "/".join((self.family, self.engine, self.optimizer, self.loss, "lora" * self.adapters)).strip("/")
+        return ", ".join((self.family, self.weights, self.optimizer, self.loss))
 
 
 @cache
@@ -44,33 +44,37 @@ def shipped_recipes() -> dict[Path, Recipe]:
 
 
 def distinct_recipes() -> Iterator[Path]:
-    """Yield the first recipe of each setup."""
-    known: set[ShippedSetup] = set()
+    """Yield recipes until each family, loss, and optimizer of a kind of weights was in one of them.
+
+    Stages that sample are left to the slow run, which has all recipes.
+    """
+    known: set[object] = set()
     for path, recipe in shipped_recipes().items():
         setup = setup_of(recipe)
-        if setup not in known:
-            known.add(setup)
+        parts = {setup.family, setup.loss, (setup.weights, setup.optimizer)}
+        if not parts <= known and form_of_stage(recipe.stage) != "prompt":
+            known |= parts
             yield path
 
 
 def setup_of(recipe: Recipe) -> ShippedSetup:
     return ShippedSetup(
         family=str(shape_of(recipe)["model_type"]),
-        engine=engine_of(recipe),
+        weights=weights_of(recipe),
         optimizer=recipe.optimizer.name,
-        loss="fused" if recipe.stage in ("pretrain", "cpt", "sft") else recipe.stage,
-        adapters=recipe.model.lora is not None,
+        loss="fused loss" if recipe.stage in OWN_LOSS else recipe.stage,
     )
 
 
-def engine_of(recipe: Recipe) -> str:
-    if recipe.training.get("fsdp"):
-        return "fsdp"
-    if not recipe.training.get("deepspeed"):
-        return "plain"
-    profile = read_profile(recipe.training["deepspeed"])
-    on_host = " offload" if offloads(profile, "optimizer") else ""
-    return f"zero-{zero_section(profile).get('stage', 0)}{on_host}"
+def weights_of(recipe: Recipe) -> str:
+    """What the weights are on a GPU: DeepSpeed's are as ours with a master copy, FSDP2's as those in fp32."""
+    if recipe.model.lora is not None:
+        return "adapters"
+    is_half = (
+        recipe.model.dtype != "auto"
+        or automatic_dtype(recipe, deepspeed=bool(recipe.training.get("deepspeed")), on_gpu=True) is torch.bfloat16
+    )
+    return "half" if is_half else "autocast" if recipe.training.get("bf16") else "fp32"
 
 
 def shape_of(recipe: Recipe) -> dict[str, Any]:
@@ -105,10 +109,14 @@ def small_recipe(path: Path, output_dir: Path, layers_of_a_kind: int = 2) -> Rec
     """
     recipe = shipped_recipes()[path]
     config = with_few_layers(shape_of(recipe), layers_of_a_kind)
-    lora = recipe.model.lora and {key: value for key, value in recipe.model.lora.items() if key not in LORA_QUANTIZATION}
+    lora = recipe.model.lora and {
+        key: value for key, value in recipe.model.lora.items() if key not in LORA_QUANTIZATION
+    }
     model = {"from_scratch": True, "path": None, "config": config, "parameters": None, "lora": lora}
-    if engine_of(recipe).startswith("zero"):
+    if recipe.training.get("deepspeed"):
         model["dtype"] = "bfloat16"  # as DeepSpeed casts it
+    elif recipe.training.get("fsdp"):
+        model["dtype"] = "float32"  # autocast is then as FSDP2's gathered weights
     micro_batches = 1 if recipe.optimizer.options.get("release_gradients") else 2
     training = {**recipe.training, ACCUMULATION: micro_batches, "logging_steps": 1, "deepspeed": None, "fsdp": None}
     training["gradient_checkpointing"] = training.get("gradient_checkpointing") in (True, AUTO)

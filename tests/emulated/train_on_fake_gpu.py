@@ -13,7 +13,8 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -30,18 +31,19 @@ from transformers.trainer_callback import PrinterCallback
 from triton.runtime.jit import JITFunction
 
 from cpt.models.config import config_from
-from cpt.models.fused_loss import PADDED_TO, FusedLoss, add_product, cross_entropy_in_place
+from cpt.models.fused_loss import PADDED_TO, add_product, cross_entropy_in_place
 from cpt.optim.adamw_update import adamw_update
 from cpt.planning.dry_run import PeakOfStorages
+from cpt.planning.workload import read_setup
+from cpt.recipe.schema import Recipe
 from cpt.stages.build import stage_trainer
 from cpt.stages.examples import ExampleTrainer
 from cpt.stages.models import model_for
 from cpt.training.arguments import training_arguments
 
 KERNELS = "cpt"  # namespace of the operations that launch Triton on a GPU
-GPU_BRANCHES = {
-    f"{KERNELS}::{operation._name}": operation._init_fn for operation in (adamw_update, add_product, cross_entropy_in_place)
-}
+OPERATIONS = (adamw_update, add_product, cross_entropy_in_place)
+GPU_BRANCHES = {f"{KERNELS}::{operation._name}": operation._init_fn for operation in OPERATIONS}
 READ = torch.ops.aten._local_scalar_dense.default
 SHARE = 4  # of the positions of a mask that `nonzero` finds, since fake tensors have no values
 
@@ -100,20 +102,21 @@ class Watch(PeakOfStorages):
                 found.append(index)
         return found
 
-    def note_launch(self, kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        """Replaces Triton's launch: a kernel takes addresses, so tensors of any size must be on the GPU."""
-        self.kernels[kernel.fn.__name__] += 1
-        named = kernel.signature.bind_partial(*arguments)
-        given = named.arguments | options
-        for name, value in given.items():
-            if isinstance(value, torch.Tensor) and not value.is_cuda:
-                raise RuntimeError(f"{kernel.fn.__name__}: {name} is on the {value.device}, the kernel on the GPU")
-        blocks = grid(given) if callable(grid) else grid
-        assert all(0 < number < 2**31 for number in blocks), f"{kernel.fn.__name__}: grid {blocks}"
-
     def note_logits(self, tensor: torch.Tensor) -> None:
         if tensor.dtype == torch.float32 and tensor.dim() and tensor.shape[-1] in self.logit_widths:
             self.fp32_logit_rows = max(self.fp32_logit_rows, tensor.numel() // tensor.shape[-1])
+
+
+def note_launch(kernel: Any, watch: Watch, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+    """Replaces Triton's launch: a kernel takes addresses, so tensors of any size must be on the GPU."""
+    watch.kernels[kernel.fn.__name__] += 1
+    named = kernel.signature.bind_partial(*arguments)
+    given = named.arguments | options
+    for name, value in given.items():
+        if isinstance(value, torch.Tensor) and not value.is_cuda:
+            raise RuntimeError(f"{kernel.fn.__name__}: {name} is on the {value.device}, the kernel on the GPU")
+    blocks = grid(given) if callable(grid) else grid
+    assert all(0 < number < 2**31 for number in blocks), f"{kernel.fn.__name__}: grid {blocks}"
 
 
 def reader() -> str:
@@ -199,28 +202,33 @@ def train(path: Path, folder: Path, *, steps: int, layers: int) -> dict[str, Any
         make_loader = trainer.get_train_dataloader
         trainer.get_train_dataloader = lambda: RealRows(make_loader())
         watch = Watch(trainer.model.config.get_text_config().vocab_size)
-        launch = patch.object(JITFunction, "run", lambda kernel, *given, **how: watch.note_launch(kernel, *given, **how))
-        with watch, launch:
+        with watch, patch.object(JITFunction, "run", partialmethod(note_launch, watch)):
             checks = Checks(trainer, watch, steps)
             trainer.add_callback(checks)
             for tensor in (*trainer.model.parameters(), *trainer.model.buffers()):
                 watch.watch_on_gpu(tensor)
-            try:
+            with suppress(Done):
                 trainer.train()
-            except Done:
-                pass
-        whole = model.get_base_model() if recipe.model.lora else model
         trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         return {
-            "wrong": checks.wrong,
+            "wrong": [*checks.wrong, *unplanned_dtypes(recipe, model)],
             "without_gradient": [name for name in trained if not checks.gradients[name]],
-            "is_fused": isinstance(whole.loss_function, FusedLoss),
             "fp32_logit_rows": watch.fp32_logit_rows,
             "kernels": watch.kernels,
             "reads": watch.reads,
             "peak": watch.peak,
             "on_cpu": [name for name, tensor in model.named_parameters() if not tensor.is_cuda],
         }
+
+
+def unplanned_dtypes(recipe: Recipe, model: Any) -> list[str]:
+    """Parameters that take other bytes than `cpt plan` counts: adapters 4, others as the recipe's weights."""
+    planned, wrong = read_setup(recipe, 1, None, attention="sdpa").weights_bytes, []
+    for name, parameter in model.named_parameters():
+        wanted = 4 if recipe.model.lora is not None and parameter.requires_grad else planned
+        if parameter.itemsize != wanted:
+            wrong.append(f"{name}: {parameter.itemsize} bytes, not {wanted}")
+    return wrong
 
 
 def with_values(function: Callable[..., Any]) -> Callable[..., Any]:
