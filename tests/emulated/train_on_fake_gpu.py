@@ -42,6 +42,7 @@ from cpt.stages.models import model_for
 from cpt.training.arguments import training_arguments
 
 KERNELS = "cpt"  # namespace of the operations that launch Triton on a GPU
+NAMESPACES_OF_TORCH = ("aten", "prims", "prim")
 OPERATIONS = (adamw_update, add_product, cross_entropy_in_place)
 GPU_BRANCHES = {f"{KERNELS}::{operation._name}": operation._init_fn for operation in OPERATIONS}
 READ = torch.ops.aten._local_scalar_dense.default
@@ -73,6 +74,8 @@ class Watch(PeakOfStorages):
             return self.positions_of(arguments[0])
         if function in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default):
             arguments = (arguments[0], self.positions_for(arguments[1]), *arguments[2:])
+        if function.namespace not in NAMESPACES_OF_TORCH:
+            check_devices(function, arguments)
         if function.namespace == KERNELS:
             GPU_BRANCHES[function.name()](*arguments, **(options or {}))
         result = function(*arguments, **(options or {}))
@@ -105,6 +108,13 @@ class Watch(PeakOfStorages):
     def note_logits(self, tensor: torch.Tensor) -> None:
         if tensor.dtype == torch.float32 and tensor.dim() and tensor.shape[-1] in self.logit_widths:
             self.fp32_logit_rows = max(self.fp32_logit_rows, tensor.numel() // tensor.shape[-1])
+
+
+def check_devices(function: Any, arguments: Any) -> None:
+    """FakeTensorMode compares the devices of torch's own operations only."""
+    devices = {str(tensor.device) for tensor in arguments if isinstance(tensor, torch.Tensor)}
+    if len(devices) > 1:
+        raise RuntimeError(f"{function}: tensors on {', '.join(sorted(devices))}")
 
 
 def note_launch(kernel: Any, watch: Watch, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
