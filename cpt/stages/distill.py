@@ -14,6 +14,7 @@ from transformers import TrainingArguments
 
 from cpt.data.rows.packing import IGNORED, Row
 from cpt.errors import RecipeError
+from cpt.models.attention import BOUNDS, LONGEST, wants_bounds
 from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer
 from cpt.stages.models import prepared
@@ -56,11 +57,14 @@ class DistillTrainer(CPTTrainer):
     ) -> None:
         super().__init__(recipe, model, arguments, compute_loss_func=self.mean_divergence, **options)
         self.beta, self.temperature = arguments.beta, arguments.temperature
+        self.read_by_teacher = ["input_ids", "position_ids", "attention_mask"]
+        if wants_bounds(teacher_model):  # otherwise it finds them on the GPU, for which the host waits
+            self.read_by_teacher += [BOUNDS, LONGEST]
         self.teacher = prepared(teacher_model, self)
         self.taught: torch.Tensor | None = None
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, torch.Tensor], *arguments: Any, **options: Any) -> Any:
-        read = {name: inputs[name] for name in ("input_ids", "position_ids", "attention_mask") if name in inputs}
+        read = {name: inputs[name] for name in self.read_by_teacher if name in inputs}
         with torch.no_grad():
             self.taught = self.teacher(**read, use_cache=False).logits
         try:

@@ -53,9 +53,10 @@ def restart(problem: RestartNeeded, words: Sequence[str]) -> NoReturn:
 
 def is_out_of_memory(problem: BaseException) -> bool:
     """True for the errors of torch's allocators on any device, and for similar errors, by message."""
-    return isinstance(problem, torch.OutOfMemoryError) or (
-        isinstance(problem, Exception) and should_reduce_batch_size(problem)
-    )
+    if isinstance(problem, torch.OutOfMemoryError):
+        return True
+    # accelerate reads the first argument as a message, but some of torch's errors have another object there.
+    return isinstance(problem, RuntimeError) and should_reduce_batch_size(RuntimeError(str(problem)))
 
 
 def smaller_micro_batch(micro_batch: int) -> int | None:

@@ -28,6 +28,10 @@ def test_errors_of_the_allocators_of_gpu_and_host_are_out_of_memory(problem):
     assert is_out_of_memory(problem) and not is_out_of_memory(RuntimeError("shapes"))
 
 
+def test_an_error_without_a_message_is_not_out_of_memory():
+    assert not is_out_of_memory(RuntimeError(torch.ops.aten.nonzero.default))
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}"])
 def test_a_file_without_what_was_learned_is_ignored(tmp_path, content):
     (tmp_path / "learned.json").write_text(content)
