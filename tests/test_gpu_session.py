@@ -4,6 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
+import time
 import zipfile
 
 import pytest
@@ -11,8 +12,20 @@ from gpu_device import let_deepspeed_use
 from launching import ROOT, environment_of_a_run
 
 from benchmarks.gpu.carried import missing_for_wheels, missing_packages, read_names
-from benchmarks.gpu.session import MINUTES, PACKING, PHASES, PYTEST, Doctor, GpuTests, estimated_seconds
-from benchmarks.gpu.trace import read_events, read_timeline, reduce_trace
+from benchmarks.gpu.page import format_results
+from benchmarks.gpu.processes import read_lines
+from benchmarks.gpu.session import (
+    MINUTES,
+    PACKING,
+    PHASES,
+    PYTEST,
+    Doctor,
+    GpuTests,
+    Session,
+    by,
+    estimated_seconds,
+)
+from benchmarks.gpu.trace import MOST_BYTES, read_events, read_timeline, reduce_trace
 
 GROUPS = [step for steps in PHASES.values() for step in steps if isinstance(step, GpuTests)]
 
@@ -92,3 +105,16 @@ def test_a_wheel_that_requires_what_the_machine_lacks_is_reported(tmp_path):
         wheel.writestr("loky-3.5.dist-info/METADATA", "\n".join(lines))
     missing = missing_for_wheels(tmp_path)
     assert "nowhere" in missing and not {"loky", "numpy", "older"} & missing
+
+
+@pytest.mark.slow
+def test_a_dry_session_runs_each_kind_of_step_and_saves_a_trace(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    session = Session(out, end=time.monotonic() + 500, is_dry=True, folder=tmp_path)
+    session.run([Doctor(), GpuTests("one file", ("test_loss.py",), 120), *by("cpt", "C")])
+    doctor, tests, run = read_lines(session.results)
+    assert "torch" in doctor["output"] and tests["code"] == 0
+    assert run["timeline"]["device"] == "CPU" and run["timeline"]["gaps"]
+    assert (out / "trace-C-1.json.gz").stat().st_size <= MOST_BYTES
+    assert "trace of two steps" in format_results([doctor, tests, run])

@@ -1,11 +1,13 @@
 """Rows of 32,768 tokens on a CUDA GPU: more than 2^31 logits in the loss, one long document in attention."""
 
+from itertools import accumulate
+
 import pytest
 import torch
 from gpu_device import DEVICE, ON_GPU
 from torch.nn import functional as F
 
-from cpt.models.attention import attend_each, document_bounds, torch_kernel
+from cpt.models.attention import attend_each, torch_kernel
 from cpt.models.fused_loss import LinearCrossEntropy
 
 pytestmark = pytest.mark.gpu
@@ -48,9 +50,9 @@ def test_the_fused_loss_of_a_long_row_has_the_references_gradients(chunk):
 def test_attention_over_a_long_row_is_that_of_sdpa_within_documents(lengths):
     heads, grouped = (8, 2), 4  # of queries and of keys; queries a key head
     states = [drawn(TOKENS, count, WIDTH, seed=count).requires_grad_() for count in (heads[0], heads[1], heads[1])]
-    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(DEVICE)
     attend = torch_kernel if ON_GPU else attend_each
-    output = attend(*states, document_bounds(positions).to(DEVICE), max(lengths), WIDTH**-0.5, None)
+    output = attend(*states, bounds, max(lengths), WIDTH**-0.5, None)
     parts = []
     for documents in zip(*(state.split(lengths) for state in states), strict=True):
         query, key, value = (state.transpose(0, 1)[None] for state in documents)
