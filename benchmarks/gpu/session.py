@@ -45,6 +45,7 @@ MINUTES = 9.25  # of the ten that a command may take
 PACKING = 20  # seconds at the end, to pack the cache and to print
 MOST_PACKED = 15.5e6  # bytes
 LIMIT = 170  # seconds of one run
+LIMIT_OF_DRY_RUN = 900  # on a busy CPU
 MOST_OF_DOCTOR = 8000  # characters
 PYTEST = ("-m", "pytest", "-m", "gpu", "-q", "-rf", "-p", "no:cacheprovider")
 AT_EQUAL_ROWS = ("cpt", "liger", "trainer")  # whose memory is compared
@@ -214,8 +215,10 @@ class Session:
                 self.run_step(step)
 
     def run_cases(self, jobs: list[Job]) -> None:
-        if jobs:
-            self.attempt("runs", lambda: run_jobs(jobs, self.folder, end=self.end, limit=LIMIT, write=self.results))
+        if not jobs:
+            return
+        limit = LIMIT_OF_DRY_RUN if self.is_dry else LIMIT
+        self.attempt("runs", lambda: run_jobs(jobs, self.folder, end=self.end, limit=limit, write=self.results))
 
     def run_step(self, step: Step) -> None:
         if isinstance(step, Doctor):
