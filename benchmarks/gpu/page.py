@@ -52,7 +52,8 @@ def format_results(lines: Sequence[Line]) -> str:
         format_table(list(COLUMNS), table),
         "\n".join(["kernels of a step, C by cpt", *kernels] if kernels else []),
         "\n\n".join(
-            f"{run['case']} by {run['system']}, {format_timeline(run['timeline'])}" for run in newest_traces(runs)
+            f"{run['case']} by cpt, micro-batches {run['parts']}, {format_timeline(run['timeline'])}"
+            for run in newest_traces(runs)
         ),
         "\n".join(f"problem, {line['name']}: {line['failed']}" for line in newest(lines, "problem")),
         format_gates(gates_of(runs)),

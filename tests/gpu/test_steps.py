@@ -143,6 +143,6 @@ def test_an_evaluation_takes_the_memory_that_is_planned(tiny_recipe, tmp_path):
         evaluation={"held_out_share": 0.1},
     )
     moment = next(moment for moment in plan_of(recipe).moments if moment.name == "an evaluation")
-    kept = ("weights", "optimizer", "optimizer and fp32 weights")  # they are there before it begins
-    planned = sum(term.size for term in moment.terms if not term.name.startswith((*kept, "fragmentation", "CUDA")))
-    assert len(peaks) == 2 and all(0.8 < planned / peak < 1.25 for peak in peaks)
+    begins_with_it = ("one layer's forward pass", "logits", "half-precision weights", "half-precision head")
+    planned = sum(term.size for term in moment.terms if term.name in begins_with_it)
+    assert len(peaks) == 2 and all(0.95 < planned / peak < 1.8 for peak in peaks)
