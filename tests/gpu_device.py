@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 
 from cpt.planning.dry_run import PeakOfStorages
@@ -12,6 +13,12 @@ from cpt.planning.dry_run import PeakOfStorages
 DEVICE = os.environ.get("CPT_GPU_TESTS_ON", "cuda")
 ON_GPU = DEVICE == "cuda"
 BACKEND = "inductor" if ON_GPU else "aot_eager"
+
+
+def let_deepspeed_use(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that a test starts inherit `DS_ACCELERATOR=cpu`, with which DeepSpeed would train on the CPU."""
+    if device == "cuda":
+        monkeypatch.delenv("DS_ACCELERATOR", raising=False)
 
 
 def raise_on_waits(wanted: bool) -> None:

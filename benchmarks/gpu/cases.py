@@ -59,7 +59,7 @@ class Case:
     """Tokens of a row."""
     rows: int
     """Rows of a step; of a micro-batch too, unless the step is divided into `parts`."""
-    steps: int = 36
+    steps: int = 38
     systems: tuple[str, ...] = ALL
     equal_parts: int = 1
     """Micro-batches of a step at which every system fits into 80 GB: memory is compared there."""
@@ -81,17 +81,19 @@ class Case:
     """The Trainer's weights are bfloat16 and its moments 8-bit, because fp32 ones do not fit."""
     gib: float | None = None
     """GPU memory that the process may use."""
+    is_traced: bool = False
+    """Two of cpt's steps are saved as a trace."""
     evaluates: bool = False
     """cpt evaluates before the first step and after the last one."""
 
     @property
     def timed_steps(self) -> int:
-        return min(20, self.steps - WARMUP - 2 * INSPECTED - 1)
+        return min(20, self.steps - WARMUP - 2 * INSPECTED - 1 - TRACED)
 
 
-WARMUP, INSPECTED = 8, 3
+WARMUP, INSPECTED, TRACED = 8, 3, 2
 SMALL = {"gradient_checkpointing": True}
-ON_24_GB: dict[str, Any] = {"steps": 28, "systems": ("cpt",), "gib": GIB_OF_24GB_CARD}
+ON_24_GB: dict[str, Any] = {"steps": 30, "systems": ("cpt",), "gib": GIB_OF_24GB_CARD}
 IN_8_BIT: dict[str, Any] = {"optimizer": {"name": "adamw_8bit"}, "model": {"dtype": "bfloat16"}}
 FULL_8B: dict[str, Any] = {"systems": ("cpt", "expert"), "in_8_bit": True, **IN_8_BIT}
 LORA: dict[str, Any] = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
@@ -102,7 +104,7 @@ CASES = {
     for case in (
         Case("A", "GPT-2 124M", GPT2_SMALL, 1024, 32, 50),
         Case("B", "Qwen2.5-0.5B", QWEN_HALF_B, 4096, 8, 50, equal_parts=4, first_parts={"trainer": 4}),
-        Case("C", "Llama-3.2-1B", LLAMA_1B, 4096, 8, equal_parts=4, first_parts={"trainer": 4}),
+        Case("C", "Llama-3.2-1B", LLAMA_1B, 4096, 8, equal_parts=4, first_parts={"trainer": 4}, is_traced=True),
         Case("D", "Llama-3.2-1B, packed", LLAMA_1B, 8192, 4, systems=("cpt", "trainer", "expert"), packed=True),
         Case(
             "E",
@@ -149,4 +151,4 @@ def tiny(case: Case) -> Case:
         }
         narrow |= {"vocab_size": 512} | ({"head_dim": 8} if "head_dim" in case.config else {})
     rows = min(case.rows, max(2, case.equal_parts))
-    return replace(case, config={**case.config, **narrow}, tokens=64, rows=rows, steps=18, documents=3, gib=None)
+    return replace(case, config={**case.config, **narrow}, tokens=64, rows=rows, steps=20, documents=3, gib=None)

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.gpu.gates import GIB, format_gates, gates_of
 from benchmarks.gpu.processes import read_lines
 from benchmarks.gpu.roofline import FORECAST
+from benchmarks.gpu.trace import format_timeline
 from benchmarks.readme import write_part
 
 RESULTS = Path(__file__).parents[2] / "build" / "gpu" / "results.jsonl"
@@ -45,10 +46,15 @@ def format_results(lines: Sequence[Line]) -> str:
     kernels = [f"{time:8.3f} ms {calls:5} x {name}" for found in traced for name, calls, time in found]
     parts = [
         "\n".join(dict.fromkeys(versions)),
+        "\n".join(f"cpt doctor: exit code {line['code']}" for line in lines if line.get("step") == "doctor"),
         "\n".join(tests),
         format_table(["measurement", "predicted", "measured", "unit"], small),
         format_table(list(COLUMNS), table),
         "\n".join(["kernels of a step, C by cpt", *kernels] if kernels else []),
+        "\n\n".join(
+            f"{run['case']} by cpt, micro-batches {run['parts']}, {format_timeline(run['timeline'])}"
+            for run in newest_traces(runs)
+        ),
         "\n".join(f"problem, {line['name']}: {line['failed']}" for line in newest(lines, "problem")),
         format_gates(gates_of(runs)),
     ]
@@ -57,6 +63,10 @@ def format_results(lines: Sequence[Line]) -> str:
 
 def newest(lines: Sequence[Line], step: str) -> list[Line]:
     return list({line["name"]: line for line in lines if line.get("step") == step}.values())
+
+
+def newest_traces(runs: Sequence[Line]) -> list[Line]:
+    return list({(run["case"], run["parts"]): run for run in runs if "timeline" in run}.values())
 
 
 def format_versions(libraries: dict[str, str]) -> str:

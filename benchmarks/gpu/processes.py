@@ -50,6 +50,7 @@ class Started:
     process: subprocess.Popen[str]
     out: Path
     log: Path
+    traces: Path
     about: Result
 
     def stop(self) -> None:
@@ -121,23 +122,23 @@ def prepare_all(jobs: Sequence[Job], folder: Path, seconds: float) -> None:
 
 def begin_next(waiting: Iterator[Job], folder: Path, write: Path) -> tuple[Job, Started] | None:
     job = next((job for job in waiting if not has_result(read_lines(write), job)), None)
-    return None if job is None else (job, begin(job, folder / job.case))
+    return None if job is None else (job, begin(job, folder / job.case, write.parent))
 
 
-def begin(job: Job, folder: Path, *, parts: int | None = None) -> Started:
-    """Start a process, up to where it would use the GPU."""
+def begin(job: Job, folder: Path, traces: Path, *, parts: int | None = None) -> Started:
+    """Start a process, up to where it would use the GPU. A trace of its steps is saved in `traces`."""
     parts = parts or job.parts or first_parts(job)
     out, log = folder / f"{job.system}-{parts}.json", folder / f"{job.system}-{parts}.log"
     out.unlink(missing_ok=True)
-    words, pipe = words_of(job, parts, folder, out), subprocess.PIPE
+    words, pipe = words_of(job, parts, folder, out, traces), subprocess.PIPE
     with log.open("w") as file:
         process = subprocess.Popen(
             words, cwd=ROOT, env=environment_of_a_run(), text=True, stdin=pipe, stdout=file, stderr=file
         )
-    return Started(process, out, log, {**job.about, "parts": parts})
+    return Started(process, out, log, traces, {**job.about, "parts": parts})
 
 
-def words_of(job: Job, parts: int, folder: Path, out: Path) -> list[str]:
+def words_of(job: Job, parts: int, folder: Path, out: Path, traces: Path) -> list[str]:
     dry = ["--dry-run"] if job.is_dry else []
     return [
         sys.executable,
@@ -147,6 +148,7 @@ def words_of(job: Job, parts: int, folder: Path, out: Path) -> list[str]:
         job.system,
         str(folder),
         str(out),
+        str(traces.resolve()),
         "--parts",
         str(parts),
         *dry,
@@ -174,7 +176,9 @@ def run_job(started: Started, job: Job, seconds: float) -> Result:
     while result.get("failed") == OUT_OF_MEMORY and not job.parts and not releases and result["parts"] < case.rows:
         if time.monotonic() > end - SHORTEST:
             break
-        result = let_run(begin(job, started.out.parent, parts=2 * result["parts"]), end - time.monotonic())
+        result = let_run(
+            begin(job, started.out.parent, started.traces, parts=2 * result["parts"]), end - time.monotonic()
+        )
     return {**result, "best": job.parts is None}
 
 

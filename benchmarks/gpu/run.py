@@ -1,5 +1,5 @@
 """Run one case by one system when a line arrives on standard input: CASE SYSTEM FOLDER OUT. Writes its results as
-JSON."""
+JSON, and a trace of two of cpt's steps into TRACES."""
 
 import argparse
 import json
@@ -15,6 +15,7 @@ from benchmarks.gpu.cases import CASES, PEAK_FLOPS, SYSTEMS, Case, tiny
 from benchmarks.gpu.corpus import lengths_in, single_documents
 from benchmarks.gpu.flops import seen_by_each, strict
 from benchmarks.gpu.systems import RUN, Start
+from benchmarks.gpu.trace import reduce_trace, summarize_trace
 from benchmarks.gpu.watch import Watch, limit_memory
 from cpt.errors import ResourceError
 from cpt.hardware import find_gpus
@@ -44,19 +45,29 @@ def main() -> None:
     parser.add_argument("system", choices=SYSTEMS)
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("traces", type=Path)
     parser.add_argument("--parts", type=int, default=1)
     parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args()
     sys.stdin.readline()
-    run_one(options.case, options.system, options.folder, options.out, parts=options.parts, is_dry=options.dry_run)
+    run_one(
+        options.case,
+        options.system,
+        options.folder,
+        options.out,
+        options.traces,
+        parts=options.parts,
+        is_dry=options.dry_run,
+    )
 
 
-def run_one(name: str, system: str, folder: Path, out: Path, *, parts: int, is_dry: bool) -> None:
+def run_one(name: str, system: str, folder: Path, out: Path, traces: Path, *, parts: int, is_dry: bool) -> None:
     case = tiny(CASES[name]) if is_dry else CASES[name]
     if not is_dry:
         torch.set_float32_matmul_precision("high")
         limit_memory(case.gib)
-    watch = Watch(on_gpu=not is_dry, timed=case.timed_steps)
+    trace = traces / f"trace-{name}-{parts}.json.gz" if case.is_traced and system == "cpt" else None
+    watch = Watch(on_gpu=not is_dry, timed=case.timed_steps, trace=trace)
     start = Start(case, folder, watch, parts)
     about = {"case": name, "system": system, "parts": parts, "gib": case.gib, "dry_run": is_dry, **machine()}
     try:
@@ -68,8 +79,12 @@ def run_one(name: str, system: str, folder: Path, out: Path, *, parts: int, is_d
             raise
         found = {**about, "failed": OUT_OF_MEMORY}
     out.write_text(json.dumps(found))
-    if system == "cpt" and "failed" not in found:  # last: a plan that fails must not cost the result
-        out.write_text(json.dumps({**found, "planned_peak": planned_peak(start)}))
+    if system == "cpt" and "failed" not in found:  # last: a plan or a trace that fails must not cost the result
+        found["planned_peak"] = planned_peak(start)
+        out.write_text(json.dumps(found))
+        if trace is not None:
+            reduce_trace(trace)
+            out.write_text(json.dumps({**found, "timeline": summarize_trace(trace)}))
 
 
 def planned_peak(start: Start) -> float:

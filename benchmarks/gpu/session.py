@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 import psutil
@@ -44,14 +45,29 @@ MINUTES = 9.25  # of the ten that a command may take
 PACKING = 20  # seconds at the end, to pack the cache and to print
 MOST_PACKED = 15.5e6  # bytes
 LIMIT = 170  # seconds of one run
+LIMIT_OF_DRY_RUN = 900  # on a busy CPU
+MOST_OF_DOCTOR = 8000  # characters
+PYTEST = ("-m", "pytest", "-m", "gpu", "-q", "-rf", "-p", "no:cacheprovider")
 AT_EQUAL_ROWS = ("cpt", "liger", "trainer")  # whose memory is compared
 
 
 @dataclass(frozen=True)
-class Tests:
+class GpuTests:
+    """Tests under tests/gpu, by their node ids: pytest ends with an error where one of them does not exist."""
+
     name: str
-    words: tuple[str, ...]
-    limit: float = 200  # seconds
+    ids: tuple[str, ...]
+    seconds: float
+    """Estimated."""
+
+    @property
+    def limit(self) -> float:
+        """Seconds; the first start of a machine may be slow."""
+        return 2 * self.seconds
+
+    @property
+    def paths(self) -> list[str]:
+        return [f"tests/gpu/{test}" for test in self.ids]
 
 
 @dataclass(frozen=True)
@@ -59,22 +75,41 @@ class Module:
     """A module under benchmarks/gpu that appends lines to the results and skips those that are there."""
 
     name: str
-    limit: float  # seconds
+    seconds: float
+    """Estimated, and the limit."""
 
 
-Step = Tests | Module | Job
-FILES = ("loss", "varlen", "optimizers", "recomputing", "steps")
-KERNELS = Tests("kernels", tuple(f"tests/gpu/test_{name}.py" for name in FILES))
-WHOLE_RUNS = Tests(
+@dataclass(frozen=True)
+class Doctor:
+    """`cpt doctor`: what the machine has, before anything is measured on it."""
+
+    seconds: float = 15
+
+
+Step = Doctor | GpuTests | Module | Job
+OFFLOAD = GpuTests("DeepSpeed profiles", ("test_training.py::test_each_deepspeed_profile_trains_in_bf16",), 120)
+KERNELS = GpuTests("kernels", ("test_loss.py", "test_varlen.py", "test_optimizers.py"), 120)
+FSDP = GpuTests("FSDP2", ("test_fsdp.py",), 50)
+STEPS = GpuTests("steps", ("test_recomputing.py", "test_steps.py"), 80)
+WAYS = GpuTests(
+    "other ways to train", ("test_adapters.py", "test_qlora.py", "test_long_rows.py", "test_zero3.py"), 150
+)
+WHOLE_RUNS = GpuTests(
     "whole runs",
     (
-        "tests/gpu/test_training.py",
-        "tests/gpu/test_stages.py",
-        "-k",
-        "resumes_bit_for_bit and 2 or overlap or zero1 or sft",
+        "test_training.py::test_the_gpu_is_used_and_agrees_with_the_cpu",
+        "test_training.py::test_a_run_on_the_gpu_resumes_bit_for_bit",
+        "test_stages.py::test_a_stage_learns_in_bfloat16[sft]",
+        "test_stages.py::test_preferences_with_masks_have_finite_gradients",
     ),
-    limit=500,
+    150,
 )
+MICRO = Module("micro", 150)
+# Estimated seconds of a run with the start of its process, most of which passes while the run before it trains.
+SECONDS_OF_RUN = {"cpt": 55, "trainer": 45, "liger": 45, "expert": 80, "bare": 80}
+SECONDS_OF_A_CASE = {"A": 5, "B": 10, "C": 10, "D": 10, "G": 15}  # rows and weights; 8B models take longest
+SECONDS_OF_LARGE_CASE = 25
+SECONDS_OF_IMPORTS = 15
 
 
 def by(system: str, cases: Iterable[str], *, equal: bool = False) -> list[Job]:
@@ -87,12 +122,31 @@ def by(system: str, cases: Iterable[str], *, equal: bool = False) -> list[Job]:
 
 
 PHASES: dict[int, list[Step]] = {
-    1: [KERNELS, Module("micro", 150), *by("cpt", "C")],
-    2: [*by("cpt", "BA"), *by("trainer", "CBA"), *by("liger", "CBA"), *by("cpt", "CB", equal=True)],
-    3: [*by("expert", "CBA"), *by("bare", "CBA"), *by("liger", "CB", equal=True), *by("trainer", "CB", equal=True)],
-    4: [*by("cpt", "DEFGH"), *by("expert", "DE"), *by("trainer", "DE"), *by("expert", "F"), *by("liger", "E")],
-    5: [WHOLE_RUNS],
+    1: [Doctor(), OFFLOAD, KERNELS, FSDP, *by("cpt", "C"), STEPS],
+    2: [*by("cpt", "BA"), WAYS, MICRO, *by("cpt", "C", equal=True)],
+    3: [
+        *by("bare", "CB"),
+        *by("expert", "CB"),
+        *by("trainer", "C"),
+        *by("liger", "C"),
+        *by("trainer", "C", equal=True),
+    ],
+    4: [*by("cpt", "DEFGH"), *by("expert", "E")],
+    5: [WHOLE_RUNS, *by("expert", "DA"), *by("bare", "A"), *by("trainer", "A"), *by("liger", "A")],
 }
+
+
+def estimated_seconds(steps: Sequence[Step]) -> float:
+    """Of a phase, by the estimates of its steps, on a machine where nothing is prepared or compiled."""
+    total: float = SECONDS_OF_IMPORTS
+    cases: set[str] = set()
+    for step in steps:
+        if isinstance(step, Job):
+            total += SECONDS_OF_RUN[step.system]
+            cases.add(step.case)
+        else:
+            total += step.seconds
+    return total + sum(SECONDS_OF_A_CASE.get(case, SECONDS_OF_LARGE_CASE) for case in cases)
 
 
 def chosen(cases: Sequence[str], systems: Sequence[str]) -> list[Step]:
@@ -151,15 +205,28 @@ class Session:
         )
 
     def run(self, steps: Sequence[Step]) -> None:
-        """Run the steps in order, all runs of cases in one go. A step that fails is reported, and the next one
+        """Run the steps in order, successive runs of cases in one go. A step that fails is reported, and the next one
         follows."""
-        for step in steps:
-            if isinstance(step, Tests):
-                self.attempt(step.name, lambda step=step: self.run_tests(step))
-            elif isinstance(step, Module):
-                self.attempt(step.name, lambda step=step: self.run_module(step))
-        if runs := self.jobs(steps):
-            self.attempt("runs", lambda: run_jobs(runs, self.folder, end=self.end, limit=LIMIT, write=self.results))
+        for is_job, group in groupby(steps, key=lambda step: isinstance(step, Job)):
+            if is_job:
+                self.run_cases(self.jobs(list(group)))
+                continue
+            for step in group:
+                self.run_step(step)
+
+    def run_cases(self, jobs: list[Job]) -> None:
+        if not jobs:
+            return
+        limit = LIMIT_OF_DRY_RUN if self.is_dry else LIMIT
+        self.attempt("runs", lambda: run_jobs(jobs, self.folder, end=self.end, limit=limit, write=self.results))
+
+    def run_step(self, step: Step) -> None:
+        if isinstance(step, Doctor):
+            self.attempt("doctor", self.run_doctor)
+        elif isinstance(step, GpuTests):
+            self.attempt(step.name, lambda: self.run_tests(step))
+        elif isinstance(step, Module):
+            self.attempt(step.name, lambda: self.run_module(step))
 
     def attempt(self, name: str, step: Callable[[], None]) -> None:
         """Whatever fails, what follows is still worth the machine's time."""
@@ -174,27 +241,17 @@ class Session:
             print(f"{name}: {type(problem).__name__}: {problem}", flush=True)
         print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
 
-    def run_tests(self, tests: Tests) -> None:
-        """pytest, unless all of them passed before."""
-        if any(
-            line.get("step") == "tests" and line["name"] == tests.name and line["code"] == 0
-            for line in read_lines(self.results)
-        ):
+    def run_doctor(self) -> None:
+        code, output = self.command([sys.executable, "-m", "cpt", "doctor"], "doctor.log", 60)
+        self.add(step="doctor", code=code, output=output[:MOST_OF_DOCTOR])
+        print(output, flush=True)
+
+    def run_tests(self, tests: GpuTests) -> None:
+        """pytest, unless all of them passed before. A dry run collects them only."""
+        earlier = [line for line in read_lines(self.results) if line.get("step") == "tests"]
+        if any(line["name"] == tests.name and line["code"] == 0 for line in earlier):
             return
-        dry = ["--collect-only"] if self.is_dry else []
-        words = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-m",
-            "gpu",
-            "-q",
-            "-rf",
-            "-p",
-            "no:cacheprovider",
-            *dry,
-            *tests.words,
-        ]
+        words = [sys.executable, *PYTEST, *(["--collect-only"] if self.is_dry else []), *tests.paths]
         code, output = self.command(words, "tests.log", tests.limit)
         failed = re.findall(r"^(?:FAILED|ERROR) (\S+.*)$", output, re.MULTILINE)
         last = [line for line in output.splitlines() if line.strip()][-1:]
@@ -203,7 +260,7 @@ class Session:
     def run_module(self, module: Module) -> None:
         dry = ["--dry-run"] if self.is_dry else []
         words = [sys.executable, "-m", f"benchmarks.gpu.{module.name}", str(self.results), *dry]
-        code, _ = self.command(words, f"{module.name}.log", module.limit)
+        code, _ = self.command(words, f"{module.name}.log", module.seconds)
         if code:
             raise RuntimeError("it was cut off" if code == 124 else f"exit code {code}, see {module.name}.log")
 

@@ -5,6 +5,7 @@ import subprocess
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers import TrainerCallback
 
-from benchmarks.gpu.cases import INSPECTED, WARMUP
+from benchmarks.gpu.cases import INSPECTED, TRACED, WARMUP
 
 GROUPS = 4
 KERNELS = 12  # named in a result
@@ -23,11 +24,12 @@ KERNELS = 12  # named in a result
 class Watch(TrainerCallback):
     """Called at the end of each step, by a Trainer or by a loop.
 
-    After the warm-up come the timed steps, then some under the profiler, then some in which waits are counted.
+    After the warm-up come the timed steps, then some under the profiler, then some in which waits are counted, then
+    two that are saved as a trace, if `trace` names a file.
     """
 
-    def __init__(self, *, on_gpu: bool, timed: int, warmup: int = WARMUP) -> None:
-        self.on_gpu, self.warmup, self.timed = on_gpu, warmup, timed
+    def __init__(self, *, on_gpu: bool, timed: int, warmup: int = WARMUP, trace: Path | None = None) -> None:
+        self.on_gpu, self.warmup, self.timed, self.trace = on_gpu, warmup, timed, trace
         self.began = time.perf_counter()
         self.marks: list[Any] = []
         self.losses: list[torch.Tensor] = []
@@ -58,8 +60,13 @@ class Watch(TrainerCallback):
             self.found["cold_start_seconds"] = time.perf_counter() - self.began
         if step == last:
             self.note_memory()
-        if not self.on_gpu:
-            return
+        if self.on_gpu:
+            self.inspect(step, last)
+        if self.trace is not None:
+            self.save_trace(step, last + 1 + 2 * INSPECTED, self.trace)
+
+    def inspect(self, step: int, last: int) -> None:
+        """Steps under the profiler, and steps in which waits are counted, after the `last` timed one."""
         if step == last + 1:
             self.wait()
             self.profiler = profile(activities=[ProfilerActivity.CUDA])
@@ -73,6 +80,19 @@ class Watch(TrainerCallback):
             torch.cuda.set_sync_debug_mode("default")
             self.found["waits_per_step"] = self.waits / INSPECTED
             warnings.showwarning = self.shows
+
+    def save_trace(self, step: int, first: int, path: Path) -> None:
+        """The steps after step `first` as a trace, with the operators of the host."""
+        if step == first:
+            self.wait()
+            device = [ProfilerActivity.CUDA] if self.on_gpu else []
+            self.profiler = profile(activities=[ProfilerActivity.CPU, *device])
+            self.profiler.start()
+        elif step == first + TRACED:
+            self.wait()
+            self.profiler.stop()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.profiler.export_chrome_trace(str(path))
 
     def mark(self) -> Any:
         if not self.on_gpu:

@@ -5,20 +5,21 @@
 #   benchmarks/gpu/wheels.sh build/wheels
 #   python3 -m pip install --no-index --no-deps --target /tmp/site build/wheels/*.whl && export PYTHONPATH=/tmp/site
 #
-# Run it in the environment of this project, which builds DeepSpeed. About 24 files, 24 MB. Wheels are never committed.
+# Run it in the environment of this project, which builds DeepSpeed. Wheels are never committed.
 set -euo pipefail
-folder=${1:?usage: wheels.sh FOLDER}
+folder=$(realpath -m "${1:?usage: wheels.sh FOLDER}")
 mkdir -p "$folder"
+cd "$(dirname "$0")/../.."
+python3 -m benchmarks.gpu.carried
+mapfile -t packages < <(python3 -m benchmarks.gpu.carried --download | grep --invert-match '^deepspeed')
+deepspeed=$(python3 -m benchmarks.gpu.carried --download | grep '^deepspeed')
 
-packages=(
-    annotated-types array-record awkward awkward-cpp cloudpickle datasets dill gigatoken grain hjson liger-kernel multiprocess
-    orjson peft portpicker pydantic pydantic-core rich trl typer typing-inspection bitsandbytes
-)
 platforms=()
 for platform in manylinux_2_28 manylinux_2_27 manylinux_2_24 manylinux_2_17 manylinux2014; do
     platforms+=(--platform "${platform}_x86_64")
 done
-# One at a time: pip downloads nothing of a list in which one package has no fitting wheel.
+# One at a time: pip downloads nothing of a list in which one package has no fitting wheel. transformers comes in the
+# newest version that pyproject.toml allows, although the image has an older one: users install it.
 for package in "${packages[@]}"; do
     python3 -m pip download --quiet --no-deps --only-binary=:all: --dest "$folder" \
         --python-version 3.12 --implementation cp --abi cp312 --abi abi3 --abi none "${platforms[@]}" --platform any "$package" ||
@@ -26,7 +27,7 @@ for package in "${packages[@]}"; do
 done
 
 # DeepSpeed is published as source. Its kernels are compiled when they are used.
-DS_BUILD_OPS=0 python3 -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir "$folder" deepspeed
+DS_BUILD_OPS=0 python3 -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir "$folder" "$deepspeed"
 
 # bitsandbytes has a library for each version of CUDA: keep the one for CUDA 13.0, 4 of 43 MB.
 python3 - "$folder" <<'PYTHON'
@@ -50,4 +51,7 @@ for wheel in pathlib.Path(sys.argv[1]).glob("bitsandbytes-*.whl"):
                 target.writestr(name, content)
     small.replace(wheel)
 PYTHON
-du -sh "$folder"
+python3 -m benchmarks.gpu.carried "$folder"
+megabytes=$(du --summarize --block-size=1M "$folder" | cut -f 1)
+echo "$megabytes MB in $folder"
+test "$megabytes" -le 64 || { echo "more than the 64 MB that can be copied" >&2; exit 1; }

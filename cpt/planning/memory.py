@@ -328,7 +328,10 @@ def scored_terms(facts: ModelSizes, setup: Setup, of_layer: float) -> tuple[Term
         size = computed * (min(tokens, SCORED_POSITIONS) * facts.vocabulary + tokens * facts.hidden)
         note = f"of {SCORED_POSITIONS:,} tokens at once"
     forward = Term("one layer's forward pass", of_layer)
-    return forward, Term("logits", float(size), note), half_head(facts, setup)
+    cast = half_head(facts, setup)
+    if cast.size and setup.zero is None:  # autocast keeps its casts until the forward pass ends
+        cast = half_matrices(facts)
+    return forward, Term("logits", float(size), note), cast
 
 
 def sampling_terms(facts: ModelSizes, setup: Setup, activations: ActivationCounts) -> tuple[Term, ...]:

@@ -11,12 +11,11 @@ BIN = Path(sys.executable).parent
 
 
 def environment_of_a_run() -> dict[str, str]:
-    """One thread a process, on the CPU, knowing of no other run."""
+    """One thread a process, DeepSpeed on the device of this process, knowing of no other run."""
     environment = {
         **os.environ,
         "PATH": f"{BIN}:{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
         "HF_HUB_OFFLINE": "1",
     }
     for inherited in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):

@@ -113,8 +113,36 @@ def test_a_run_takes_the_memory_that_is_planned(tiny_recipe, tmp_path):
         recipe = run(tiny_recipe, tmp_path, training={"bf16": True}, shape=LARGEST, data=data, budget=budget)
 
     measured = peak_of(whole_run)
+    assert 0.95 < plan_of(recipe).model_alone / measured < 1.1
+
+
+def plan_of(recipe):
     config, setup = config_from(recipe.model.config), read_setup(recipe, 1, None, attention=VARLEN, on_cpu=not ON_GPU)
-    planned = plan_memory(
-        sizes_of_model(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)
-    ).model_alone
-    assert 0.95 < planned / measured < 1.1
+    sizes = sizes_of_model(config, setup.lora, setup.sequence_length)
+    return plan_memory(sizes, setup, count_activations(config, setup))
+
+
+def test_an_evaluation_takes_the_memory_that_is_planned(tiny_recipe, tmp_path):
+    data = {**tiny_recipe["data"], "sequence_length": 512}
+    budget = {"tokens": 6144, "global_batch_tokens": 2048}
+    peaks = []
+
+    class Measured(Watches):
+        def attach(self, trainer):
+            evaluate = trainer.evaluate
+            trainer.evaluate = lambda *given, **options: peaks.append(peak_of(lambda: evaluate(*given, **options)))
+
+    recipe = run(
+        tiny_recipe,
+        tmp_path,
+        Measured(),
+        training={"bf16": True},
+        shape=LARGEST,
+        data=data,
+        budget=budget,
+        evaluation={"held_out_share": 0.1},
+    )
+    moment = next(moment for moment in plan_of(recipe).moments if moment.name == "an evaluation")
+    begins_with_it = ("one layer's forward pass", "logits", "half-precision weights", "half-precision head")
+    planned = sum(term.size for term in moment.terms if term.name in begins_with_it)
+    assert len(peaks) == 2 and all(0.95 < planned / peak < 1.8 for peak in peaks)

@@ -3,7 +3,7 @@ nothing waits."""
 
 import pytest
 import torch
-from gpu_device import DEVICE, no_waits
+from gpu_device import BACKEND, DEVICE, no_waits
 from tiny import TINY_LLAMA
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
@@ -53,7 +53,7 @@ def attend_by(package):
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize(
     ("heads", "grouped", "width", "value_width"),
-    [(8, 8, 64, 64), (8, 2, 128, 128), (4, 1, 100, 100), (4, 4, 192, 128)],
+    [(8, 8, 64, 64), (8, 2, 128, 128), (4, 1, 100, 100), (4, 4, 192, 128), (4, 1, 256, 256)],
 )
 def test_the_kernel_gives_what_the_reference_gives(heads, grouped, width, value_width, window, package):
     shape = (heads, grouped, width, value_width, window)
@@ -62,12 +62,16 @@ def test_the_kernel_gives_what_the_reference_gives(heads, grouped, width, value_
         assert (mine.float() - exact).norm() < HALF_PRECISION * exact.norm()
 
 
-def model_with(attention):
+SHAPE = {**TINY_LLAMA, "hidden_size": 256, "max_position_embeddings": TOKENS}
+GEMMA = {**SHAPE, "model_type": "gemma3_text", "head_dim": 256, "sliding_window": 100}
+"""Heads of 256 columns; one layer sees a window, the other all of a document."""
+GEMMA |= {"layer_types": ["sliding_attention", "full_attention"]}
+
+
+def model_with(attention, shape=SHAPE):
     register_varlen()
     torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        **{**TINY_LLAMA, "hidden_size": 256, "max_position_embeddings": TOKENS}, use_cache=False
-    )
+    config = AutoConfig.for_model(**shape, use_cache=False)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(DEVICE, torch.bfloat16).train()
     if attention != "sdpa":
         keep_documents_apart(model)
@@ -90,9 +94,22 @@ def test_losses_are_those_of_masks_and_no_pass_waits_for_the_gpu(attention, comp
     expected = model_with("sdpa")(**{name: values for name, values in batch().items() if name != BOUNDS}).loss.item()
     model, given = model_with(attention), batch()
     if compiles:
-        compile_layers(model, Compiling())
+        compile_layers(model, Compiling(BACKEND))
     model(**given).loss.backward()  # what is done once, such as loading kernels, may wait
     with no_waits():
         loss = model(**given).loss
         loss.backward()
     assert loss.item() == pytest.approx(expected, rel=1e-2)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_gemmas_wide_heads_and_windows_have_the_gradients_of_masks(compiles):
+    masked, model = model_with("sdpa", GEMMA), model_with(VARLEN, GEMMA)
+    masked(**{name: values for name, values in batch().items() if name != BOUNDS}).loss.backward()
+    if compiles:
+        compile_layers(model, Compiling(BACKEND))
+    model(**batch()).loss.backward()
+    found, wanted = (
+        torch.cat([weight.grad.float().flatten() for weight in of.parameters()]) for of in (model, masked)
+    )
+    assert found.isfinite().all() and (found - wanted).norm() < 3 * HALF_PRECISION * wanted.norm()
