@@ -1,5 +1,6 @@
 """torch.cuda, torch.accelerator and DeepSpeed's accelerator on labelled devices, for code that asks for a GPU."""
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from unittest.mock import patch
 
 import emulated_gpu
 import torch
+import torch.distributed as dist
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from emulated_gpu import CPU, CUDA, Event, MixedDevicesError, Stream
 from labelled_devices import OneDevicePerOperation, labelled_devices, memory_of, put_on
@@ -225,6 +227,40 @@ def by_cpu(function: Any) -> Any:
     return call
 
 
+def deepspeed_on_cuda() -> Any:
+    """DeepSpeed's own accelerator for CUDA, over torch.cuda's stand-ins."""
+    from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
+
+    accelerator = CUDA_Accelerator()
+    accelerator._communication_backend_name = "gloo"
+    return accelerator
+
+
+@contextmanager
+def accelerator_of_deepspeed() -> Iterator[None]:
+    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401 - compiles when imported; torch.compile reads torch.cuda
+    from deepspeed.accelerator import get_accelerator, set_accelerator
+
+    before = get_accelerator()
+    set_accelerator(deepspeed_on_cuda())
+    try:
+        yield
+    finally:
+        set_accelerator(before)
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """A group of this process alone, whose collectives of labelled tensors run on the CPU."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    with patch.dict(os.environ, alone):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+
+
 def reset_accelerate() -> None:
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
@@ -232,10 +268,12 @@ def reset_accelerate() -> None:
 
 
 @contextmanager
-def emulated_cuda() -> Iterator[OneDevicePerOperation]:
+def emulated_cuda(*, deepspeed: bool = False) -> Iterator[OneDevicePerOperation]:
     """A machine with one labelled GPU, for this process."""
     runtime = CudaRuntime()
     with ExitStack() as patches:
+        if deepspeed:
+            patches.enter_context(accelerator_of_deepspeed())
         for name, value in cuda_functions(runtime).items():
             for module in (torch.cuda, torch.cuda.random, torch.cuda.memory, torch.cuda.streams):
                 if hasattr(module, name):
@@ -245,6 +283,8 @@ def emulated_cuda() -> Iterator[OneDevicePerOperation]:
         for name in AUTOCAST:
             patches.enter_context(patch.object(torch, name, by_cpu(getattr(torch, name))))
         patches.enter_context(patch.object(torch._C, "_cuda_getDevice", zero, create=True))
+        for name in ("range_push", "range_pop"):
+            patches.enter_context(patch.object(torch.cuda.nvtx, name, nothing))
         others = {"Stream": Stream, "Event": Event, "Generator": Generator}
         others["frombuffer"] = runtime.frombuffer
         for name, value in others.items():

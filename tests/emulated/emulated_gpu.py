@@ -243,6 +243,9 @@ class Stream:
     def query(self) -> bool:
         return False
 
+    def is_capturing(self) -> bool:
+        return False
+
     def __enter__(self) -> "Stream":
         self.before = self.gpu.stream
         self.gpu.set_stream(self)
