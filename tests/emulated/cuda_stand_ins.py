@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from emulated_gpu import CPU, CUDA, Event, MixedDevicesError, Stream
-from labelled_devices import OneDevicePerOperation, labelled_devices, memory_of, put_on
+from labelled_devices import OneDevicePerOperation, device_of, labelled_devices, memory_of, put_on
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import varlen
 from torch.serialization import register_package
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import _DEFAULT_DETERMINISM_MODE, _allowed_determinism_checks_to_fns
 from triton.runtime.jit import JITFunction
 
 from cpt.models.fused_loss import cross_entropy_in_place
@@ -261,6 +262,11 @@ def process_group() -> Iterator[None]:
             dist.destroy_process_group()
 
 
+def metadata(tensor: torch.Tensor) -> dict[str, Any]:
+    """What recomputing compares, asked inside of operations, where devices have no names."""
+    return {"shape": tensor.shape, "dtype": tensor.dtype, "device": device_of(tensor)}
+
+
 def reset_accelerate() -> None:
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
@@ -283,6 +289,10 @@ def emulated_cuda(*, deepspeed: bool = False) -> Iterator[OneDevicePerOperation]
         for name in AUTOCAST:
             patches.enter_context(patch.object(torch, name, by_cpu(getattr(torch, name))))
         patches.enter_context(patch.object(torch._C, "_cuda_getDevice", zero, create=True))
+        patches.enter_context(patch.object(torch._C, "_get_accelerator", lambda *_: torch.device("cuda")))
+        patches.enter_context(patch.object(torch.Tensor, "record_stream", nothing))
+        checks = patch.dict(_allowed_determinism_checks_to_fns, {_DEFAULT_DETERMINISM_MODE: metadata})
+        patches.enter_context(checks)
         for name in ("range_push", "range_pop"):
             patches.enter_context(patch.object(torch.cuda.nvtx, name, nothing))
         others = {"Stream": Stream, "Event": Event, "Generator": Generator}

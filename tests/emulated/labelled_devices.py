@@ -366,10 +366,6 @@ def answer_backward(mode: DevicesByName, function: Any, args: Any, kwargs: Any) 
         return function(*args, **kwargs)
 
 
-def answer_nothing(mode: DevicesByName, function: Any, args: Any, kwargs: Any) -> None:
-    return None
-
-
 ANSWERS: dict[str, Callable[[DevicesByName, Any, Any, Any], Any]] = {
     "to": answer_to,
     "cuda": answer_cuda,
@@ -383,7 +379,6 @@ ANSWERS: dict[str, Callable[[DevicesByName, Any, Any, Any], Any]] = {
     "get_device": answer_get_device,
     "backward": answer_backward,
     "grad": answer_backward,
-    "record_stream": answer_nothing,
 }
 ATTRIBUTES: dict[Any, Callable[[torch.Tensor], Any]] = {
     torch.Tensor.device.__get__: device_of,
