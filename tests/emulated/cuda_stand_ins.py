@@ -267,6 +267,20 @@ def metadata(tensor: torch.Tensor) -> dict[str, Any]:
     return {"shape": tensor.shape, "dtype": tensor.dtype, "device": device_of(tensor)}
 
 
+def by_named_device(group: Any) -> Any:
+    """torch's groups of tensors for an update, whose keys are devices."""
+
+    def call(lists: Any, with_indices: bool) -> Any:
+        groups = group(lists, with_indices)
+        return {(device_of(first(value[0])), dtype): value for (_, dtype), value in groups.items()}
+
+    return call
+
+
+def first(lists: list[list[torch.Tensor | None]]) -> torch.Tensor:
+    return next(tensor for tensors in lists for tensor in tensors if tensor is not None)
+
+
 def reset_accelerate() -> None:
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
@@ -291,6 +305,8 @@ def emulated_cuda(*, deepspeed: bool = False) -> Iterator[OneDevicePerOperation]
         patches.enter_context(patch.object(torch._C, "_cuda_getDevice", zero, create=True))
         patches.enter_context(patch.object(torch._C, "_get_accelerator", lambda *_: torch.device("cuda")))
         patches.enter_context(patch.object(torch.Tensor, "record_stream", nothing))
+        grouped = by_named_device(torch._C._group_tensors_by_device_and_dtype)
+        patches.enter_context(patch.object(torch._C, "_group_tensors_by_device_and_dtype", grouped))
         checks = patch.dict(_allowed_determinism_checks_to_fns, {_DEFAULT_DETERMINISM_MODE: metadata})
         patches.enter_context(checks)
         for name in ("range_push", "range_pop"):
