@@ -1,6 +1,7 @@
 """torch.cuda, torch.accelerator and DeepSpeed's accelerator on labelled devices, for code that asks for a GPU."""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -260,6 +261,8 @@ def process_group() -> Iterator[None]:
             yield
         finally:
             dist.destroy_process_group()
+            if "deepspeed.comm.comm" in sys.modules:  # it keeps the group
+                sys.modules["deepspeed.comm.comm"].cdb = None  # type: ignore[attr-defined]
 
 
 def metadata(tensor: torch.Tensor) -> dict[str, Any]:

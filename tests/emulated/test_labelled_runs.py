@@ -46,7 +46,7 @@ def test_the_page_says_that_these_engines_never_wait(engine):
 
 def test_gradients_released_into_paged_states_with_an_evaluation_and_background_saves(labelled, monkeypatch, corpus):
     monkeypatch.setattr(adamw, "FEWEST_ON_HOST", 1000)
-    monkeypatch.setattr(adamw, "BUFFER", 2**14)  # the embedding needs several pieces
+    monkeypatch.setattr(adamw, "BUFFER", 2**16)  # the embedding needs several pieces
     run = labelled(
         optimizer={"name": "paged_adamw_8bit", "release_gradients": True},
         model={"dtype": "bfloat16"},
