@@ -30,6 +30,11 @@ USED = {  # dotted name -> its parameters ("" if not called), the reason, what w
         LOOP,
     ),
     "transformers.Trainer._load_from_checkpoint": ("resume_from_checkpoint, model", "read pickles as data only", LOOP),
+    "transformers.Trainer._get_num_items_in_batch": (
+        "batch_samples, device",
+        "transformers copies the count to the GPU, for which the host waits",
+        "a fill on the GPU",
+    ),
     "transformers.Trainer._run_epoch": ("", "restart after out-of-memory; a stop before the first step", LOOP),
     "transformers.Trainer._save_checkpoint": ("model, trial", "a save is one transaction", LOOP),
     "transformers.Trainer._save": ("output_dir, state_dict", "the model's part of that transaction", LOOP),
@@ -174,6 +179,9 @@ class TrainerHooks(Trainer):
         run = partial(super()._run_epoch, **options, resume_from_checkpoint=None)
         self.run_epoch(resume_from_checkpoint, run)
 
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: "torch.device") -> Any:
+        return self.number_of_labels(batch_samples, device, super()._get_num_items_in_batch)
+
     def _save_checkpoint(self, model: "nn.Module", trial: Any) -> None:
         self.save_checkpoint()
 
@@ -198,6 +206,7 @@ class TrainerHooks(Trainer):
         def prepare_for_training(self, checkpoint: str | None, prepare: Callable[[str | None], Any]) -> Any: ...
         def load_weights(self, checkpoint: str, load: Callable[[], None]) -> None: ...
         def run_epoch(self, checkpoint: str | None, run: Callable[[], None]) -> None: ...
+        def number_of_labels(self, batches: list[Any], device: Any, count: Callable[..., Any]) -> Any: ...
         def save_checkpoint(self) -> None: ...
         def save_model_files(self, folder: Any, weights: Any, save: Callable[..., None]) -> None: ...
 

@@ -55,7 +55,7 @@ class ScoredBatch:
     """Scores of some rows: B sequences of T tokens, of which T - 1 can be predicted."""
 
     rows: Sequence[int]  # row numbers
-    position_ids: torch.Tensor  # [B, T], restarting with each piece of a document
+    position_ids: torch.Tensor  # [B, T] on the host, restarting with each piece of a document
     nats: torch.Tensor  # [B, T - 1] float64, of the next token; 0 if it is not predicted
     is_predicted: torch.Tensor  # [B, T - 1]
     is_correct: torch.Tensor  # [B, T - 1]: the next token had the highest probability
@@ -79,7 +79,8 @@ def scored_batches(
     with evaluation_mode(model), fused_scores(model) as fused:
         for numbers, counts in batches(len(held_out_set.rows), 1 if is_batch else batch_size):
             rows = [held_out_set.rows[number] for number in numbers]
-            batch = {key: values.to(device) for key, values in stack_rows(rows).items()}
+            on_host = stack_rows(rows)
+            batch = {key: without_waiting(values, device) for key, values in on_host.items()}
             labels = batch.pop("labels")
             if fused is not None and (scored := fused.score(inner, batch, labels)) is not None:
                 nats, is_correct = (values[:, :-1] for values in scored)
@@ -89,9 +90,16 @@ def scored_batches(
                 # no mask.
                 scores = score_tokens(inner(**batch, use_cache=False).logits, labels)
             if counts:
-                yield ScoredBatch(numbers, batch["position_ids"], *scores)
+                yield ScoredBatch(numbers, on_host["position_ids"], *scores)
             if after_batch is not None:
                 after_batch()
+
+
+def without_waiting(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy to the device. From memory that is not page-locked, the host would wait for a GPU's earlier work."""
+    if device.type == "cuda":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
 
 
 def batches(num_items: int, batch_size: int) -> Iterator[tuple[Sequence[int], bool]]:
@@ -146,7 +154,7 @@ def document_losses(
         # No document is empty, so no two of them begin at the same token.
         begins = torch.from_numpy(rows.documents.offsets[chosen])
         for batch in scored_batches(model, held_out_set, batch_size, after_batch):
-            document = document_of_tokens(batch, rows, begins).to(device)
+            document = without_waiting(document_of_tokens(batch, rows, begins).contiguous(), device)
             for values, line in zip((batch.nats, batch.is_predicted, batch.is_correct), sums, strict=True):
                 line.index_add_(0, document.flatten(), (values * batch.is_predicted).flatten().double())
         sum_over_processes(sums)
@@ -191,7 +199,7 @@ def measure_and_keep(
 def document_of_tokens(batch: ScoredBatch, rows: PackedRows, begins: torch.Tensor) -> torch.Tensor:
     """[B, T - 1]: the number of each predicted token's document in the set; undefined for padding."""
     documents = []
-    is_first = (batch.position_ids == 0).cpu()
+    is_first = batch.position_ids == 0
     for row in batch.rows:
         starts, _ = rows.packing.pieces(row, 0)
         documents.append(torch.searchsorted(begins, torch.from_numpy(np.array(starts)), right=True) - 1)

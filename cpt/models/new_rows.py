@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import cast
@@ -97,14 +96,18 @@ def train_only_rows(model: PreTrainedModel, ids: Sequence[int]) -> None:
     is disabled for these parameters."""
     for weight in {id(table.weight): table.weight for table in tables(model)}.values():
         setattr(weight, UNDECAYED, True)
-        weight.register_hook(partial(keep_rows, torch.tensor(sorted(ids))))
+        weight.register_hook(KeptRows(sorted(ids)))
 
 
-def keep_rows(ids: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """Zero all other rows of the gradient, including NaN."""
-    kept, rows = torch.zeros_like(gradient), ids.to(gradient.device)
-    kept[rows] = gradient[rows]
-    return kept
+class KeptRows:
+    """A hook of a table's gradient that zeroes all other rows, including NaN."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.ids = torch.tensor(ids)
+
+    def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
+        self.ids = self.ids.to(gradient.device)  # once: for a copy to a GPU the host waits
+        return torch.zeros_like(gradient).index_copy_(0, self.ids, gradient[self.ids])
 
 
 # --- Token Distillation ----------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """AdamW (arXiv 1711.05101): with an fp32 master copy, with few bytes per weight, or with states on the host."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -130,8 +131,10 @@ class OneKernelAdamW(torch.optim.Optimizer):
         self.layouts: dict[torch.Tensor, dict[str, torch.dtype]] = {}
         """Names and dtypes of each parameter's states, except its step."""
         self.pages: Pages | None = None
-        self.arena: torch.Tensor | None = None
-        """Host memory for all states: torch rounds each pinned allocation up to a power of two."""
+        self.arenas: dict[torch.dtype, torch.Tensor] = {}
+        """Host memory for all states of a dtype: torch rounds each pinned allocation up to a power of two, and cannot
+        save a storage with several dtypes."""
+        self.used: Counter[torch.dtype] = Counter()
         super().__init__(groups, {**defaults, "betas": tuple(defaults["betas"])})
         self._step_supports_amp_scaling = True  # tells torch and accelerate that it handles `found_inf`
 
@@ -222,20 +225,24 @@ class OneKernelAdamW(torch.optim.Optimizer):
             if name.endswith("_scale"):
                 return torch.zeros(shape, dtype=dtype, device=parameter.device)
             return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.contiguous_format)
-        if self.arena is None:
-            total = 0
-            for other, layout in self.layouts.items():
-                sizes = [self.shape_of(other, state).numel() * kind.itemsize for state, kind in layout.items()]
-                total += sum(map(aligned, sizes)) if self.is_on_host(other) else 0
-            try:
-                self.arena, self.used = host_memory(total, parameter.device), 0
-            except (torch.cuda.CudaError, OSError) as problem:
-                what = f"{total / 2**30:.1f} GiB of host memory could not be page-locked ({problem})"
-                raise ResourceError(f"`optimizer.name`: {what}. Free some, or use adamw_8bit.") from problem
+        if not self.arenas:
+            self.arenas = self.allocate_arenas(parameter.device)
         size = shape.numel() * dtype.itemsize
-        found = self.arena[self.used : self.used + size].view(dtype).view(shape)
-        self.used += aligned(size)
-        return found
+        start = self.used[dtype]
+        self.used[dtype] += aligned(size)
+        return self.arenas[dtype][start : start + size].view(dtype).view(shape)
+
+    def allocate_arenas(self, device: torch.device) -> dict[torch.dtype, torch.Tensor]:
+        sizes: Counter[torch.dtype] = Counter()
+        for parameter, layout in self.layouts.items():
+            if self.is_on_host(parameter):
+                for name, dtype in layout.items():
+                    sizes[dtype] += aligned(self.shape_of(parameter, name).numel() * dtype.itemsize)
+        try:
+            return {dtype: host_memory(size, device) for dtype, size in sizes.items()}
+        except (torch.cuda.CudaError, OSError) as problem:
+            what = f"{sizes.total() / 2**30:.1f} GiB of host memory could not be page-locked ({problem})"
+            raise ResourceError(f"`optimizer.name`: {what}. Free some, or use adamw_8bit.") from problem
 
     def shape_of(self, parameter: torch.Tensor, name: str) -> torch.Size:
         """Scales have one number per block, other states one per weight."""
@@ -253,7 +260,9 @@ class OneKernelAdamW(torch.optim.Optimizer):
         """Load states without rounding them to the parameters' dtype, as torch would."""
         if self.pages is not None:
             self.pages.wait()
-        self.pages = self.arena = None
+        self.pages = None
+        self.arenas.clear()
+        self.used.clear()
         super().load_state_dict({**state_dict, "state": {}})
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         by_number = dict(zip(saved, chain.from_iterable(group["params"] for group in self.param_groups), strict=True))

@@ -131,8 +131,9 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
                 if optimizer is not None:
                     optimizer.step()
                     optimizer.zero_grad()
-                    if isinstance(optimizer, OneKernelAdamW) and optimizer.arena is not None:
-                        storages.ignore(optimizer.arena.untyped_storage())  # pages are on the host
+                    if isinstance(optimizer, OneKernelAdamW):
+                        for arena in optimizer.arenas.values():
+                            storages.ignore(arena.untyped_storage())  # pages are on the host
         return storages.peak
 
 

@@ -156,9 +156,12 @@ def training_arguments(
     if deepspeed:
         theirs["deepspeed"] = str(deepspeed) if isinstance(deepspeed, Path) else deepspeed
     try:
-        return config_class(**{**defaults, **theirs, **ours})
+        arguments: TrainingArguments = config_class(**{**defaults, **theirs, **ours})
     except (ValueError, TypeError, ImportError) as problem:
         raise RecipeError(f"`training`: {config_class.__name__} says: {problem}") from problem
+    if deepspeed:  # its measurement of the throughput waits for the GPU at each micro-batch
+        arguments.hf_deepspeed_config.config.setdefault("timers", {"throughput": {"enabled": False}})
+    return arguments
 
 
 def limit_gpu_memory(share: float | None, arguments: TrainingArguments) -> None:

@@ -205,7 +205,7 @@ class StepGuard(TrainerCallback):
         """The optimizer, if its kernel reads `grad_scale` and `found_inf` from the device; else None."""
         kernel = self.trainer.optimizer.optimizer
         reads = self.trainer.accelerator.scaler is None and reads_scale(kernel)
-        return kernel if reads and not self.trainer.is_fsdp_enabled else None
+        return kernel if reads else None
 
     def check_metrics(self, metrics: torch.Tensor) -> torch.Tensor:
         """Return whether to skip the current step, on the device."""

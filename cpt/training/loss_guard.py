@@ -334,12 +334,13 @@ class GuardedEngine(DeepSpeedEngineWrapper):
     def checked_norms(self) -> list[torch.Tensor]:
         assert self.loss is not None, "a step has micro-batches"
         norms = [torch.as_tensor(norm) for norm in self.norms_of_groups()]
-        together = torch.stack([norm.to(self.loss.device).float() for norm in norms])
+        together = torch.stack([norm.float() for norm in norms]).to(self.loss.device)
         whole = torch.linalg.vector_norm(together)
         # -1 means a non-finite norm
         skip = self.skips(torch.where((together < 0).any(), torch.full_like(whole, math.inf), whole))
         # DeepSpeed multiplies gradients by what it gets back: on the device that it chose, the CPU with offload.
-        return [torch.where(skip.to(norm.device), torch.full_like(norm, math.inf), norm) for norm in norms]
+        skip = skip.to(norms[0].device)
+        return [torch.where(skip, torch.full_like(norm, math.inf), norm) for norm in norms]
 
     def skips(self, scaled_norm: torch.Tensor) -> torch.Tensor:
         """Whether to skip the step, by its norm and the mean loss of all ranks."""

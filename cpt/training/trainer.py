@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
@@ -276,12 +277,35 @@ class CPTTrainer(TrainerHooks, Trainer):
         self.guard.begin_step()
         self.gradients.begin_step()
         batches, number = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if self.shared_rows.parts > 1:
-            number = self.shared_rows.count_labels(batches, device)
-        elif self.is_fsdp_enabled and isinstance(number, torch.Tensor):
-            number = number.round().long()  # FSDP casts floats to the compute dtype: 449 is 448 in bfloat16
         self.begun_step = self.state.global_step + 1
         return [to_device(batch, device) for batch in batches], number
+
+    def number_of_labels(
+        self, batches: list[Any], device: torch.device, count: Callable[..., torch.Tensor | int | None]
+    ) -> torch.Tensor | int | None:
+        """Return a step's labels on all processes, on the device.
+
+        A copy of the count to a GPU would wait for the previous step, so a kernel fills in the number. An integer,
+        because FSDP casts floats to the compute dtype: 449 is 448 in bfloat16.
+        """
+        arguments = self.args
+        if arguments.n_gpu > 1:
+            return count(batches, device)
+        sums = arguments.average_tokens_across_devices
+        if self.shared_rows.parts > 1:
+            number: torch.Tensor | int | None = self.shared_rows.count_labels(batches)
+        else:
+            arguments.average_tokens_across_devices = False  # `count` would sum on the device
+            try:
+                number = count(batches, torch.device("cpu"))
+            finally:
+                arguments.average_tokens_across_devices = sums
+        if number is None:
+            return None
+        labels = torch.full((), round(float(number)), device=device)
+        if arguments.world_size > 1 and (sums or self.shared_rows.parts > 1):
+            dist.all_reduce(labels)
+        return labels
 
     def get_sp_size(self) -> int:
         """1, because the loader's length already counts micro-batches of a group."""

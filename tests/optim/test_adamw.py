@@ -1,5 +1,6 @@
 """AdamW in little memory: its steps, its states, and states that wait in the host's memory."""
 
+import io
 from contextlib import contextmanager
 
 import pytest
@@ -215,6 +216,19 @@ def with_parameters(**changes):
     some = [torch.nn.Parameter(random(size, size).bfloat16()) for size in (5000, 300, 9000, 4096)]
     groups = [{"params": some[:1], "is_embedding": True}, {"params": some[1:]}]
     return of(groups, lr=1e-2, rounding="kahan", eight_bit=True, **changes), some
+
+
+def test_paged_states_of_several_dtypes_can_be_saved(monkeypatch):
+    monkeypatch.setattr(adamw, "FEWEST_ON_HOST", 512)
+    optimizer, some = with_parameters(paged=True)
+    for parameter in some:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    saved, state = torch.load(file)["state"], optimizer.state_dict()["state"]
+    assert all(torch.equal(saved[number][name], value) for number in state for name, value in state[number].items())
 
 
 BACKWARD, IRREGULAR = [[3, 2, 1, 0]] * 4, [[3, 2, 1, 0], [0, 2], [2, 3, 1], [3, 0, 1, 2]]

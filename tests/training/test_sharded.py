@@ -136,7 +136,8 @@ class Dividing(nn.Linear):
 def test_half_precision_does_not_round_the_number_of_labels(monkeypatch):
     monkeypatch.setattr(Trainer, "_get_num_items_in_batch", lambda *_: torch.tensor(449.0))
     counting = CPTTrainer.__new__(CPTTrainer)
-    counting.is_fsdp_enabled, counting.shared_rows = True, SimpleNamespace(parts=1)
+    counting.args = SimpleNamespace(n_gpu=0, world_size=1, average_tokens_across_devices=True)
+    counting.shared_rows = SimpleNamespace(parts=1)
     counting.guard = counting.gradients = SimpleNamespace(begin_step=lambda: None)
     counting.state = SimpleNamespace(global_step=0)
     _, labels = counting.get_batch_samples(iter([]), 0, torch.device("cpu"))
