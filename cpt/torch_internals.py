@@ -131,5 +131,5 @@ def compiled_call(module: nn.Module) -> Any:
     return module._compiled_call_impl
 
 
-def set_compiled_call(module: nn.Module, call: Callable[..., Any]) -> None:
+def set_compiled_call(module: nn.Module, call: Callable[..., Any] | None) -> None:
     module._compiled_call_impl = call  # type: ignore[assignment]
