@@ -42,7 +42,7 @@ HALF, SINGLE = Tolerance(loss=0.01, gradient=0.1), Tolerance(loss=1e-4, gradient
 
 @dataclass(frozen=True)
 class PartDifference:
-    """How far the results with a fast part are from the plain ones."""
+    """How far the results with a fast part are from the plain ones; infinitely, if they are not finite."""
 
     key: str
     loss: float = 0.0
@@ -51,8 +51,7 @@ class PartDifference:
     """The exception of the fast part."""
 
     def exceeds(self, tolerance: Tolerance) -> bool:
-        is_close = self.loss <= tolerance.loss and self.gradient <= tolerance.gradient  # false for NaN
-        return bool(self.error) or not is_close
+        return bool(self.error) or self.loss > tolerance.loss or self.gradient > tolerance.gradient
 
     def __str__(self) -> str:
         if self.error:
@@ -92,7 +91,7 @@ def compare_fast_parts(
                     raise
                 first_line = str(problem).strip().partition("\n")[0]
                 error = f"{type(problem).__name__}: {first_line}"
-            return everywhere(PartDifference(key, math.nan, math.nan, error))
+            return everywhere(PartDifference(key, math.inf, math.inf, error))
 
         together = differ("", ())
         if not together.exceeds(tolerance):
@@ -107,7 +106,7 @@ def compare_fast_parts(
 
 
 def fast_parts(model: nn.Module) -> dict[str, Callable[[], AbstractContextManager[None]]]:
-    """Return a context for each fast part of the model, by its key, in which the part is replaced by plain operations."""
+    """Return for each fast part, by its key, a context that replaces it by plain operations."""
     inner: Any = extract_model_from_parallel(model)
     whole = inner.get_base_model() if isinstance(inner, PeftModel) else inner
     parts: dict[str, Callable[[], AbstractContextManager[None]]] = {}
@@ -146,11 +145,12 @@ def run_row(
         if gradients == "none":
             stack.enter_context(torch.no_grad())
         loss = model(**row).loss
+        summed = loss * row["labels"].numel()  # a mean's gradient would underflow in float16
         made: list[torch.Tensor | None] = [None] * len(weights)
         if gradients == "returned":
-            made = list(torch.autograd.grad(loss, weights, allow_unused=True))
+            made = list(torch.autograd.grad(summed, weights, allow_unused=True))
         elif gradients == "accumulated":
-            loss.backward()
+            summed.backward()
             made = [weight.grad for weight in weights]
             model.zero_grad(set_to_none=True)
     computed = iter(made)
@@ -179,16 +179,19 @@ def difference(key: str, result: RowResult, expected: RowResult) -> PartDifferen
     """Compare a result with the plain one; a plain result that is not finite says nothing about a part."""
     if not math.isfinite(expected.loss):
         return PartDifference(key)
+    if not math.isfinite(result.loss):
+        return PartDifference(key, math.inf, math.inf)
     of_loss = abs(result.loss - expected.loss) / max(1.0, abs(expected.loss))
     of_gradient = 0.0
     for group, plain in zip(result.gradients, expected.gradients, strict=True):
         if len(group) != len(plain):  # some weights have no gradient
             return PartDifference(key, of_loss, math.inf)
-        distance = norm([made - other for made, other in zip(group, plain, strict=True)])
+        distance = norm([gradient - other for gradient, other in zip(group, plain, strict=True)])
         size = norm(plain)
-        if distance:
-            relative = distance / size if size else math.inf
-            of_gradient = relative if math.isnan(relative) else max(of_gradient, relative)
+        if not math.isfinite(distance) or distance > 0 == size:
+            return PartDifference(key, of_loss, math.inf)
+        if distance > 0:
+            of_gradient = max(of_gradient, distance / size)
     return PartDifference(key, of_loss, of_gradient)
 
 
