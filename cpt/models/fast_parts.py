@@ -23,6 +23,7 @@ from cpt.models.layers import compiled_modules, decoder_layers, uncompiled_layer
 
 LOSS, COMPILING, ATTENTION = "model.fused_loss", "training.torch_compile", "model.attention"
 """Each part is named by its key in a recipe."""
+MOST_OF_ERROR = 300  # characters
 Row = Mapping[str, Any]
 Gradients = Literal["returned", "accumulated", "none"]
 
@@ -37,7 +38,9 @@ class Tolerance:
     """Norm of the difference, relative to the norm of the plain gradient."""
 
 
-HALF, SINGLE = Tolerance(loss=0.01, gradient=0.1), Tolerance(loss=1e-4, gradient=1e-3)
+# In bfloat16 ten families of 6 to 24 layers differ by up to 5e-5 and 0.03, in float32 by 2e-7 and 3e-6; of planted
+# errors, missing document bounds change the gradient by 0.5, its part of a layer times 1.25 by 0.25, MLPs times 1.1 by 0.18.
+HALF, SINGLE = Tolerance(loss=2e-3, gradient=0.1), Tolerance(loss=1e-4, gradient=1e-3)
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,8 @@ def compare_fast_parts(
             except Exception as problem:  # of a compiler or kernel
                 if isinstance(problem, torch.OutOfMemoryError) or should_reduce_batch_size(problem):
                     raise
-                first_line = str(problem).strip().partition("\n")[0]
-                error = f"{type(problem).__name__}: {first_line}"
+                message = " ".join(str(problem).split())
+                error = f"{type(problem).__name__}: {message[:MOST_OF_ERROR]}"
             return everywhere(PartDifference(key, math.inf, math.inf, error))
 
         together = differ("", ())
