@@ -174,12 +174,11 @@ def compare_updates(optimizer: OneKernelAdamW, key: str) -> PartDifference:
     parameter = max(group["params"], key=lambda weight: flat(weight).numel())
     weights = flat(parameter)[:MOST_UPDATED].clone()
     draw = torch.Generator().manual_seed(0)
-    size = float(weights.float().abs().mean()) or 1.0
     changes = []
     for kind, device in ((type(optimizer), weights.device), (OneKernelAdamW, torch.device("cpu"))):
         copy = nn.Parameter(weights.to(device, copy=True))
-        # Changes as large as the weights: those of a usual learning rate are lost in half precision.
-        options = {**group, "params": [copy], "lr": size, "initial_lr": size}
+        # The changes of a usual learning rate, and weight decay, would be lost in half precision.
+        options = {**group, "params": [copy], "lr": 1.0, "initial_lr": 1.0}
         updated = kind([options], rounding=optimizer.rounding, eight_bit=optimizer.eight_bit, **optimizer.defaults)
         draw.manual_seed(0)
         for _ in range(UPDATES):

@@ -19,6 +19,7 @@ from cpt.models.fast_parts import (
 )
 from cpt.models.fused_loss import FusedLoss
 from cpt.models.layers import Compiling, compile_layers, decoder_layers
+from cpt.torch_internals import compiled_call
 
 pytestmark = pytest.mark.heavy
 
@@ -103,11 +104,12 @@ def backend_times(factor):
     return compile_graph
 
 
-@pytest.mark.parametrize("factor", [1.02, math.nan])
-def test_a_miscompiled_layer_is_found(factor):
+def test_a_miscompiled_layer_is_found():
     model = fast_model()
-    compile_layers(model, Compiling(backend=backend_times(factor)))
+    compile_layers(model, Compiling(backend=backend_times(1.02)))
+    calls = [compiled_call(layer) for layer in decoder_layers(model)]
     assert differing(model) == [COMPILING]
+    assert [compiled_call(layer) for layer in decoder_layers(model)] == calls
 
 
 def test_a_compiler_that_fails_is_a_difference_with_its_message():
@@ -122,7 +124,11 @@ def test_a_compiler_that_fails_is_a_difference_with_its_message():
 
 @pytest.mark.parametrize(
     "damage",
-    [lambda output: output * 1.1, lambda output: output + 0.25 * (output - output.detach()), lambda output: 0 / output],
+    [
+        lambda output: output * 1.1,
+        lambda output: output + 0.25 * (output - output.detach()),
+        lambda output: 0 / output,
+    ],
     ids=["output", "gradient", "nan"],
 )
 def test_a_broken_attention_kernel_is_found(monkeypatch, damage):
@@ -156,14 +162,13 @@ def test_a_users_attention_function_is_compared_too(tmp_path, monkeypatch):
 
 
 def test_a_comparison_leaves_no_trace():
-    model = fast_model(compiled=True).eval()
+    model = fast_model().eval()
     random_before = torch.get_rng_state()
-    loss, calls = model.loss_function, [layer._compiled_call_impl for layer in decoder_layers(model)]
+    loss = model.loss_function
     compare_fast_parts(model, two_documents(), SINGLE)
     assert not any(module.training for module in model.modules())
     assert all(weight.grad is None for weight in model.parameters())
     assert model.loss_function is loss and loss.hidden is None and loss.token_losses is None
-    assert [layer._compiled_call_impl for layer in decoder_layers(model)] == calls
     assert model.base_model.hands_over_documents
     assert torch.equal(torch.get_rng_state(), random_before)
 
