@@ -235,14 +235,16 @@ def with_fallbacks(recipe: Recipe, folder: Path) -> Recipe:
         return recipe
     machine, content = describe_machine(), recipe.model_dump()
     for key, fallback in fallbacks.items():
-        if fallback["machine"] == machine and is_automatic(content, key):
-            section, name = key.split(".")
-            before = getattr(recipe, section)
-            changed = {**before, name: fallback["value"]}
-            if section != "training":
-                changed = before.model_copy(update={name: fallback["value"]})
-            recipe = recipe.model_copy(update={section: changed})
-            print_once(f"{key}: {json.dumps(fallback['value'])}, because on this machine {fallback['reason']}.")
+        if fallback["machine"] != machine or not is_automatic(content, key):
+            continue
+        section, name = key.split(".")
+        value = fallback["value"]
+        if section == "training":
+            update: Any = {**recipe.training, name: value}
+        else:
+            update = getattr(recipe, section).model_copy(update={name: value})
+        recipe = recipe.model_copy(update={section: update})
+        print_once(f"{key}: auto is {json.dumps(value)} here: {fallback['reason']}.")
     return recipe
 
 
