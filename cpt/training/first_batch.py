@@ -103,7 +103,7 @@ def start_of_row(example: Any, longest: int, *, packed: bool) -> dict[str, Any] 
     """
     columns = dict(example)
     if "prompt_ids" in columns:
-        ids = columns["prompt_ids"] + columns.get("chosen_ids", columns.get("completion_ids"))
+        ids = (columns["prompt_ids"] + columns.get("chosen_ids", columns.get("completion_ids")))[:longest]
         mask = [1] * (len(ids) - len(ids) // 8) + [0] * (len(ids) // 8)  # batches of examples are padded
         columns = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
     names = columns.keys() & {"input_ids", "position_ids", "attention_mask"}

@@ -97,7 +97,7 @@ def backend_times(factor):
 
     def compile_graph(graph, inputs):
         def call(*arguments):
-            return tuple(output * factor if output.is_floating_point() else output for output in graph(*arguments))
+            return tuple(output * factor if torch.is_tensor(output) else output for output in graph(*arguments))
 
         return call
 
