@@ -12,15 +12,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from accelerate.utils.memory import clear_device_cache
+from peft import PeftModel
 from torch import nn
+from transformers import PreTrainedModel
 
+from cpt.checkpoints.sharding import ZERO
 from cpt.data.rows.packing import IGNORED
 from cpt.distributed import main_process_decides, print_once, world_size
 from cpt.errors import RecipeError, RestartNeeded
 from cpt.hardware import find_gpus
 from cpt.hf_internals import attention_of
 from cpt.models.attention import add_document_bounds, wants_bounds
-from cpt.models.fast_parts import ATTENTION, COMPILING, HALF, LOSS, SINGLE, PartDifference, compare_fast_parts
+from cpt.models.fast_parts import (
+    ATTENTION,
+    COMPILING,
+    HALF,
+    LOSS,
+    SINGLE,
+    Gradients,
+    PartDifference,
+    compare_fast_parts,
+)
 from cpt.models.layers import wanted_compiling
 from cpt.optim.adamw import OneKernelAdamW, flat
 from cpt.recipe.keys import AUTO
@@ -78,18 +90,24 @@ def compare_first_row(trainer: "CPTTrainer") -> list[PartDifference]:
     # Whole logits and attention scores of half a micro-batch need no more memory than a step.
     longest = min(MOST_TOKENS, micro_batch * trainer.recipe.data.sequence_length // 2)
     number = trainer.first_step * trainer.length.rows_per_step + arguments.process_index * micro_batch
-    row = start_of_row(trainer.rows[number], longest, packed=wants_bounds(model))
-    if row is None or trainer.shared_rows.parts > 1 or model.get_output_embeddings() is None:
+    row = start_of_row(trainer.rows[number % trainer.length.rows], longest, packed=wants_bounds(model))
+    has_head = isinstance(model, PreTrainedModel | PeftModel) and model.get_output_embeddings() is not None
+    if row is None or trainer.shared_rows.parts > 1 or not has_head:
         print_once("First batch: not compared, because this stage's rows are not whole rows of a language model.")
         return []
     dtypes = {weight.dtype for weight in model.parameters()}
     is_single = dtypes == {torch.float32} and torch.get_float32_matmul_precision() == "highest"
     is_half = arguments.bf16 or arguments.fp16
+    gradients: Gradients = "returned"
+    if trainer.is_fsdp_enabled:
+        gradients = "accumulated"
+    elif trainer.engine.sharding == f"{ZERO}3" or (arguments.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+        gradients = "none"  # hooks or reentrant checkpoints need a whole backward pass
     return compare_fast_parts(
         model,
         {name: torch.as_tensor(value).to(arguments.device) for name, value in row.items()},
         SINGLE if is_single and not is_half else HALF,
-        gradients={"fsdp": "accumulated", "zero3": "none"}.get(trainer.engine.sharding, "returned"),
+        gradients=gradients,
         everywhere=largest_of_processes,
     )
 

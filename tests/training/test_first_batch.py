@@ -67,6 +67,18 @@ def test_a_proof_does_not_change_the_run(fast_run):
 
 
 @pytest.mark.heavy
+def test_losses_are_compared_with_checkpoints_that_return_no_gradients(fast_run, tiny_recipe, monkeypatch):
+    tiny_recipe["training"] |= {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": True},
+    }
+    kernel = fused_loss.cross_entropy_in_place
+    monkeypatch.setattr(fused_loss, "cross_entropy_in_place", lambda *arguments: kernel(*arguments) * 1.01)
+    with pytest.raises(RecipeError, match="model.fused_loss"):
+        fast_run().train()
+
+
+@pytest.mark.heavy
 def test_a_part_that_is_auto_falls_back_with_an_event_and_a_restart(fast_run, broken_loss):
     trainer = fast_run(written={})
     with pytest.raises(RestartNeeded, match="model.fused_loss"):
