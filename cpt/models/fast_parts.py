@@ -106,7 +106,7 @@ def compare_fast_parts(
 def fast_parts(model: nn.Module) -> dict[str, Switch]:
     """Return a switch for each fast part of the model, by its key."""
     inner: Any = extract_model_from_parallel(model)
-    whole = inner.get_base_model() if isinstance(inner, PeftModel) else inner
+    whole: Any = inner.get_base_model() if isinstance(inner, PeftModel) else inner
     parts: dict[str, Switch] = {ATTENTION: partial(plain_attention, whole)}
     if installed_loss(whole) is not None:
         parts[LOSS] = partial(whole_logits, whole)

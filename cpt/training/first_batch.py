@@ -33,7 +33,7 @@ from cpt.models.fast_parts import (
     PartDifference,
     compare_fast_parts,
 )
-from cpt.models.layers import wanted_compiling
+from cpt.models.layers import read_recomputing, wanted_compiling
 from cpt.optim.adamw import OneKernelAdamW, flat
 from cpt.recipe.keys import AUTO
 from cpt.recipe.schema import Recipe
@@ -101,7 +101,7 @@ def compare_first_row(trainer: "CPTTrainer") -> list[PartDifference]:
     gradients: Gradients = "returned"
     if trainer.is_fsdp_enabled:
         gradients = "accumulated"
-    elif trainer.engine.sharding == f"{ZERO}3" or (arguments.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+    elif trainer.engine.sharding == f"{ZERO}3" or read_recomputing(vars(arguments)).of_torch.get("use_reentrant"):
         gradients = "none"  # hooks or reentrant checkpoints need a whole backward pass
     return compare_fast_parts(
         model,
