@@ -27,13 +27,14 @@ from cpt.models.fast_parts import (
     ATTENTION,
     COMPILING,
     HALF,
+    HALF_WITH_EXPERTS,
     LOSS,
     SINGLE,
     Gradients,
     PartDifference,
     compare_fast_parts,
 )
-from cpt.models.layers import read_recomputing, wanted_compiling
+from cpt.models.layers import has_experts, read_recomputing, wanted_compiling
 from cpt.optim.adamw import OneKernelAdamW, flat
 from cpt.recipe.keys import AUTO
 from cpt.recipe.schema import Recipe
@@ -95,9 +96,10 @@ def compare_first_row(trainer: "CPTTrainer") -> list[PartDifference]:
     if row is None or trainer.shared_rows.parts > 1 or not has_head:
         print_once("First batch: not compared, because this stage's rows are not whole rows of a language model.")
         return []
-    dtypes = {weight.dtype for weight in model.parameters()}
-    is_single = dtypes == {torch.float32} and torch.get_float32_matmul_precision() == "highest"
-    is_half = arguments.bf16 or arguments.fp16
+    tolerance = HALF_WITH_EXPERTS if has_experts(model) else HALF
+    is_rounded = arguments.bf16 or arguments.fp16 or torch.get_float32_matmul_precision() != "highest"
+    if not is_rounded and {weight.dtype for weight in model.parameters()} == {torch.float32}:
+        tolerance = SINGLE
     gradients: Gradients = "returned"
     if trainer.is_fsdp_enabled:
         gradients = "accumulated"
@@ -106,7 +108,7 @@ def compare_first_row(trainer: "CPTTrainer") -> list[PartDifference]:
     return compare_fast_parts(
         model,
         {name: torch.as_tensor(value).to(arguments.device) for name, value in row.items()},
-        SINGLE if is_single and not is_half else HALF,
+        tolerance,
         gradients=gradients,
         everywhere=largest_of_processes,
     )
