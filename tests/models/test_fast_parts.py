@@ -14,9 +14,12 @@ from cpt.models.fast_parts import (
     LOSS,
     SINGLE,
     PartDifference,
+    RowResult,
     compare_fast_parts,
     compared_weights,
+    difference_from,
     fast_parts,
+    run_row,
 )
 from cpt.models.fused_loss import FusedLoss
 from cpt.models.layers import Compiling, compile_layers, decoder_layers
@@ -154,6 +157,14 @@ def test_a_users_attention_function_is_compared_too(tmp_path, monkeypatch):
     ids = torch.arange(3, 67)[None]
     assert differing(model, {"input_ids": ids, "labels": ids}) == [ATTENTION]
     assert model.config._attn_implementation == "own_attention:attend"
+
+
+def test_a_norm_without_a_gradient_is_found_however_small_it_is():
+    model = fast_model()
+    expected = run_row(model, two_documents())
+    last = [weight is model.model.norm.weight for weight in compared_weights(model)]
+    incomplete = [None if is_last else gradient for gradient, is_last in zip(expected.gradients, last, strict=True)]
+    assert difference_from(expected, RowResult(expected.loss, incomplete), LOSS).exceeds(HALF)
 
 
 # --- the model afterwards ---
