@@ -34,6 +34,7 @@ from cpt.stages.models import model_for
 from cpt.tokenizer.load import load_tokenizer
 from cpt.training.arguments import data_of, describe_inputs, limit_gpu_memory, training_arguments
 from cpt.training.changes import EndOfPart, RecipeChanges
+from cpt.training.first_batch import with_fallbacks
 from cpt.training.liveness import GroupTimeouts, Heartbeat, lost_ranks_named, saved_on_errors
 from cpt.training.preemption import Preemption
 from cpt.training.resuming import keep_dtype, keep_global_batch, train_from
@@ -88,7 +89,8 @@ def train(
     with run.reporting(), Preemption() as preemption, Heartbeat(run.folder) as heartbeat, lost_ranks_named(run):
         point = choose_checkpoint(run.folder, resume=resume, allow_restart=allow_restart, trust=trust_checkpoint)
         part = main_process_decides(lambda: changes.part(run, point))
-        recipe = refuse_automatic(part.recipe if prepare is None else prepare(part.recipe, run, launch))
+        recipe = main_process_decides(lambda: with_fallbacks(part.recipe, run.folder))
+        recipe = refuse_automatic(recipe if prepare is None else prepare(recipe, run, launch))
         start_deepspeed(launch)
         recipe = keep_dtype(keep_global_batch(recipe, point), point, deepspeed=launch.deepspeed_config is not None)
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)

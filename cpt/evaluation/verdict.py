@@ -38,7 +38,7 @@ from cpt.files import DAMAGED, write_atomic
 from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Recipe
-from cpt.runs.events import record_event
+from cpt.runs.events import read_events, record_event
 from cpt.runs.folder import EVALUATED, INPUTS, METRICS, RECIPE, SAMPLES, VERDICT, VERDICT_PAGE, read_lines, read_object
 from cpt.runs.record import Run
 
@@ -197,6 +197,7 @@ class Verdict:
     serve: str | None = None
     is_complete: bool = False  # False while it only has the results measured during the run
     examples: list[ExampleSet] = field(default_factory=list)  # held-out pairs, rated answers and prompts
+    fallbacks: list[str] = field(default_factory=list)  # values that this machine forced, each with its reason
 
     @property
     def worked(self) -> bool | None:
@@ -330,7 +331,18 @@ def verdict_of_run(
         serve=None if gives_scores(examples) else serve,
         is_complete=is_complete,
         examples=examples,
+        fallbacks=read_fallbacks(folder),
     )
+
+
+def read_fallbacks(folder: Path) -> list[str]:
+    """Return the last fall-back of each key of the recipe, from the run's events."""
+    sentences: dict[str, str] = {}
+    for event in read_events(folder):
+        if event["kind"] == "fallback":
+            value = json.dumps(event["value"])
+            sentences[event["key"]] = f"`{event['key']}` is {value}, because {event['reason'].removesuffix('.')}."
+    return list(sentences.values())
 
 
 def compare_sets(

@@ -3,7 +3,8 @@ by torch's or flash-attn's kernels, which take the documents' bounds instead of 
 in fp32), torch's SDPA processes one document after the other, as exact as with a mask."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention import varlen
+from torch.nn.attention import SDPBackend, sdpa_kernel, varlen
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -344,12 +345,12 @@ def hand_over_documents(
     transformers passes a 4-dimensional mask on unchanged, and every layer's attention receives it, even if layers drop
     other arguments or gradient checkpointing runs a layer again. The longest document's length is a dimension of it,
     without memory: a number would need a compiled graph for each length. Rows with a mask, or with a cache of keys and
-    values, are not changed.
+    values, are not changed; without `hands_over_documents` transformers makes a mask from the positions.
     """
     given = dict(keywords)
     bounds, longest, positions = given.pop(BOUNDS, None), given.pop(LONGEST, None), given.get("position_ids")
     has_mask_or_cache = any(given.get(name) is not None for name in MASK_AND_CACHE)
-    if has_mask_or_cache or positions is None or positions.dim() != 2:
+    if has_mask_or_cache or positions is None or positions.dim() != 2 or not model.hands_over_documents:
         return arguments, given
     if bounds is None:
         inputs = [given.get("input_ids"), given.get("inputs_embeds"), *arguments]
@@ -365,6 +366,27 @@ def keep_documents_apart(model: PreTrainedModel) -> None:
     check_documents_can_be_handed_over(model)
     model.base_model.register_forward_pre_hook(hand_over_documents, with_kwargs=True)
     model.base_model.hands_over_documents = True  # type: ignore[assignment]
+
+
+@contextmanager
+def plain_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Attend by torch's math kernel, with a mask between the documents of a row."""
+    base: Any = model.base_model
+    implementation = attention_of(model.config)
+    hands_over = vars(base).get("hands_over_documents", False)
+    is_other_kernel = implementation not in (*VARLEN_NAMES, "sdpa", "eager")
+    base.hands_over_documents = False
+    if is_other_kernel:
+        model.set_attn_implementation("sdpa")
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        if is_other_kernel:
+            model.set_attn_implementation(implementation)
+        del base.hands_over_documents
+        if hands_over:
+            base.hands_over_documents = True
 
 
 def check_documents_can_be_handed_over(model: PreTrainedModel) -> None:

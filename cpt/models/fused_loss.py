@@ -225,6 +225,9 @@ class FusedLoss:
         self.token_losses: torch.Tensor | None = None
         """[rows, tokens] of the last micro-batch, fp32: each position's loss of the next token."""
         self.own_call = compiled_call(self.called)
+        self.install()
+
+    def install(self) -> None:
         self.head.forward, self.model.loss_function = self.forward_of_head, self
         set_compiled_call(self.called, self.call_of_head)
 
@@ -337,6 +340,25 @@ class FusedLoss:
         return loss
 
 
+@contextmanager
+def whole_logits(model: nn.Module) -> Iterator[None]:
+    """Let the model compute its own loss, from all logits."""
+    fused = installed_loss(model)
+    assert fused is not None, "called for a model with a fused loss"
+    fused.remove()
+    try:
+        yield
+    finally:
+        fused.install()
+
+
+def installed_loss(model: nn.Module) -> FusedLoss | None:
+    inner: Any = extract_model_from_parallel(model)
+    whole = inner.get_base_model() if isinstance(inner, PeftModel) else inner
+    loss = getattr(whole, "loss_function", None)
+    return loss if isinstance(loss, FusedLoss) else None
+
+
 def next_tokens(labels: torch.Tensor) -> torch.Tensor:
     return F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
 
@@ -355,9 +377,8 @@ def why_not_fused(model: PreTrainedModel | PeftModel) -> str | None:
 def fused_scores(model: nn.Module) -> Iterator[FusedLoss | None]:
     """Score batches by chunks of positions; None for a model that needs all logits."""
     inner: Any = extract_model_from_parallel(model)
-    whole = inner.get_base_model() if isinstance(inner, PeftModel) else inner
-    installed = getattr(whole, "loss_function", None)
-    if isinstance(installed, FusedLoss):
+    installed = installed_loss(inner)
+    if installed is not None:
         yield installed
     elif why_not_fused(inner) is not None:
         yield None

@@ -8,7 +8,7 @@ expensive to recompute and small. `offload: true` moves saved activations to pin
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -254,6 +254,22 @@ class CompiledCall:
         if self.module.training and torch.is_grad_enabled():
             return self.compiled(self.module, *inputs, **options)
         return uncompiled_call(self.module)(*inputs, **options)
+
+
+@contextmanager
+def uncompiled_layers(model: nn.Module) -> Iterator[None]:
+    calls = {module: compiled_call(module) for module in compiled_modules(model)}
+    for module in calls:
+        set_compiled_call(module, None)
+    try:
+        yield
+    finally:
+        for module, call in calls.items():
+            set_compiled_call(module, call)
+
+
+def compiled_modules(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(compiled_call(module), CompiledCall)]
 
 
 def call_in_graph(module: nn.Module, *inputs: Any, **options: Any) -> Any:

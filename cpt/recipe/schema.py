@@ -416,6 +416,10 @@ class Safety(Section):
     max_gpu_memory: Free[Annotated[float, Field(gt=0, le=1)] | None] = None
     """Share of each GPU's memory that torch may allocate in a process, and for which the run is planned, on a GPU that
     other programs use too: `0.8`. A run that needs more is out of memory."""
+    first_batch_proof: Free[bool | Literal["auto"]] = "auto"
+    """Before the first step, compare fused loss, compiled layers, attention and the optimizer's kernel with torch's
+    plain operations on the start of the first row. A part that differs is not used if its key is `auto`, and otherwise
+    ends the run. `auto`: on a GPU."""
 
 
 class Reward(Component):

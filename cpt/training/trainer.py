@@ -33,6 +33,7 @@ from cpt.optim.schedules import build_schedule
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS
 from cpt.training.arguments import RunLength
+from cpt.training.first_batch import prove_first_batch
 from cpt.training.guards import StepGuard
 from cpt.training.restart import refuse_evaluation, run_until_out_of_memory
 from cpt.training.resuming import CheckpointLoader, written_for
@@ -173,7 +174,10 @@ class CPTTrainer(TrainerHooks, Trainer):
     def prepare_for_training(self, checkpoint: str | None, prepare: Callable[[str | None], Any]) -> Any:
         if self.is_fsdp_enabled:
             prepare = partial(self.engine.shard, prepare)
-        return prepare(None) if checkpoint is None else self.checkpoint_loader.prepare(Path(checkpoint), prepare)
+        load = self.checkpoint_loader.prepare
+        prepared = prepare(None) if checkpoint is None else load(Path(checkpoint), prepare)
+        prove_first_batch(self)
+        return prepared
 
     def load_weights(self, checkpoint: str, load: Callable[[], None]) -> None:
         """Load weights as data only; FSDP2's weights are loaded after preparation."""

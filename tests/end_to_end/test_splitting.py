@@ -48,6 +48,7 @@ class Runs:
         every=STEPS,
         in_background=False,
         replay_kl=None,
+        safety=None,
         **training,
     ):
         """What `several_runs.py` expects for one run."""
@@ -65,6 +66,7 @@ class Runs:
             "optimizer": {"learning_rate": 3e-3},
             "checkpoints": {"every_steps": every, "keep": None, "in_background": in_background},
             "evaluation": training.pop("evaluation", {}),
+            "safety": safety or {},
             "training": {"per_device_train_batch_size": 2, "logging_steps": 1, **self.ways[way], **training},
         }
         recipe = write_recipe(sections, self.folder / f"{name}.yaml")
@@ -114,6 +116,7 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
     fused = {"model": {**LLAMA, "fused_loss": True}, "gradient_checkpointing": True}
     capped = {**LLAMA["config"], "model_type": "gemma2", "head_dim": 8, "final_logit_softcapping": 5.0}
     capped = {"from_scratch": True, "config": capped}
+    fused |= {"safety": {"first_batch_proof": True}}
     halves = {"model": {**LLAMA, "dtype": "bfloat16"}, "bf16": True, "per_device_train_batch_size": 1}
     adapted = {"stage": "cpt", "model": {"path": str(teacher), "lora": {"r": 4}}}
     rounded = {"model": {"from_scratch": True, "config": {**TINY_LLAMA, "attention_dropout": 0.1}}, "bf16": True}
@@ -136,7 +139,7 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
         *(plan(f"upper-{way}", way, every=4, **upper) for way in ADAPTED),
         plan("upper-zero3-again", "zero3", begins_as="upper-zero3", **upper),
         plan("fused", **fused),
-        *(plan(f"fused-{way}", way, **fused) for way in ("fsdp", "zero3")),
+        *(plan(f"fused-{way}", way, **fused) for way in ADAPTED),
         plan("capped", "fsdp", model={**capped, "fused_loss": True}, evaluation=evaluation),
         plan("halves", **halves),
         plan("varlen-zero3", "zero3", model={**LLAMA, "attention": "varlen"}),
@@ -169,7 +172,7 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [*WAYS, "fused", "fused-fsdp", "fused-zero3", "varlen-zero3"])
+@pytest.mark.parametrize("way", [*WAYS, "fused", "fused-fsdp", "fused-zero2", "fused-zero3", "varlen-zero3"])
 def test_one_recipe_has_the_same_losses_however_it_is_split(runs, way):
     alone = runs.losses("alone")
     assert len(alone) == STEPS and alone[-1] < alone[0]
@@ -182,6 +185,13 @@ def test_a_tied_and_capped_head_learns_the_same_under_fsdp(runs, metric):
     """From the first step: its gradient came one micro-batch late when the fused loss called the head twice."""
     alone = runs.losses("capped-alone", metric)
     assert len(alone) >= 2 and runs.losses("capped", metric) == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", ["fused", "fused-fsdp", "fused-zero2", "fused-zero3"])
+def test_the_first_batch_is_proven_on_two_processes(runs, run):
+    learned = json.loads((runs.of(run) / "learned.json").read_text())
+    assert learned["first_batch"]["model"]["fused_loss"] is True
 
 
 @pytest.mark.slow

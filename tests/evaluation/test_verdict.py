@@ -208,6 +208,18 @@ def test_steps_that_were_trained_again_after_they_were_skipped_do_not_count(run)
     assert verdict_of_run(folder).skipped_steps == (38, 50)
 
 
+def test_the_page_has_the_last_value_that_the_machine_forced_for_a_key(run):
+    folder = run()
+    events = [
+        {"kind": "fallback", "key": "model.fused_loss", "value": False, "reason": reason}
+        for reason in ("Triton is missing", "its loss differs by 0.5.")
+    ]
+    write_lines(folder / "events.jsonl", events)
+    verdict = verdict_of_run(folder)
+    assert verdict.fallbacks == ["`model.fused_loss` is false, because its loss differs by 0.5."]
+    assert f"Fell back: {verdict.fallbacks[0]}" in verdict_page(verdict).splitlines()
+
+
 @pytest.mark.parametrize(
     ("held", "has_reference", "is_new_head"),
     [
