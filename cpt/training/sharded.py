@@ -1,6 +1,7 @@
 """Split a step over processes: FSDP2 and ZeRO, rows that several processes share, gradients in fp32."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from cpt.checkpoints.sharding import FSDP, PLAIN, ZERO
@@ -18,6 +20,7 @@ from cpt.distributed import is_main_process, print_once
 from cpt.hf_internals import attention_of
 from cpt.models.attention import PartOfRows, attend_over_processes, check_shared_rows
 from cpt.optim.adamw import OneKernelAdamW
+from cpt.training.averaging import AverageInBackward
 
 if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
@@ -154,13 +157,14 @@ class Gradients:
     """Gradients of weights in half precision: accumulated over the micro-batches of a step in fp32, through torch's
     `grad_dtype`, with a norm that is not rounded.
 
-    DDP's buckets have the dtype of the weights, so cpt averages fp32 gradients itself after the last
-    micro-batch.
+    DDP's buckets have the dtype of the weights: torch 2.13 refuses fp32 gradients of bfloat16 weights there. So cpt
+    averages these itself.
     """
 
     def __init__(self, trainer: "CPTTrainer") -> None:
         self.trainer = trainer
         self.are_fp32 = False
+        self.average: AverageInBackward | None = None
 
     @property
     def weights(self) -> list[torch.Tensor]:
@@ -182,17 +186,15 @@ class Gradients:
         if halves:
             print_once("Gradients: accumulated in fp32 over the micro-batches of a step.")
 
-    def average(self) -> None:
-        """Average each gradient over all processes, after the last micro-batch of a step."""
-        weights = self.weights
-        # A process may lack gradients that others have, if none of its tokens used an expert.
-        if self.trainer.args.ddp_find_unused_parameters:
-            has_gradient = [weight.grad is not None for weight in weights]
-            there = torch.tensor(has_gradient, dtype=torch.int32, device=weights[0].device)
-            dist.all_reduce(there, op=dist.ReduceOp.MAX)
-            for weight, elsewhere in zip(weights, there.tolist(), strict=True):
-                if elsewhere and weight.grad is None:
-                    weight.grad = torch.zeros_like(weight, dtype=weight.grad_dtype)
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
-        for work in [dist.all_reduce(gradient.div_(dist.get_world_size()), async_op=True) for gradient in gradients]:
-            work.wait()
+    def averaging(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Average gradients over all processes during a backward pass within, if DDP does not, in its last one."""
+        if not self.are_fp32 or not isinstance(model, DistributedDataParallel):
+            return nullcontext()
+        model.require_backward_grad_sync = False
+        if not self.trainer.accelerator.sync_gradients:
+            return nullcontext()
+        if self.average is None:
+            trained = set(self.weights)
+            weights = [weight for weight in model.parameters() if weight in trained]
+            self.average = AverageInBackward(weights, may_lack=bool(self.trainer.args.ddp_find_unused_parameters))
+        return self.average.during_backward()

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerState, TrainingArguments, set_seed
@@ -291,14 +290,8 @@ class CPTTrainer(TrainerHooks, Trainer):
         return int(super().get_total_train_batch_size(args) // self.shared_rows.parts)
 
     def training_step(self, model: Any, *arguments: Any, **options: Any) -> torch.Tensor:
-        averages = self.gradients.are_fp32 and isinstance(model, DistributedDataParallel)
-        if averages:
-            model.require_backward_grad_sync = False
-        with self.activations:
-            loss = super().training_step(model, *arguments, **options)
-            if averages and self.accelerator.sync_gradients:
-                self.gradients.average()
-        return loss
+        with self.activations, self.gradients.averaging(model):
+            return super().training_step(model, *arguments, **options)
 
     def compute_loss(
         self,
