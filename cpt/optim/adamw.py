@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from cpt.errors import CheckpointError, RecipeError, ResourceError
 from cpt.hardware import host_memory
-from cpt.optim.adamw_update import BLOCK, DECADES, adamw_update, part
+from cpt.optim.adamw_update import BLOCK, DECADES, adamw_update, can_launch, part, update_directly
 from cpt.optim.groups import IS_EMBEDDING, ParameterGroups
 from cpt.recipe.schema import Recipe
 from cpt.torch_internals import foreach_add
@@ -159,8 +159,11 @@ class OneKernelAdamW(torch.optim.Optimizer):
                 self.pages = Pages(parameter.device)
             if self.pages is not None:
                 pieces = self.pages.pieces(number, arrays)
+        update: Callable[..., None] = adamw_update
+        if can_launch(weights):
+            update = update_directly
         for first, end, here in pieces:
-            adamw_update(
+            update(
                 weights[first:end],
                 gradients[first:end],
                 here["exp_avg"],

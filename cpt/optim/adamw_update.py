@@ -18,11 +18,7 @@ AT_ONCE = 2**20  # numbers, on a CPU
 LOW_BITS = 0xFFFFFFFF
 
 
-@torch.library.custom_op(
-    "cpt::adamw_update",
-    mutates_args=("weights", "exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale", "beside"),
-)
-def adamw_update(
+def update_directly(
     weights: torch.Tensor,
     gradients: torch.Tensor,
     exp_avg: torch.Tensor,
@@ -70,6 +66,7 @@ def adamw_update(
 
         tensors |= {"step": step, "grad_scale": grad_scale, "found_inf": found_inf}
         launch(tensors, options, rounding=rounding, block=BLOCK)
+        torch.autograd.graph.increment_version(weights)  # as an operator of torch does
         return
     if found_inf is not None and found_inf:
         return
@@ -79,6 +76,20 @@ def adamw_update(
             for name, tensor in tensors.items()
         }
         update_in_torch(piece, {**options, "before": before + start}, float(step), grad_scale, rounding)
+
+
+# For tensors without values, and in compiled code. Otherwise torch's checks of an operator with 18 arguments take the
+# host longer than the kernel's launch.
+adamw_update = torch.library.custom_op(
+    "cpt::adamw_update",
+    update_directly,
+    mutates_args=("weights", "exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale", "beside"),
+)
+
+
+def can_launch(weights: torch.Tensor) -> bool:
+    """Whether the kernel may be launched without the operator: on a GPU, for a plain tensor outside compiled code."""
+    return weights.is_cuda and type(weights) is torch.Tensor and not torch.compiler.is_compiling()
 
 
 @adamw_update.register_fake

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 from tiny_training import learns_and_resumes
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cpt.errors import CheckpointError
 from cpt.optim import adamw
@@ -236,3 +238,55 @@ def test_pages_change_no_number_however_late_or_early_the_streams_run(monkeypatc
     assert saved.keys() == expected.keys()
     for number, state in saved.items():
         assert all(torch.equal(value, expected[number][name]) for name, value in state.items())
+
+
+class Operators(TorchDispatchMode):
+    """Counts the updates that torch's dispatcher sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.updates = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.updates += function is torch.ops.cpt.adamw_update.default
+        return function(*arguments, **(options or {}))
+
+
+def updated(parameter):
+    """The optimizer after one step, and how many updates went through the dispatcher."""
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = of([{"params": [parameter]}], rounding="stochastic")
+    with Operators() as seen:
+        optimizer.step()
+    return optimizer, seen.updates
+
+
+def test_a_kernel_is_launched_without_the_operator_and_updates_the_same(monkeypatch):
+    plain, launched = (torch.nn.Parameter(random(300).bfloat16()) for _ in range(2))
+    assert updated(plain)[1] == 1
+    monkeypatch.setattr(adamw, "can_launch", lambda weights: type(weights) is torch.Tensor)
+    assert updated(launched)[1] == 0
+    assert torch.equal(plain, launched)
+
+
+def test_tensors_without_values_are_updated_by_the_operator():
+    with FakeTensorMode():
+        parameter = torch.nn.Parameter(torch.zeros(300, dtype=torch.bfloat16, device="cuda"))
+        assert parameter.is_cuda and updated(parameter)[1] == 1
+
+
+@pytest.mark.heavy
+def test_a_compiled_update_holds_the_operator():
+    parameter, graphs = torch.nn.Parameter(random(300).bfloat16()), []
+    optimizer, _ = updated(parameter)
+
+    def keep(graph, _):
+        graphs.append(graph.code)
+        return graph.forward
+
+    step = torch.compile(
+        lambda: optimizer.update(parameter, optimizer.state[parameter], optimizer.param_groups[0]), backend=keep
+    )
+    with torch.no_grad():
+        step()
+    assert "cpt.adamw_update" in graphs[0]

@@ -104,13 +104,13 @@ def test_a_scale_divides_the_gradient():
 
 
 KERNEL = """
-import math
 import torch
-from cpt.optim import adamw_kernel
-from cpt.optim.adamw_update import BLOCK, DECADES, adamw_update
+from cpt.optim.adamw_update import adamw_update, update_directly
 from optim.test_adamw_update import OPTIONS, random, states
 
-options = {"learning_rate": 1e-3, "decay": 0.1, "eps": 1e-8, "log_beta1": math.log(0.9), "log_beta2": math.log(0.95)}
+class OnGpu(torch.Tensor):
+    is_cuda = True
+
 half, full = torch.bfloat16, torch.float32
 grid = [(True, "master", half), (False, "kahan", half), (True, "stochastic", half), (False, "nearest", half)]
 for eight_bit, rounding, dtype in [*grid, (True, "nearest", full), (False, "master", torch.float16)]:
@@ -122,7 +122,8 @@ for eight_bit, rounding, dtype in [*grid, (True, "nearest", full), (False, "mast
             for found_inf in (torch.zeros(()) if eight_bit else None, torch.ones(())):
                 each |= {"grad_scale": torch.tensor(0.5), "found_inf": found_inf}
                 place = {"before": 512, "seed": 11}
-                adamw_kernel.launch({**kernel, **each}, {**options, **place}, rounding=rounding, block=BLOCK)
+                on_gpu = {**kernel, "weights": kernel["weights"].as_subclass(OnGpu)}
+                update_directly(**on_gpu, **each, **place, **OPTIONS, rounding=rounding)
                 adamw_update(**torchs, **each, **place, **OPTIONS, rounding=rounding)
         for name, found in kernel.items():
             if found is not None and found.dtype == torch.uint8:

@@ -1,5 +1,5 @@
-"""Run by test_averaging.py under torchrun: gradients averaged in buckets during the backward pass, against those averaged
-one by one after it.
+"""Run by test_averaging.py under torchrun: gradients averaged in buckets during the backward pass, compared with those
+averaged one by one after it.
 
 Each case is a line of JSON: its name, the weights whose gradients differ in a bit, the buckets, and how many of them
 were sent before the backward pass ended.
