@@ -36,6 +36,7 @@ from cpt.planning.memory_parts import (
 )
 from cpt.planning.model_sizes import ModelSizes, sizes_of_model, with_own_head
 from cpt.planning.workload import Setup, Sharding
+from cpt.training.averaging import BUCKET_BYTES
 
 CONTEXT = 0.6 * GIB  # CUDA's context and the workspaces of its matrix products
 COMMUNICATION = 0.4 * GIB  # NCCL's buffers, with more than one GPU
@@ -289,8 +290,10 @@ def buffers_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     zero = setup.zero
     if zero is None:
         each = 4 if setup.lora is not None else setup.weights_bytes
-        note = "DDP's, unused" if accumulates_in_fp32(setup) else "DDP's, with all gradients"
-        buckets = (Term("gradient buckets", float(each * facts.trained), note),) if setup.gpus > 1 else ()
+        note, copied = "DDP's, with all gradients", 0
+        if accumulates_in_fp32(setup):
+            note, copied = "DDP's, unused, and one of fp32 gradients", min(BUCKET_BYTES, 4 * facts.trained)
+        buckets = (Term("gradient buckets", float(each * facts.trained + copied), note),) if setup.gpus > 1 else ()
         quantized = quantization_of(setup.lora)
         if quantized is None:
             return buckets

@@ -13,7 +13,6 @@ from cpt.hardware import GPU_TYPES, Gpu, GpuType, find_gpus, host_memory_gib, si
 from cpt.planning.memory_parts import (
     PAGED,
     REDUCED,
-    accumulates_in_fp32,
     bytes_of_gradient,
     computed_bytes,
     state_bytes,
@@ -239,8 +238,7 @@ def sent_bytes(facts: ModelSizes, setup: Setup) -> tuple[float, float]:
     """
     ring, zero, steps = (setup.gpus - 1) / setup.gpus, setup.zero, setup.accumulation
     if zero is None:
-        sent = 2 * ring * bytes_of_gradient(setup) * facts.trained
-        return (0.0, sent) if accumulates_in_fp32(setup) else (sent, 0.0)
+        return 2 * ring * bytes_of_gradient(setup) * facts.trained, 0.0
     if zero.is_fsdp:
         weights = computed_bytes(setup) * facts.parameters
         gathers = steps * (1 if zero.keeps_gathered else 2)

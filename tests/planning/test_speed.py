@@ -65,3 +65,8 @@ def test_a_measured_run_counts_by_its_median(tmp_path):
     assert measured_speed(tmp_path).tokens_per_second == 1000
     with pytest.raises(RecipeError):
         measured_speed(tmp_path / "elsewhere")
+
+
+def test_fp32_gradients_are_sent_in_the_backward_pass_with_twice_the_bytes():
+    setup = replace(PLAIN, gpus=2, accumulation=4)
+    assert sent_bytes(FACTS, setup) == (2 * 4 * FACTS.trained / 2, 0.0)
