@@ -53,7 +53,7 @@ def test_a_killed_and_changed_run_resumes_to_the_losses_of_then(typed, frozen):
     typed("train", "recipe.yaml", "optimizer.learning_rate=5e-3")
     run = frozen / "runs/plain"
     assert_losses_of(run, "plain")
-    change, = (json.loads(line) for line in (run / "history.jsonl").read_text().splitlines())
+    (change,) = (json.loads(line) for line in (run / "history.jsonl").read_text().splitlines())
     assert change["step"] == 3 and change["note"] == "half the rate"
 
 

@@ -1,8 +1,8 @@
 """Make runs.tar.xz and expected.json with the commit that is checked out: `python make.py NEW_FOLDER`.
 
 Two runs, `plain` (one process) and `zero2` (two processes under DeepSpeed), each of 10 steps: killed with a
-checkpoint of step 3, changed to another learning rate, killed with a checkpoint of step 6. Once more without the second kill,
-for the losses.
+checkpoint of step 3, changed to another learning rate, killed with a checkpoint of step 6. The losses are those of the
+same runs without the second kill.
 """
 
 import json
