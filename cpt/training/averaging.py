@@ -31,7 +31,7 @@ class Bucket:
     def take(self, weight: torch.Tensor) -> None:
         """Move a weight's gradient into the bucket."""
         gradient, weight.grad = weight.grad, None
-        assert gradient is not None, "called after a gradient was accumulated"
+        assert gradient is not None
         if weight in self.gradients:
             self.gradients[weight] += gradient
         elif len(self.starts) == 1:  # sent without a copy: an embedding's may be larger than a bucket
@@ -47,8 +47,7 @@ class Bucket:
 
     def send(self) -> None:
         """Start the sum of all processes' gradients; those that are missing here count as zeros."""
-        if self.flat is None:
-            self.part_of(next(iter(self.starts)))
+        self.part_of(next(iter(self.starts)))  # made if there is no gradient
         assert self.flat is not None
         self.work = dist.all_reduce(self.flat.div_(dist.get_world_size()), async_op=True)
 
@@ -120,7 +119,7 @@ class AverageInBackward:
             dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
             has_gradient, is_late = anywhere.bool().tolist()
         for bucket in self.buckets:
-            assert bucket.work is not None, "all buckets were sent"
+            assert bucket.work is not None
             bucket.work.wait()
         for weight, is_present, needs_second in zip(self.weights, has_gradient, is_late, strict=True):
             late, part = weight.grad, self.bucket_of[weight].part_of(weight)

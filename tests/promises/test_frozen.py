@@ -44,8 +44,8 @@ def assert_losses_of(run: Path, name: str) -> None:
     if IS_SAME:
         assert losses(run) == expected
     else:
-        # Between processors losses of golden.json differ by 2e-5; without the optimizer's state they would by 1e-3.
-        assert losses(run) == pytest.approx(expected, rel=1e-4)
+        # With SSE instead of AVX512 the losses differed by 1e-7, and without the first moment by 1e-2.
+        assert losses(run) == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_killed_and_changed_run_resumes_to_the_losses_of_then(typed, frozen):
