@@ -87,7 +87,7 @@ mutations: $(INSTALLED) ## break guarded lines one at a time and check that a te
 # The environment is made once: remove its folder for another try, or newer versions.
 test-oldest: OTHER_TORCH = 'torch==2.11.*' $(TORCH_CPU_INDEX)
 test-oldest: OTHER_STACK = 'transformers==5.17.*'
-test-oldest: build/oldest/.installed ## tests/internals and the quick tests with the oldest torch and transformers that pyproject.toml allows: by hand
+test-oldest: build/oldest/.installed ## tests/internals and the quick tests of models, training and optim with the oldest torch and transformers that pyproject.toml allows: by hand
 	$(call test_other_stack,oldest)
 
 # torch is the CUDA build, 5 GB, which also runs without a GPU. Where pip's own constraints keep torch back: PIP_CONSTRAINT=EMPTY_FILE
@@ -106,7 +106,7 @@ OTHER_PYTEST = $(subst $(BIN)/python,build/$(1)/bin/python,$(subst $(abspath $(V
 define test_other_stack
 	build/$(1)/bin/python -m pip list --format freeze | grep -iE '^(torch|transformers|accelerate|deepspeed|peft|trl|datasets|huggingface_hub|tokenizers|triton)='
 	PATH=$(abspath build/$(1))/bin:$$PATH && $(OTHER_PYTEST) tests/internals
-	PATH=$(abspath build/$(1))/bin:$$PATH && $(OTHER_PYTEST) tests -m $(QUICK) --ignore tests/docs $(ARGS)
+	PATH=$(abspath build/$(1))/bin:$$PATH && $(OTHER_PYTEST) $(or $(ARGS),tests/models tests/training tests/optim) -m $(QUICK)
 endef
 
 test-upstream: $(INSTALLED) ## transformers' own tests of models on our families, fetched with pip; a checkout of it has those of generation too: CHECKOUT=FOLDER

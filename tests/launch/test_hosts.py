@@ -116,7 +116,7 @@ def by_ssh(hosts, tmp_path):
     for host in hosts:
         server = [SSHD, "-D", "-e", "-f", "/dev/null", *options, "-oPidFile=none"]
         host.start(server, env=ENVIRONMENT, log=tmp_path / f"sshd-{host.name}.log")
-    passed_on = ("OMP_NUM_THREADS", "TORCH_EXTENSIONS_DIR", "HF_HUB_OFFLINE")  # ssh passes nothing on
+    passed_on = ("PATH", "OMP_NUM_THREADS", "TORCH_EXTENSIONS_DIR", "HF_HUB_OFFLINE")  # ssh passes nothing on
     lines = [f"{name}={ENVIRONMENT[name]}\n" for name in passed_on if name in ENVIRONMENT]
     (tmp_path / ".deepspeed_env").write_text("".join(lines))
     client = f"-F /dev/null -i {tmp_path}/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
