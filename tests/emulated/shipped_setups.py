@@ -58,6 +58,18 @@ def distinct_recipes() -> Iterator[Path]:
             yield path
 
 
+def different_recipes() -> Iterator[Path]:
+    """Yield all recipes that are not the same on one GPU as an earlier one, apart from data and names."""
+    known: set[str] = set()
+    for path, recipe in shipped_recipes().items():
+        small = small_recipe(path, FOLDER)
+        parts = [small.model, small.optimizer, small.training, small.stage, small.data.packing]
+        steps = repr([weights_of(recipe), small.data.sequence_length, *parts])
+        if steps not in known:
+            known.add(steps)
+            yield path
+
+
 def setup_of(recipe: Recipe) -> ShippedSetup:
     return ShippedSetup(
         family=str(shape_of(recipe)["model_type"]),

@@ -1,8 +1,7 @@
 """A program for `fake_cuda.run_program`: train shipped recipes on a fake GPU, and what they did there.
 
-It reads a request, {"distinct": bool, "recipes": names (all if empty), "steps":
-number, "layers": of each kind}, and prints a result for each
-recipe, which has `error`, or what `Watch` and `Checks` found.
+It reads a request, {"distinct": bool, "recipes": names (none: by `distinct`), "steps": number, "layers": of each
+kind}, and prints a result for each recipe, which has `error`, or what `Watch` and `Checks` found.
 """
 
 import json
@@ -22,7 +21,16 @@ from unittest.mock import patch
 import torch
 from example_runs import Endless, Prepared
 from fake_cuda import fake_gpu
-from shipped_setups import FOLDER, TEACHER, distinct_recipes, rows_of, setup_of, shipped_recipes, small_recipe
+from shipped_setups import (
+    FOLDER,
+    TEACHER,
+    different_recipes,
+    distinct_recipes,
+    rows_of,
+    setup_of,
+    shipped_recipes,
+    small_recipe,
+)
 from tiny_models import make_tokenizer
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -272,8 +280,8 @@ def main() -> None:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     request = json.load(sys.stdin)
-    paths = [FOLDER / name for name in request["recipes"]] or shipped_recipes()
-    for path in distinct_recipes() if request["distinct"] else paths:
+    every = distinct_recipes() if request["distinct"] else different_recipes()
+    for path in [FOLDER / name for name in request["recipes"]] or every:
         began = time.process_time()
         name, setup = str(path.relative_to(FOLDER)), str(setup_of(shipped_recipes()[path]))
         result: dict[str, Any] = {"recipe": name, "setup": setup}
