@@ -36,7 +36,7 @@ def test_preferences_with_masks_have_finite_gradients(tiny_recipe, tmp_path):
         "base": str(TINY / "dpo.yaml"),
         "name": "masked",
         "output_dir": str(tmp_path),
-        "model": {"config": {"max_position_embeddings": 256, "head_dim": 64}, "dtype": "bfloat16"},
+        "model": {"config": {"max_position_embeddings": 256, "head_dim": 64}, "dtype": "bfloat16", "parameters": None},
         "data": {"sequence_length": 192, "sources": [{"path": str(tmp_path / "pairs.jsonl")}]},
         "budget": {"epochs": 1},
         "training": {"bf16": True, "logging_steps": 1},
