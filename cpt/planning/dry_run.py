@@ -131,10 +131,15 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
                 if optimizer is not None:
                     optimizer.step()
                     optimizer.zero_grad()
-                    if isinstance(optimizer, OneKernelAdamW):
-                        for arena in optimizer.arenas.values():
-                            storages.ignore(arena.untyped_storage())  # pages are on the host
+                    ignore_pages(storages, optimizer)
         return storages.peak
+
+
+def ignore_pages(storages: PeakOfStorages, optimizer: torch.optim.Optimizer) -> None:
+    """Do not count states on the host."""
+    if isinstance(optimizer, OneKernelAdamW):
+        for arena in optimizer.arenas.values():
+            storages.ignore(arena.untyped_storage())
 
 
 def watch_weights(storages: PeakOfStorages, model: nn.Module, setup: Setup) -> None:

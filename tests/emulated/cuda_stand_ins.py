@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import _DEFAULT_DETERMINISM_MODE, _allowed_determinism_checks_to_fns
 from triton.runtime.jit import JITFunction
 
+from cpt.hardware import TRITON
 from cpt.models.fused_loss import cross_entropy_in_place
 from cpt.optim.adamw_update import update_in_torch
 
@@ -291,7 +292,7 @@ def reset_accelerate() -> None:
 
 
 @contextmanager
-def emulated_cuda(*, deepspeed: bool = False) -> Iterator[OneDevicePerOperation]:
+def emulated_cuda(*, deepspeed: bool = False, triton_failure: str = "") -> Iterator[OneDevicePerOperation]:
     """A machine with one labelled GPU, for this process."""
     runtime = CudaRuntime()
     with ExitStack() as patches:
@@ -320,6 +321,7 @@ def emulated_cuda(*, deepspeed: bool = False) -> Iterator[OneDevicePerOperation]
             patches.enter_context(patch.object(torch, name, value))
         patches.enter_context(patch.object(varlen, "varlen_attn", attend))
         patches.enter_context(patch.object(JITFunction, "run", run_kernel))
+        patches.enter_context(patch.dict(os.environ, {TRITON: triton_failure}))
         reset_accelerate()
         patches.callback(reset_accelerate)
         yield patches.enter_context(labelled_devices())

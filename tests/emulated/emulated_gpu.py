@@ -36,14 +36,18 @@ class RaceError(RuntimeError):
     """Memory is used before the work of another stream on it is known to be complete."""
 
 
+GPU: Any = None  # set by each `labelled_devices`
+
+
 @dataclass
 class Memory:
     """Where a storage is, and the last work on it."""
 
+    gpu: "EmulatedGpu | None" = None
     device: torch.device = CPU
     is_pinned: bool = False
-    written: "dict[Span, Stamp]" = field(default_factory=dict)
-    read: "dict[tuple[Span, int], int]" = field(default_factory=dict)  # part and stream -> number of the operation
+    written: dict[Span, Stamp] = field(default_factory=dict)
+    read: dict[tuple[Span, int], int] = field(default_factory=dict)  # part and stream -> number of the operation
 
 
 def memory_of(tensor: torch.Tensor) -> Memory:
@@ -53,6 +57,10 @@ def memory_of(tensor: torch.Tensor) -> Memory:
     if memory is None:
         memory = Memory()
         storage.memory = memory  # type: ignore[attr-defined]
+    if memory.gpu is not GPU:  # a constant that outlived the GPU of another test
+        memory.gpu = GPU
+        memory.written.clear()
+        memory.read.clear()
     return memory
 
 
@@ -215,7 +223,6 @@ def calling_place() -> str:
     return f"{file}:{frame.f_code.co_name}"
 
 
-GPU: EmulatedGpu  # set by each `labelled_devices`
 
 
 class Stream:

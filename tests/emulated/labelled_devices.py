@@ -13,7 +13,17 @@ from unittest.mock import patch
 
 import emulated_gpu
 import torch
-from emulated_gpu import CPU, CUDA, EmulatedGpu, MixedDevicesError, local_part, memory_of, note_write, span_of, start_gpu
+from emulated_gpu import (
+    CPU,
+    CUDA,
+    EmulatedGpu,
+    MixedDevicesError,
+    local_part,
+    memory_of,
+    note_write,
+    span_of,
+    start_gpu,
+)
 from torch._library.custom_ops import OPDEFS
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
@@ -75,8 +85,6 @@ class OneDevicePerOperation(TorchDispatchMode):
     def __init__(self, gpu: EmulatedGpu, names: "DevicesByName") -> None:
         super().__init__()
         self.gpu, self.names = gpu, names
-        self.watchers: list[Callable[[Any, list[torch.Tensor], list[torch.Tensor]], None]] = []
-        """Called with each operation on the GPU, its inputs and its outputs."""
 
     @property
     def waits(self) -> list[emulated_gpu.Wait]:
@@ -94,44 +102,60 @@ class OneDevicePerOperation(TorchDispatchMode):
         packet = operation.overloadpacket
         device = self.device_for(operation, packet, inputs, args)
         is_copy = packet is aten.copy_ and memory_of(args[0]).device != memory_of(args[1]).device
-        written = [tensor for index in written_arguments(operation) for tensor in tensors_in(argument(args, kwargs, operation, index))]
+        runs = not is_view(operation) and packet not in WITHOUT_KERNEL
         if is_copy:
             non_blocking = bool(args[2]) if len(args) > 2 else bool(kwargs.get("non_blocking", False))
             self.gpu.copy(args[0], args[1], non_blocking=non_blocking)
-        elif device == CUDA:
-            self.check_waits(packet, inputs, args, kwargs)
-            if not is_view(operation) and packet not in WITHOUT_KERNEL:
-                on_gpu = [tensor for tensor in inputs if memory_of(tensor).device == CUDA]
-                self.gpu.launch(on_gpu, written, str(operation))
-        elif not is_view(operation) and packet not in WITHOUT_KERNEL:
-            for tensor in inputs:
-                if tensor.device == CPU:
-                    self.gpu.host_uses(tensor, str(operation))
-            for tensor in written:
-                if tensor.device == CPU:
-                    self.gpu.host_uses(tensor, str(operation), writes=True)
+        elif runs:
+            written = [
+                tensor
+                for index in written_arguments(operation)
+                for tensor in tensors_in(argument(args, kwargs, operation, index))
+            ]
+            self.start(operation, device, inputs, written, args, kwargs)
         if (kernel := self.custom_kernel(operation)) is not None:
             with torch._C._EnableTorchFunction(), self.names, self:
                 output = kernel(*args, **kwargs)
         else:
             output = operation(*args, **kwargs)
-        if is_copy or is_view(operation) or packet is aten.set_:
-            return output
+        if not is_copy and not is_view(operation) and packet is not aten.set_:
+            self.label(operation, device, inputs, output, runs=runs)
+        return output
+
+    def start(
+        self,
+        operation: Any,
+        device: torch.device,
+        inputs: list[torch.Tensor],
+        written: list[torch.Tensor],
+        args: Any,
+        kwargs: Any,
+    ) -> None:
+        """Check that what it uses is complete."""
+        if device == CUDA:
+            self.check_waits(operation.overloadpacket, inputs, args, kwargs)
+            on_gpu = [tensor for tensor in inputs if memory_of(tensor).device == CUDA]
+            self.gpu.launch(on_gpu, written, str(operation))
+            return
+        for tensor in inputs:
+            if tensor.device == CPU:
+                is_written = any(tensor is target for target in written)
+                self.gpu.host_uses(tensor, str(operation), writes=is_written)
+
+    def label(
+        self, operation: Any, device: torch.device, inputs: list[torch.Tensor], output: Any, *, runs: bool
+    ) -> None:
+        """Give new tensors the device."""
         known = {id(tensor.untyped_storage()) for tensor in inputs}
         outputs = [leaf for leaf in tensors_in(output) if id(leaf.untyped_storage()) not in known]
         for leaf in outputs:
             put_on(leaf, device)
-        if device == CUDA:
-            self.gpu.last_device = CUDA
-            if packet not in WITHOUT_KERNEL:
-                stream = self.gpu.stream
-                for leaf in outputs:
-                    note_write(memory_of(leaf), span_of(leaf), (stream.number, stream.known.get(stream.number, 0)))
-            for watch in self.watchers:
-                watch(operation, inputs, outputs)
-        elif device == CPU and inputs:
-            self.gpu.last_device = CPU
-        return output
+        if device == CUDA or inputs:
+            self.gpu.last_device = device
+        if device == CUDA and runs:
+            stream = self.gpu.stream
+            for leaf in outputs:
+                note_write(memory_of(leaf), span_of(leaf), (stream.number, stream.known.get(stream.number, 0)))
 
     def custom_kernel(self, operation: Any) -> Callable[..., Any] | None:
         """The Python function of a custom operation, whose own operations are checked as well."""
@@ -155,10 +179,10 @@ class OneDevicePerOperation(TorchDispatchMode):
             others = [tensor for tensor in others if not any(tensor is index for index in indices)]
         is_foreach = operation._schema.name.startswith("aten::_foreach")
         if torch.Tag.pointwise in operation.tags or packet in ACCEPTS_SCALARS or is_foreach:
-            written = [tensor for index in written_arguments(operation) for tensor in tensors_in(args[index : index + 1])]
+            written = [
+                tensor for index in written_arguments(operation) for tensor in tensors_in(args[index : index + 1])
+            ]
             others = [tensor for tensor in others if tensor.dim() or any(tensor is target for target in written)]
-        if is_foreach and others and all(memory_of(t).device == CPU for t in tensors_in(args[0])):
-            pass
         if others and memory_of(inputs[0]).device == CPU and packet is aten.fill_:
             return CPU
         if others:
@@ -293,7 +317,11 @@ def answer_to(mode: DevicesByName, function: Any, args: Any, kwargs: Any) -> Any
         return function(tensor, *given, *remaining, **kwargs)
     requested = named(device)
     if requested == device_of(tensor):
-        return function(tensor, CPU, *remaining, **kwargs) if tensor_like is None else function(tensor, *remaining, **kwargs)
+        return (
+            function(tensor, CPU, *remaining, **kwargs)
+            if tensor_like is None
+            else function(tensor, *remaining, **kwargs)
+        )
     if requested.type == "meta":
         return function(tensor, requested, *remaining, **kwargs)
     flags = [value for value in remaining if isinstance(value, bool)]

@@ -1,6 +1,6 @@
 """Real runs of `train()` on a labelled GPU, with the host's waits of a step.
 
-    python tests/emulated/labelled_runs.py    writes the table of waits into docs/reference/training.md
+python tests/emulated/labelled_runs.py    writes the table of waits into docs/reference/training.md
 """
 
 import json

@@ -57,3 +57,9 @@ def test_gradients_released_into_paged_states_with_an_evaluation_and_background_
     )
     assert run.trainer.optimizer.optimizer.pages.fetched > 20
     assert read_metrics(run.trainer.run_folder, ["eval_held_loss"]).last("eval_held_loss") < 6
+
+
+def test_a_background_save_copies_after_the_update(labelled):
+    """Without an evaluation, which would wait for the update before."""
+    run = labelled(model={"dtype": "bfloat16"}, checkpoints={"every_steps": 2, "in_background": True})
+    assert (run.trainer.run_folder / "checkpoint-2").is_dir()
