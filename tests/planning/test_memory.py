@@ -110,3 +110,8 @@ def test_sampling_takes_keys_and_values_of_whole_completions():
     assert "gradients" in moments(often)["sampling completions"]
     under_zero3 = replace(setup, zero=ZERO3, half=True, weights_bytes=2, gpus=2, on_cpu=False)
     assert moments(under_zero3)["sampling completions"]["whole weights"] == 2000
+
+
+def test_of_fp32_gradients_that_are_averaged_one_bucket_is_copied():
+    found = moments(replace(PLAIN, gpus=2, accumulation=4))
+    assert {terms["gradient buckets"] for terms in found.values()} == {2 * 1000 + 4 * 1000}
