@@ -10,7 +10,7 @@ BUCKET_BYTES = 2**26
 ALIGNED = 64  # numbers: the optimizer's kernel loads 16 bytes at once
 
 
-class Bucket:
+class GradientBucket:
     """Weights whose fp32 gradients are sent together. Afterwards these gradients are views of one flat tensor."""
 
     def __init__(self) -> None:
@@ -65,11 +65,11 @@ class AverageInBackward:
 
     def __init__(self, weights: Sequence[torch.Tensor], *, may_lack: bool) -> None:
         self.weights, self.may_lack = list(weights), may_lack
-        self.bucket_of: dict[torch.Tensor, Bucket] = {}
-        self.buckets: list[Bucket] = []
+        self.bucket_of: dict[torch.Tensor, GradientBucket] = {}
+        self.buckets: list[GradientBucket] = []
         for weight in reversed(self.weights):
             if not self.buckets or 4 * (self.buckets[-1].size + weight.numel()) > BUCKET_BYTES:
-                self.buckets.append(Bucket())
+                self.buckets.append(GradientBucket())
             self.buckets[-1].add(weight)
             self.bucket_of[weight] = self.buckets[-1]
             weight.register_post_accumulate_grad_hook(self.take)
