@@ -223,8 +223,6 @@ def calling_place() -> str:
     return f"{file}:{frame.f_code.co_name}"
 
 
-
-
 class Stream:
     """Stands in for torch.Stream and torch.cuda.Stream. Like those, it does not wait for the default stream."""
 
