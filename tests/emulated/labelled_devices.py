@@ -52,6 +52,15 @@ ACCEPTS_INDEXES = {aten.index, aten.index_put, aten.index_put_, aten._index_put_
 FROM_HOST = ("tensor", "as_tensor", "new_tensor", "asarray")
 
 
+def addmm_to_fp32(
+    total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype, *, out: torch.Tensor
+) -> torch.Tensor:
+    return torch.addmm(total, left.to(dtype), right.to(dtype), out=out)
+
+
+ONLY_ON_GPUS: dict[Any, Callable[..., Any]] = {aten.addmm.dtype_out: addmm_to_fp32}
+
+
 def device_of(tensor: torch.Tensor) -> torch.device:
     with torch._C.DisableTorchFunction():
         tensor = local_part(tensor)
@@ -117,7 +126,7 @@ class OneDevicePerOperation(TorchDispatchMode):
             with torch._C._EnableTorchFunction(), self.names, self:
                 output = kernel(*args, **kwargs)
         else:
-            output = operation(*args, **kwargs)
+            output = ONLY_ON_GPUS.get(operation, operation)(*args, **kwargs)
         if not is_copy and not is_view(operation) and packet is not aten.set_:
             self.label(operation, device, inputs, output, runs=runs)
         return output

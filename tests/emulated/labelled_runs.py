@@ -3,6 +3,7 @@
 python tests/emulated/labelled_runs.py    writes the table of waits into docs/reference/training.md
 """
 
+import gc
 import json
 import os
 import sys
@@ -187,6 +188,7 @@ def table(folder: Path, corpus: Path, tokenizer: Path) -> str:
         own = folder / str(number)
         own.mkdir()
         sections = tiny_sections(own, corpus, tokenizer, **changes)
+        gc.freeze()
         child = os.fork()  # libraries keep the process group of a run
         if not child:
             text = row(name, run_labelled(sections, own, in_group=in_group))
