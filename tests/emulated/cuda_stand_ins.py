@@ -19,6 +19,7 @@ from torch.nn.attention import varlen
 from torch.serialization import register_package
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import _DEFAULT_DETERMINISM_MODE, _allowed_determinism_checks_to_fns
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from triton.runtime.jit import JITFunction
 
 from cpt.hardware import TRITON
@@ -262,8 +263,17 @@ def process_group() -> Iterator[None]:
             yield
         finally:
             dist.destroy_process_group()
-            if "deepspeed.comm.comm" in sys.modules:  # it keeps the group
-                sys.modules["deepspeed.comm.comm"].cdb = None  # type: ignore[attr-defined]
+            forget_groups_of_deepspeed()
+
+
+def forget_groups_of_deepspeed() -> None:
+    """DeepSpeed keeps them in module variables."""
+    if "deepspeed.comm.comm" in sys.modules:
+        sys.modules["deepspeed.comm.comm"].cdb = None  # type: ignore[attr-defined]
+    groups = vars(sys.modules.get("deepspeed.utils.groups", SimpleNamespace()))
+    for name, value in groups.items():
+        if isinstance(value, dist.ProcessGroup):
+            groups[name] = None
 
 
 def metadata(tensor: torch.Tensor) -> dict[str, Any]:
@@ -286,6 +296,7 @@ def first(lists: list[list[torch.Tensor | None]]) -> torch.Tensor:
 
 
 def reset_accelerate() -> None:
+    unset_hf_deepspeed_config()  # kept as long as a trainer of an earlier run
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
     PartialState._reset_state()
