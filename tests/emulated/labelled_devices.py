@@ -128,7 +128,7 @@ class OneDevicePerOperation(TorchDispatchMode):
                 output = kernel(*args, **kwargs)
         else:
             output = ONLY_ON_GPUS.get(operation, operation)(*args, **kwargs)
-        if not is_copy and not is_view(operation) and packet is not aten.set_:
+        if not is_copy and packet is not aten.set_:  # `to` and `reshape` may return a view or a new tensor
             self.label(operation, device, inputs, output, runs=runs)
         return output
 

@@ -11,7 +11,8 @@ from tiny_models import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cpt.checkpoints.snapshot import HostCopies, copy_beside_training, mark
-from cpt.models.fused_loss import FusedLoss, LinearCrossEntropy
+from cpt.hardware import TRITON
+from cpt.models.fused_loss import FusedLoss, LinearCrossEntropy, cross_entropy_in_place
 from cpt.optim.adamw import OneKernelAdamW
 from cpt.recipe.schema import Component
 from cpt.training.loss_guard import SpikeDetector
@@ -83,6 +84,15 @@ def test_the_fused_loss_makes_each_chunk_of_logits_once_and_none_in_fp32():
     logits = [(operation, dtype) for operation, dtype, shape in outputs.made if shape[-1:] == (96,)]
     assert {dtype for _, dtype in logits} == {torch.bfloat16}
     assert sum(operation is torch.ops.aten.mm for operation, _ in logits) == 4
+
+
+@pytest.mark.parametrize("gradient", [True, False])
+def test_without_triton_the_loss_stays_on_the_gpu_and_never_waits(gpu, monkeypatch, gradient):
+    monkeypatch.setenv(TRITON, "no compiler")
+    logits = torch.randn(4, 96, device="cuda", dtype=torch.bfloat16)
+    targets, scale = torch.zeros(4, dtype=torch.long, device="cuda"), torch.ones((), device="cuda")
+    assert cross_entropy_in_place(logits, targets, scale, 5.0, gradient).device.type == "cuda"
+    assert not gpu.waits
 
 
 def test_a_kernel_refuses_memory_of_the_host():
