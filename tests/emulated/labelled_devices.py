@@ -25,6 +25,7 @@ from emulated_gpu import (
     start_gpu,
 )
 from torch._library.custom_ops import OPDEFS
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
@@ -127,7 +128,7 @@ class OneDevicePerOperation(TorchDispatchMode):
                 output = kernel(*args, **kwargs)
         else:
             output = ONLY_ON_GPUS.get(operation, operation)(*args, **kwargs)
-        if not is_copy and not is_view(operation) and packet is not aten.set_:
+        if not is_copy and packet is not aten.set_:  # `to` and `reshape` may return a view or a new tensor
             self.label(operation, device, inputs, output, runs=runs)
         return output
 
@@ -273,6 +274,8 @@ class DevicesByName(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(function, "__name__", "")
+        if isinstance(function, OpOverload):  # called by another mode, with the CPU as its device
+            return function(*args, **kwargs)
         if name in ANSWERS:
             return ANSWERS[name](self, function, args, kwargs)
         if (attribute := ATTRIBUTES.get(function)) is not None:

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -179,23 +180,40 @@ def row(name: str, run: LabelledRun) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def row_of(name: str, sections: dict[str, Any], folder: Path) -> str:
+    """The table's row of a run in a process of its own: libraries keep a run's process group.
+
+    Raises:
+        RuntimeError: with the error of the run.
+    """
+    answer = folder / "row"
+    gc.freeze()  # otherwise each collection in the child copies the memory
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            answer.write_text(row(name, run_labelled(sections, folder, in_group=name == "DDP")))
+            code = 0
+        except BaseException:
+            answer.write_text(traceback.format_exc())
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    gc.unfreeze()
+    if status:
+        raise RuntimeError(answer.read_text())
+    return answer.read_text()
+
+
 def table(folder: Path, corpus: Path, tokenizer: Path) -> str:
     """The page's table: one run for each row."""
     lines = ["| | waits of a micro-batch | other waits of a step |", "| --- | --- | --- |"]
-    cases = {name: (of_engine(name), name == "DDP") for name in ENGINES}
-    cases |= {f"one process, {name}": (of_optimizer(name), False) for name in OPTIMIZERS}
-    for number, (name, (changes, in_group)) in enumerate(cases.items()):
+    cases = {name: of_engine(name) for name in ENGINES}
+    cases |= {f"one process, {name}": of_optimizer(name) for name in OPTIMIZERS}
+    for number, (name, changes) in enumerate(cases.items()):
         own = folder / str(number)
         own.mkdir()
-        sections = tiny_sections(own, corpus, tokenizer, **changes)
-        gc.freeze()
-        child = os.fork()  # libraries keep the process group of a run
-        if not child:
-            text = row(name, run_labelled(sections, own, in_group=in_group))
-            (own / "row").write_text(text)
-            os._exit(0)
-        os.waitpid(child, 0)
-        lines.append((own / "row").read_text())
+        lines.append(row_of(name, tiny_sections(own, corpus, tokenizer, **changes), own))
     return "\n".join(lines)
 
 
