@@ -112,6 +112,7 @@ def test_a_run_takes_the_model_of_a_revision_and_streams_its_documents(hub, clie
     assert snapshots == [commits[0]]
 
 
+@pytest.mark.slow
 def test_hellaswag_comes_from_the_hub(hub, client, tokenizer_folder):
     question = {"activity_label": WORDS[0], "ctx_a": " ".join(WORDS), "ctx_b": WORDS[1], "endings": WORDS[:4]}
     lines = "".join(json.dumps({**question, "label": str(number)}) + "\n" for number in range(4))

@@ -129,11 +129,11 @@ def test_every_key_of_the_schema_has_a_description():
         assert field.description or (inner and inner.__doc__), location
 
 
-def test_there_are_at_most_110_keys_of_our_own():
+def test_there_are_at_most_111_keys_of_our_own():
     """Each counted where it is declared: held-out sets are written with the keys of sources."""
     sections = set()
     for *above, _ in all_keys():
         annotation = annotation_at(tuple(above))
         sections.add(section_in(annotation) or section_in(item_in(annotation)))
     bases = {base for section in sections for base in section.__mro__ if issubclass(base, BaseModel)}
-    assert sum(name in base.__dict__.get("__annotations__", {}) for base in bases for name in base.model_fields) <= 110
+    assert sum(name in base.__dict__.get("__annotations__", {}) for base in bases for name in base.model_fields) <= 111
