@@ -76,6 +76,8 @@ def test_gradients_released_into_paged_states_with_an_evaluation_and_background_
     )
     run = run_labelled(changed, tmp_path)
     assert run.trainer.optimizer.optimizer.pages.fetched > 20
+    in_scoring = {wait.place for wait in run.operations.gpu.waits if "evaluation/scoring" in wait.place}
+    assert in_scoring == {"cpt/evaluation/scoring.py:document_losses"}  # the sums of a set, not each batch
     assert read_metrics(run.trainer.run_folder, ["eval_held_loss"]).last("eval_held_loss") < 6
 
 
