@@ -13,7 +13,7 @@ pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture(
-    scope="module", params=[DISTINCT, pytest.param(EVERY, marks=pytest.mark.long)], ids=["distinct", "every"]
+    scope="module", params=[DISTINCT, pytest.param(EVERY, marks=pytest.mark.slow)], ids=["distinct", "every"]
 )
 def runs(request):
     """By recipe: what `train_on_fake_gpu.py` printed."""

@@ -54,6 +54,7 @@ NAMESPACES_OF_TORCH = ("aten", "prims", "prim")
 OPERATIONS = (adamw_update, add_product, cross_entropy_in_place)
 GPU_BRANCHES = {f"{KERNELS}::{operation._name}": operation._init_fn for operation in OPERATIONS}
 READ = torch.ops.aten._local_scalar_dense.default
+MOST_HEADS = 256  # attention has sums in fp32, a row for each head: as wide as logits where a batch has as many tokens
 SHARE = 4  # of the positions of a mask that `nonzero` finds, since fake tensors have no values
 
 
@@ -114,8 +115,11 @@ class Watch(PeakOfStorages):
         return found
 
     def note_logits(self, tensor: torch.Tensor) -> None:
-        if tensor.dtype == torch.float32 and tensor.dim() and tensor.shape[-1] in self.logit_widths:
-            self.fp32_logit_rows = max(self.fp32_logit_rows, tensor.numel() // tensor.shape[-1])
+        if tensor.dtype != torch.float32 or not tensor.dim() or tensor.shape[-1] not in self.logit_widths:
+            return
+        rows = tensor.numel() // tensor.shape[-1]
+        if rows > MOST_HEADS:
+            self.fp32_logit_rows = max(self.fp32_logit_rows, rows)
 
 
 def check_devices(function: Any, arguments: Any) -> None:

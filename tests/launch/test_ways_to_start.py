@@ -34,8 +34,9 @@ def test_make_starts_a_shipped_recipe(target, launcher, changes, corpus, tokeniz
     model = save_llama(tmp_path / "model", tokenizer_folder, seed=1)
     here = [f"output_dir={tmp_path}/runs", f"model={{path: {model}}}", f"data={{sources: [{{path: {corpus}}}]}}"]
     arguments = shlex.join([*here, *SMALL, *changes, "name=small"])
-    made = ["make", "--dry-run", target, f"VENV={sys.prefix}", f"--old-file={sys.prefix}/.installed", "GPUS=2"]
-    printed = subprocess.run([*made, f"ARGS={arguments}"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    made = ["make", "--dry-run", "--no-print-directory", target, f"VENV={sys.prefix}", "GPUS=2"]
+    made += [f"--old-file={sys.prefix}/.installed", f"ARGS={arguments}"]
+    printed = subprocess.run(made, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     command = shlex.split(printed.splitlines()[-1])
     assert command[0].endswith(launcher)
     ended = subprocess.run(command, cwd=ROOT, env=environment_of_a_run(), capture_output=True, text=True, timeout=600)
