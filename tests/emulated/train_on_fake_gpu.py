@@ -4,6 +4,7 @@ It reads a request, {"distinct": bool, "recipes": names (none: by `distinct`), "
 kind}, and prints a result for each recipe, which has `error`, or what `Watch` and `Checks` found.
 """
 
+import gc
 import json
 import logging
 import sys
@@ -283,6 +284,7 @@ def is_torchs(frame: traceback.FrameSummary) -> bool:
 def main() -> None:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
+    gc.freeze()  # the Trainer collects garbage in each run, and the libraries' objects are none
     request = json.load(sys.stdin)
     every = distinct_recipes() if request["distinct"] else different_recipes()
     for path in [FOLDER / name for name in request["recipes"]] or every:
