@@ -254,11 +254,11 @@ def accelerator_of_deepspeed() -> Iterator[None]:
 
 
 @contextmanager
-def process_group() -> Iterator[None]:
-    """A group of this process alone, whose collectives of labelled tensors run on the CPU."""
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    with patch.dict(os.environ, alone):
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def process_group(rank: int = 0, size: int = 1, store: dist.Store | None = None) -> Iterator[None]:
+    """A group whose collectives of labelled tensors run on the CPU; by default of this process alone."""
+    place = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(size)}
+    with patch.dict(os.environ, {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}):
+        dist.init_process_group("gloo", store=store or dist.HashStore(), rank=rank, world_size=size)
         try:
             yield
         finally:

@@ -286,6 +286,8 @@ class DevicesByName(TorchFunctionMode):
         if requested is not None and requested.type == "meta":
             return function(*args, **kwargs)
         kwargs.pop("device", None)
+        if requested is not None and any(tensor.is_meta for tensor in inputs):
+            kwargs["device"] = CPU  # memory for a tensor that had none
         pinned = bool(kwargs.pop("pin_memory", False))
         if requested is not None and not inputs:
             home = requested
@@ -297,16 +299,23 @@ class DevicesByName(TorchFunctionMode):
             homes.pop()
         if not isinstance(output, torch.Tensor):
             return output
-        if name in FROM_HOST and requested == CUDA:
-            if device_of(output) == CPU:
-                output = moved(output, CUDA)
-        elif name in FROM_HOST or name == "__deepcopy__":
-            put_on(output, home if requested is None else requested)
-        elif requested is not None and device_of(output) != requested:
-            put_on(output, requested)
+        output = on_device_of_call(name, output, requested, home)
         if pinned:
             put_on(output, CPU, pinned=True)
         return output
+
+
+def on_device_of_call(
+    name: str, output: torch.Tensor, requested: torch.device | None, home: torch.device
+) -> torch.Tensor:
+    """A function's result on the device that its call named, or on that of its tensors."""
+    if name in FROM_HOST and requested == CUDA:
+        return moved(output, CUDA) if device_of(output) == CPU else output
+    if name in FROM_HOST or name == "__deepcopy__":
+        put_on(output, requested or home)
+    elif requested is not None and device_of(output) != requested:
+        put_on(output, requested)
+    return output
 
 
 def answer_to(mode: DevicesByName, function: Any, args: Any, kwargs: Any) -> Any:

@@ -11,8 +11,8 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,6 @@ class LabelledRun:
     trainer: Any = None
     micro_batches: int = 0
     watch: Callable[[CPTTrainer], None] | None = None
-    losses: list[float] = field(default_factory=list)
 
     def attach(self, trainer: CPTTrainer) -> None:
         self.trainer = trainer
@@ -146,14 +145,20 @@ def run_labelled(
     folder: Path,
     *,
     in_group: bool = False,
+    group: AbstractContextManager[None] | None = None,
     watch: Callable[[CPTTrainer], None] | None = None,
 ) -> LabelledRun:
-    """Train the recipe on a labelled GPU."""
+    """Train the recipe on a labelled GPU.
+
+    Args:
+        in_group: with a process group also where the engine needs none.
+        group: of several processes; default: of this one alone.
+    """
     recipe = load_recipe(write_recipe(sections, folder / "recipe.yaml"))
     deepspeed = "deepspeed" in sections["training"]
     with ExitStack() as stack:
         if in_group or deepspeed or "fsdp" in sections["training"]:
-            stack.enter_context(process_group())
+            stack.enter_context(group or process_group())
         run = LabelledRun(stack.enter_context(emulated_cuda(deepspeed=deepspeed)), watch=watch)
         train(recipe, ready=run.attach)
     return run
@@ -181,28 +186,41 @@ def row(name: str, run: LabelledRun) -> str:
 
 
 def row_of(name: str, sections: dict[str, Any], folder: Path) -> str:
-    """The table's row of a run in a process of its own: libraries keep a run's process group.
+    """The table's row of a run."""
+    (made,) = in_children([lambda: row(name, run_labelled(sections, folder, in_group=name == "DDP"))], folder)
+    return made
+
+
+def in_children(functions: list[Callable[[], str]], folder: Path) -> list[str]:
+    """Results of the functions, each in a process of its own, at once: libraries keep a run's process group.
 
     Raises:
-        RuntimeError: with the error of the run.
+        RuntimeError: with the error of the first that failed.
     """
-    answer = folder / "row"
-    gc.freeze()  # otherwise each collection in the child copies the memory
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            answer.write_text(row(name, run_labelled(sections, folder, in_group=name == "DDP")))
-            code = 0
-        except BaseException:
-            answer.write_text(traceback.format_exc())
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
+    answers = [folder / f"answer-{number}" for number in range(len(functions))]
+    gc.freeze()  # otherwise each collection in a child copies the memory
+    children = [start_child(function, answer) for function, answer in zip(functions, answers, strict=True)]
+    statuses = [os.waitpid(child, 0)[1] for child in children]
     gc.unfreeze()
-    if status:
-        raise RuntimeError(answer.read_text())
-    return answer.read_text()
+    for status, answer in zip(statuses, answers, strict=True):
+        if status:
+            raise RuntimeError(answer.read_text())
+    return [answer.read_text() for answer in answers]
+
+
+def start_child(function: Callable[[], str], answer: Path) -> int:
+    """The number of a process that writes the function's result, or its error."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        answer.write_text(function())
+        code = 0
+    except BaseException:
+        answer.write_text(traceback.format_exc())
+    finally:
+        os._exit(code)
 
 
 def table(folder: Path, corpus: Path, tokenizer: Path) -> str:
