@@ -43,7 +43,10 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
     "Runs": {
         "launch": ("cpt.launch.launch_command:command", "Write the files that start a recipe on one or many nodes."),
         "pipeline": ("cpt.commands.pipeline:command", "Run several recipes, each from the model of the one before."),
-        "search": ("cpt.commands.search:command", "Search for better values of keys; learning-rate range test."),
+        "search": (
+            "cpt.contrib.search.command:command",
+            "Search for better values of keys; learning-rate range test.",
+        ),
         "runs": ("cpt.commands.runs:command", "List runs: state, tokens, loss, speed, age, tags."),
         "compare": ("cpt.commands.compare:command", "Show how runs differ: recipes, versions, data, results."),
         "report": ("cpt.analysis.report:command", "Write one HTML page about a run."),

@@ -52,6 +52,22 @@ def tokenizer_folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
+@pytest.fixture(scope="session")
+def base_folder(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model; a test that changes it copies it first."""
+    from tiny_checkpoints import save_llama
+
+    return save_llama(tmp_path_factory.mktemp("base") / "llama", tokenizer_folder, seed=1)
+
+
+@pytest.fixture(scope="session")
+def adapter_folder(base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of this model."""
+    from tiny_checkpoints import save_adapter
+
+    return save_adapter(tmp_path_factory.mktemp("adapter") / "lora", base_folder)
+
+
 @pytest.fixture
 def tiny_recipe(corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> dict:
     """Sections of a run of 8 steps; change what a test is about, then `write_recipe`."""

@@ -24,7 +24,7 @@ from typing import Any
 
 import lxml.html
 
-from cpt.data.documents.convert import CONVERTERS, decode, with_clean_text
+from cpt.contrib.documents.convert import CONVERTERS, decode, with_clean_text
 
 RESULTS = Path(__file__).parents[1] / "results" / "documents.json"
 CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"

@@ -19,10 +19,10 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from cpt.command_line import Overrides, RecipePath, refuse_ignored, show_log
-from cpt.commands.rewriting import WRAP_TOKENS, Estimate, Rewritten, Task, estimate, rewrite
-from cpt.commands.rewriting_model import CONCURRENCY, TIMEOUT, Endpoint, Sampling
-from cpt.commands.rewriting_styles import NAMES, find_styles
-from cpt.data.documents.convert import require_libraries
+from cpt.contrib.documents.convert import require_libraries
+from cpt.contrib.rewriting.model import CONCURRENCY, TIMEOUT, Endpoint, Sampling
+from cpt.contrib.rewriting.rewrite import WRAP_TOKENS, Estimate, Rewritten, Task, estimate, rewrite
+from cpt.contrib.rewriting.styles import NAMES, find_styles
 from cpt.data.examples.encoder import CONTEXT, LEARNED, ROW, UNWANTED, ExampleEncoder, encoder_of
 from cpt.data.readers.columns import sections_of
 from cpt.data.readers.documents import BadRow
@@ -39,14 +39,14 @@ from cpt.recipe.schema import Data, DocumentSource, Model, Recipe
 from cpt.tokenizer.load import load_tokenizer
 
 if TYPE_CHECKING:
-    from cpt.data.documents.ingest import Ingested
+    from cpt.contrib.documents.ingest import Ingested
 
 COMMANDS = {  # name -> module:function
     "check": "cpt.commands.data_check:check_command",
     "preview": "cpt.commands.data:preview_command",
     "ingest": "cpt.commands.data:ingest_command",
     "rewrite": "cpt.commands.data:rewrite_command",
-    "generate-replay": "cpt.commands.generate_replay:command",
+    "generate-replay": "cpt.contrib.rewriting.generate_replay:command",
 }
 MARKS = {CONTEXT: ("", "", "dim"), LEARNED: ("[", "]", "green"), UNWANTED: ("{", "}", "red")}
 """The brackets around each token, and its style."""
@@ -188,7 +188,7 @@ def ingest_command(
     Example: cpt data ingest papers/ handbook.pdf --output corpus --on-bad skip
     """
     require_libraries()
-    from cpt.data.documents.ingest import ingest
+    from cpt.contrib.documents.ingest import ingest
 
     console, beside = open_console(), open_console(stderr=True)
     with Progress(console=beside, transient=True, disable=not beside.is_interactive) as progress:

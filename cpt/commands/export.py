@@ -19,10 +19,12 @@ from cpt.analysis.page import Curve, curves
 from cpt.checkpoints.model_folder import config_json, weight_files
 from cpt.command_line import refuse_ignored, show_log
 from cpt.commands.evaluate import held_out_sets
+from cpt.contrib.merging.interpolate import Line, LinePoint, best_point, compare_points, conclusion
+from cpt.contrib.merging.quantize import MAX_RISE, Method, check_quantising, export_quantised
+from cpt.contrib.merging.task_arithmetic import write_chat_vector
 from cpt.errors import CheckpointError, RecipeError
 from cpt.evaluation.evaluate import model_at
 from cpt.export.export import finish, new_folder, write_average
-from cpt.export.interpolate import Line, LinePoint, best_point, compare_points, conclusion
 from cpt.export.proof import (
     check_seal,
     check_vocabulary,
@@ -31,8 +33,6 @@ from cpt.export.proof import (
     proof_text,
     write_seal,
 )
-from cpt.export.quantize import MAX_RISE, Method, check_quantising, export_quantised
-from cpt.export.task_arithmetic import write_chat_vector
 from cpt.export.trained import TOKENIZER_FILES, find_trained, import_own_code, refuse_unknown_code, stored_dtype
 from cpt.export.write import (
     DtypeName,

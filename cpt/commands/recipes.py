@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from cpt.command_line import Force
+from cpt.contrib.importers import axolotl, llamafactory, ms_swift
+from cpt.contrib.importers.translation import Translation
 from cpt.distributed import print_once
 from cpt.errors import RecipeError, ResourceError
 from cpt.files import SHIPPED_FILES
 from cpt.formatting import open_console
-from cpt.importers import axolotl, llamafactory, ms_swift
-from cpt.importers.translation import Translation
 from cpt.plugins import did_you_mean
 from cpt.recipe.tree import Mistakes, plain, read_or_raise
 

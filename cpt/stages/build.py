@@ -47,8 +47,8 @@ TRAINERS: dict[str, tuple[str, ...]] = {
     "reward": ("cpt.stages.examples:WholeDialogues", "trl:RewardTrainer"),  # Bradley-Terry
     "grpo": ("cpt.stages.generating:Groups", "trl:GRPOTrainer"),  # arXiv 2402.03300
     "rloo": ("cpt.stages.generating:GenerationBatches", "trl:RLOOTrainer"),  # arXiv 2402.14740
-    "ppo": ("cpt.stages.ppo:PPOTrainer",),
-    "spo": ("cpt.stages.spo:SPOTrainer",),
+    "ppo": ("cpt.contrib.rl.ppo:PPOTrainer",),
+    "spo": ("cpt.contrib.rl.spo:SPOTrainer",),
     "distill": ("cpt.stages.distill:DistillTrainer",),
     "distill_text": ("cpt.stages.distill:DistillTrainer",),
     "distill_on_policy": ("cpt.stages.generating:StepsOfPrompts", "trl:DistillationTrainer"),

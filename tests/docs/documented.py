@@ -20,10 +20,10 @@ from typer.main import get_command
 
 from cpt.cli import COMMANDS, application
 from cpt.commands.pipeline import load_pipeline
+from cpt.contrib.search.space import load_space
 from cpt.errors import CptError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.tree import Mistakes, plain, read_yaml
-from cpt.search.space import load_space
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("", "docs/**/", "recipes/", "launch/", "deepspeed_configs/")

@@ -10,13 +10,13 @@ from tiny import TINY
 from tiny_checkpoints import save_llama
 from transformers import AutoConfig, AutoTokenizer
 
+from cpt.contrib.rl.ppo import PPOConfig
 from cpt.data.rows.mixture import shift_past_skipped
 from cpt.errors import RecipeError
 from cpt.models.config import hash_weights
 from cpt.models.inventory import build_on_meta
 from cpt.optim.adamw import automatic_dtype
 from cpt.recipe.schema import Recipe
-from cpt.stages.ppo import PPOConfig
 from cpt.training.arguments import (
     Generations,
     PromptRows,

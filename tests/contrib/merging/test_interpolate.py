@@ -9,11 +9,11 @@ from tiny import write_recipe
 from tiny_checkpoints import save_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cpt.contrib.merging.interpolate import Line, best_point, compare_points, conclusion
 from cpt.errors import CheckpointError, DataError
 from cpt.evaluation.evaluate import EvaluationRequest, measure
 from cpt.evaluation.paired import DocumentLosses
 from cpt.evaluation.sets import data_of_texts
-from cpt.export.interpolate import Line, best_point, compare_points, conclusion
 from cpt.export.proof import check_seal
 from cpt.recipe.schema import Model
 from cpt.tokenizer.train_bpe import train_bpe

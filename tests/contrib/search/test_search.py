@@ -9,10 +9,10 @@ import pytest
 import yaml
 from tiny import write_recipe
 
-from cpt.commands.search import command, environments_of
+from cpt.contrib.search import search as loop
+from cpt.contrib.search.command import command, environments_of
 from cpt.errors import Interrupted, LaunchError, RecipeError, ResourceError, TrainingError
 from cpt.files import locked
-from cpt.search import search as loop
 
 TRIAL = "log(100, loss=abs(rate - 1e-3)); finish()"
 SPACE = {"optimizer.learning_rate": {"low": 1e-5, "high": 1e-1, "log": True}, "seed": [1, 2, 3, 4]}

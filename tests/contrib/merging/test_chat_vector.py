@@ -7,8 +7,8 @@ from tiny_models import make_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt.checkpoints.model_folder import Tensors
+from cpt.contrib.merging.task_arithmetic import match_rows, write_chat_vector
 from cpt.errors import CheckpointError
-from cpt.export.task_arithmetic import match_rows, write_chat_vector
 
 TEMPLATE = "{% for message in messages %}<user>{{ message.content }}{% endfor %}"
 

@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from cpt.command_line import Launcher, Overrides, Processes, RecipePath, refuse_ignored, show_log
+from cpt.contrib.search.search import SEARCHED, TEXT_STAGES, Search, options_of_train, range_test
+from cpt.contrib.search.space import Space, load_space, open_study, recipes_at_ends, storage_errors
 from cpt.distributed import print_once
 from cpt.errors import Interrupted, RecipeError, ResourceError
 from cpt.files import free_name, locked, write_atomic
@@ -16,8 +18,6 @@ from cpt.plugins import did_you_mean
 from cpt.recipe.load import differing_keys, dump_recipe, load_recipe
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Recipe
-from cpt.search.search import SEARCHED, TEXT_STAGES, Search, options_of_train, range_test
-from cpt.search.space import Space, load_space, open_study, recipes_at_ends, storage_errors
 
 STEPS = 200
 OF_TRAINING = ("loss", "loss_smoothed", "grad_norm", "tokens_per_second")

@@ -1,8 +1,8 @@
 import pytest
 from tiny_documents import CONTAINER, PAGE, SENTENCE, chapter, write_docx, write_epub, write_pdf, write_zip
 
-from cpt.data.documents import convert
-from cpt.data.documents.convert import (
+from cpt.contrib.documents import convert
+from cpt.contrib.documents.convert import (
     Converted,
     NotConverted,
     convert_docx,

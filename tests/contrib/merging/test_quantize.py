@@ -12,9 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaC
 from typed_export import export
 
 from cpt.checkpoints.model_folder import weight_files
-from cpt.errors import CheckpointError, ResourceError
-from cpt.export.proof import check_seal
-from cpt.export.quantize import (
+from cpt.contrib.merging.quantize import (
     MOST_TOKENS,
     EvaluationText,
     bits_per_byte,
@@ -24,6 +22,8 @@ from cpt.export.quantize import (
     quantisation,
     report_cost,
 )
+from cpt.errors import CheckpointError, ResourceError
+from cpt.export.proof import check_seal
 from cpt.export.trained import Trained
 from cpt.recipe.schema import Recipe
 
@@ -79,7 +79,7 @@ def test_models_that_a_method_would_spoil_are_refused():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_int4_without_a_gpu_is_refused(monkeypatch):
-    monkeypatch.setattr("cpt.export.quantize.import_module", lambda name: None)
+    monkeypatch.setattr("cpt.contrib.merging.quantize.import_module", lambda name: None)
     with pytest.raises(ResourceError, match="nf4"):
         check_quantising("int4", torch.bfloat16)
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from cpt.importers.translation import MULTIMODAL, Translation, is_on, is_on_the_hub, translate_shared_keys
+from cpt.contrib.importers.translation import MULTIMODAL, Translation, is_on, is_on_the_hub, translate_shared_keys
 
 KEYS = ("base_model",)  # each identifies a config
 RENAMED = {  # to names in Hugging Face's classes

@@ -25,8 +25,8 @@ import orjson
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cpt.commands.rewriting_model import Answer, Answerer, Ask, Endpoint, RewriteQuestion, Sampling, cut, encode
-from cpt.commands.rewriting_styles import Style, fill
+from cpt.contrib.rewriting.model import Answer, Answerer, Ask, Endpoint, RewriteQuestion, Sampling, cut, encode
+from cpt.contrib.rewriting.styles import Style, fill
 from cpt.data.readers.decontamination import WORDS, decontaminate, runs_of, runs_of_files, words_of
 from cpt.data.readers.documents import Document
 from cpt.data.readers.filters import gopher_repetition

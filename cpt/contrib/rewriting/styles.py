@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from cpt.commands.rewriting_model import TEXT
+from cpt.contrib.rewriting.model import TEXT
 from cpt.errors import RecipeError
 from cpt.plugins import did_you_mean
 

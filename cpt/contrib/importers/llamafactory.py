@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from cpt.importers.translation import LORA, MULTIMODAL, Translation, is_on, translate_shared_keys, words_in
+from cpt.contrib.importers.translation import LORA, MULTIMODAL, Translation, is_on, translate_shared_keys, words_in
 from cpt.plugins import did_you_mean
 from cpt.recipe.tree import Mistakes, plain, read_or_raise, shown_path
 

@@ -5,9 +5,9 @@ from tiny_models import make_tokenizer, tiny_config
 from tiny_rewards import bandit, quiet_trainer
 
 from cpt.checkpoints.snapshot import saved_parameters
+from cpt.contrib.rl.ppo import PPOConfig, ValueHead, clipped_value_loss, estimate_advantages
 from cpt.models.build import build_model
 from cpt.recipe.schema import Model
-from cpt.stages.ppo import PPOConfig, ValueHead, clipped_value_loss, estimate_advantages
 
 
 def by_hand(reward, values, gamma, lam):

@@ -9,8 +9,8 @@ import yaml
 
 from cpt.commands.recipes import import_command as command
 from cpt.commands.recipes import translated
+from cpt.contrib.importers.translation import Translation
 from cpt.errors import RecipeError
-from cpt.importers.translation import Translation
 from cpt.recipe.load import load_recipe
 
 CONFIGS = Path(__file__).parent / "configs"

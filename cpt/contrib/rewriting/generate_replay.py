@@ -17,8 +17,8 @@ import typer
 from pydantic import TypeAdapter
 
 from cpt.command_line import show_log
-from cpt.commands import rewriting
-from cpt.commands.rewriting_model import Answerer, Sampling, encode
+from cpt.contrib.rewriting import rewrite
+from cpt.contrib.rewriting.model import Answerer, Sampling, encode
 from cpt.data.readers.filters import length, reason_to_drop
 from cpt.data.readers.sources import open_source
 from cpt.data.store.tokenization import adds_bos
@@ -59,16 +59,16 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
     has_bos = adds_bos(tokenizer) and tokenizer.bos_token_id is not None
     start = int(cast(int, tokenizer.bos_token_id if has_bos else tokenizer.eos_token_id))
     beginnings = [[start, *encode(tokenizer, prompt)] for prompt in task.prompts or ("",)]
-    model, window = rewriting.load_to_generate(task.model, tokenizer)
+    model, window = rewrite.load_to_generate(task.model, tokenizer)
     room = (window or sys.maxsize) - max(map(len, beginnings))
     new = task.max_new_tokens or max(1, min(LONGEST, room))
     if new > room:
         what = f"{task.model.path}: its window of {window:,} tokens has {max(0, room):,} for new ones"
         raise RecipeError(f"{what}. Lower --max-new-tokens, or shorten the --prompts.")
-    sampling, hash_of_prompts = Sampling(new, task.temperature, task.top_p), rewriting.sha256("\n".join(task.prompts))
+    sampling, hash_of_prompts = Sampling(new, task.temperature, task.top_p), rewrite.sha256("\n".join(task.prompts))
     writer = Answerer(model, tokenizer, sampling, task.batch_size)
     writer.continues = True
-    provenance = {**rewriting.describe_model(task.model), "sampling": asdict(sampling), "run_seed": task.seed}
+    provenance = {**rewrite.describe_model(task.model), "sampling": asdict(sampling), "run_seed": task.seed}
     provenance |= {"prompts_sha256": hash_of_prompts if task.prompts else None, "cpt_version": version(DISTRIBUTION)}
 
     def write(numbers: range, wanted: int) -> tuple[list[Mapping[str, object]], Counter[str]]:
@@ -77,13 +77,13 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
         for first in range(0, len(numbers), task.batch_size):
             batch = numbers[first : first + task.batch_size]
             # a text's seed: 64 bits of a hash
-            seeds = [int(rewriting.sha256(f"{task.seed} {hash_of_prompts} {number}")[:16], 16) for number in batch]
+            seeds = [int(rewrite.sha256(f"{task.seed} {hash_of_prompts} {number}")[:16], 16) for number in batch]
             answers = writer.answer([beginnings[number % len(beginnings)] for number in batch], seeds)
             for number, seed, answer in zip(batch, seeds, answers, strict=True):
                 text = answer.text.rstrip("\ufffd")  # the last character may be cut off
                 counts["written"] += 1
-                filters = (partial(length, min_characters=task.min_characters), rewriting.REPETITION)
-                if reason := reason_to_drop(rewriting.view(text), filters):
+                filters = (partial(length, min_characters=task.min_characters), rewrite.REPETITION)
+                if reason := reason_to_drop(rewrite.view(text), filters):
                     counts[f"dropped: {reason}"] += 1
                     continue
                 cut = {"cut_off": True} if answer.is_cut_off else {}
@@ -94,19 +94,19 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
         return rows, counts
 
     done, group = Counter[str](), 0
-    with output_locked(output, output / rewriting.OWN_FOLDER / "lock", "cpt data generate-replay"):
-        rewriting.refuse_another_task(output, {**provenance, "min_characters": task.min_characters})
+    with output_locked(output, output / rewrite.OWN_FOLDER / "lock", "cpt data generate-replay"):
+        rewrite.refuse_another_task(output, {**provenance, "min_characters": task.min_characters})
         while (wanted := tokens - done["tokens"]) > 0:
-            files = output / f"replay-{group:05}.jsonl", output / rewriting.OWN_FOLDER / f"{group:05}.json"
-            known: Any = rewriting.read_counts(*files, str(group))
+            files = output / f"replay-{group:05}.jsonl", output / rewrite.OWN_FOLDER / f"{group:05}.json"
+            known: Any = rewrite.read_counts(*files, str(group))
             # the last group may have fewer texts, if fewer tokens were wanted
-            if known is None or known["written"] < rewriting.GROUP and known["tokens"] < wanted:
-                rows, counts = write(range(group * rewriting.GROUP, (group + 1) * rewriting.GROUP), wanted)
+            if known is None or known["written"] < rewrite.GROUP and known["tokens"] < wanted:
+                rows, counts = write(range(group * rewrite.GROUP, (group + 1) * rewrite.GROUP), wanted)
                 if not rows:
-                    what = f"{task.model.path}: all {rewriting.GROUP} texts of a group were dropped: {dict(counts)}"
+                    what = f"{task.model.path}: all {rewrite.GROUP} texts of a group were dropped: {dict(counts)}"
                     raise DataError(f"{what}. Lower --min-characters, or write beginnings of texts for --prompts.")
                 known = {"asked_sha256": str(group), **counts}
-                rewriting.write_group(*files, rows, known)
+                rewrite.write_group(*files, rows, known)
             done.update({name: count for name, count in known.items() if isinstance(count, int)})
             yield done
             group += 1

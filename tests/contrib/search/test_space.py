@@ -4,10 +4,10 @@ import pytest
 import yaml
 from tiny import write_recipe
 
-from cpt.commands.search import refuse_unlogged_metric
+from cpt.contrib.search.command import refuse_unlogged_metric
+from cpt.contrib.search.space import load_space, open_study, recipes_at_ends
 from cpt.errors import RecipeError
 from cpt.recipe.load import REPOSITORY, load_recipe
-from cpt.search.space import load_space, open_study, recipes_at_ends
 
 LOSS = {"metric": "loss"}
 RATE = {"optimizer.learning_rate": {"low": 1e-5, "high": 1e-1, "log": True}}

@@ -22,7 +22,14 @@ from typing import Any, TypeVar
 
 import orjson
 
-from cpt.data.documents.convert import CONVERTERS, MAX_UNPACKED_BYTES, SUFFIXES, NotConverted, kind_of, with_clean_text
+from cpt.contrib.documents.convert import (
+    CONVERTERS,
+    MAX_UNPACKED_BYTES,
+    SUFFIXES,
+    NotConverted,
+    kind_of,
+    with_clean_text,
+)
 from cpt.data.readers.opening import compression_of, format_of, open_file
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.errors import DISTRIBUTION, DataError

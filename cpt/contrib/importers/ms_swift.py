@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cpt.contrib.importers.translation import MULTIMODAL, Sources, Translation, is_on, translate_shared_keys, words_in
 from cpt.errors import RecipeError
-from cpt.importers.translation import MULTIMODAL, Sources, Translation, is_on, translate_shared_keys, words_in
 from cpt.recipe.tree import resolve_scalar
 
 KEYS = ("model",)  # each identifies a config

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_rewards import bandit, quiet_trainer
 
-from cpt.stages.spo import NOTHING_KNOWN, SPOConfig, ValueTracker, key_of
+from cpt.contrib.rl.spo import NOTHING_KNOWN, SPOConfig, ValueTracker, key_of
 
 
 @pytest.fixture

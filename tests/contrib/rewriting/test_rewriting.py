@@ -16,10 +16,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
-from cpt.commands import rewriting, rewriting_model
-from cpt.commands.generate_replay import ReplayTask, generate_replay
-from cpt.commands.rewriting import Task, estimate, rewrite, sha256, why_dropped
-from cpt.commands.rewriting_model import (
+from cpt.contrib.rewriting import model as rewriting_model
+from cpt.contrib.rewriting import rewrite as rewriting
+from cpt.contrib.rewriting.generate_replay import ReplayTask, generate_replay
+from cpt.contrib.rewriting.model import (
     Answer,
     Answerer,
     Endpoint,
@@ -29,7 +29,8 @@ from cpt.commands.rewriting_model import (
     cut,
     encode,
 )
-from cpt.commands.rewriting_styles import fill, find_styles
+from cpt.contrib.rewriting.rewrite import Task, estimate, rewrite, sha256, why_dropped
+from cpt.contrib.rewriting.styles import fill, find_styles
 from cpt.errors import DataError, Interrupted, LaunchError, RecipeError
 from cpt.process import free_port
 from cpt.recipe.schema import DocumentSource, Model

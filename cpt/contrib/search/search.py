@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
+from cpt.contrib.search.space import REASON, Space, ask, import_optuna, overrides_of, unfinished
 from cpt.distributed import print_once
 from cpt.errors import Interrupted, RecipeError, TrainingError
 from cpt.files import free_name, write_atomic
@@ -23,7 +24,6 @@ from cpt.recipe.schema import Recipe
 from cpt.recipe.values import in_yaml, shortened
 from cpt.runs.folder import METRICS, read_objects
 from cpt.runs.record import EXPORT, Run, hold, write_json
-from cpt.search.space import REASON, Space, ask, import_optuna, overrides_of, unfinished
 
 SEARCHED, BEST, RESULTS, LOGS = "searched.yaml", "best.yaml", "results.json", "logs"
 SECONDS_BETWEEN_LOOKS = 1.0

@@ -1,0 +1,1 @@
+"""Merge models, add chat vectors, interpolate, and quantize exports."""

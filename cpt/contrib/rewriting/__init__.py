@@ -1,0 +1,1 @@
+"""Let a model write training text: rewritten documents, and its own text for replay."""

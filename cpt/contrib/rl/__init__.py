@@ -1,0 +1,1 @@
+"""Reinforcement learning besides TRL's stable trainers: PPO and SPO."""
