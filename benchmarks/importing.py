@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.readme import table, write_part
-from cpt.commands.recipes import translated
+from cpt.contrib.importers.command import translated
 from cpt.errors import CptError
 from cpt.recipe.load import load_recipe
 

@@ -29,7 +29,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
         "rehearse": ("cpt.commands.rehearse:command", "Try every part of a run once, in minutes."),
         "doctor": ("cpt.commands.doctor:command", "Show what this machine has, or compare the nodes of a cluster."),
         "recipes": ("cpt.commands.recipes:command", "List the recipes that come with cpt, or copy them."),
-        "import": ("cpt.commands.recipes:import_command", "Write a recipe from a config of another tool."),
+        "import": ("cpt.contrib.importers.command:command", "Write a recipe from a config of another tool."),
         "schema": ("cpt.recipe.json_schema:command", "Print the recipe's JSON schema, for editors."),
     },
     "Data": {
@@ -58,7 +58,10 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
     },
     "Use the model": {
         "export": ("cpt.commands.export:command", "Write a trained model for other programs, checked by its logits."),
-        "merge": ("cpt.commands.export:merge", "Merge models: adapter and base, chat vector, mean of checkpoints."),
+        "merge": (
+            "cpt.contrib.merging.command:command",
+            "Merge models: adapter and base, chat vector, mean of checkpoints.",
+        ),
         "serve": ("cpt.serving.serve:serve", "Serve a model to OpenAI clients, on Hugging Face's server."),
         "chat": ("cpt.serving.serve:chat", "Chat with a model in the terminal or in the browser."),
     },

@@ -83,7 +83,7 @@ def imports_of(module: str, *, for_types: bool = False) -> set[str]:
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             name = IN_STRINGS.fullmatch(node.value)
-            if name is not None:
+            if name is not None and not name[1].startswith(OPTIONAL):  # the core names optional parts as users do
                 names.add(name[1])
     modules = names & TREES.keys()
     parents = {name.rsplit(".", up)[0] for name in modules for up in range(1, name.count(".") + 1)}

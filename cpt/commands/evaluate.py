@@ -14,13 +14,11 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.command_line import AsJson, refuse_ignored, show_log
 from cpt.distributed import is_main_process, join_processes, leave_processes
 from cpt.errors import DataError, RecipeError
-from cpt.evaluation.evaluate import EvaluationRequest, build_report, known_positions, measure, model_at
+from cpt.evaluation.evaluate import EvaluationRequest, build_report, held_out_sets, measure, model_at
 from cpt.evaluation.paired import EvaluationReport
-from cpt.evaluation.sets import DEFAULT_LENGTH, EvaluationData, data_of_recipe, data_of_texts
 from cpt.evaluation.tasks import task_choices
 from cpt.formatting import open_console
 from cpt.recipe.load import load_recipe
-from cpt.recipe.schema import Model, Recipe
 from cpt.runs.folder import RECIPE
 
 
@@ -78,16 +76,6 @@ def command(
     elif is_main_process():
         print_report(found)
     leave_processes()
-
-
-def held_out_sets(
-    recipe: Recipe | None, texts: list[str], sequence_length: int | None, models: list[Model], run: Path | None
-) -> EvaluationData | None:
-    """The held-out sets of the command line, or else of the recipe, which may be that of a run."""
-    if texts:
-        default = recipe.data.sequence_length if recipe is not None else DEFAULT_LENGTH
-        return data_of_texts(texts, sequence_length or min(default, *map(known_positions, models)))
-    return None if recipe is None else data_of_recipe(recipe, run)
 
 
 def print_report(found: EvaluationReport) -> None:

@@ -37,7 +37,14 @@ from cpt.evaluation.paired import (
     transitions,
 )
 from cpt.evaluation.scoring import document_losses
-from cpt.evaluation.sets import EvaluationData, EvaluationSet, data_of_recipe, open_evaluation_sets
+from cpt.evaluation.sets import (
+    DEFAULT_LENGTH,
+    EvaluationData,
+    EvaluationSet,
+    data_of_recipe,
+    data_of_texts,
+    open_evaluation_sets,
+)
 from cpt.evaluation.tasks import (
     TaskChoice,
     TaskScore,
@@ -176,6 +183,16 @@ def fitting(held: EvaluationData, model: Model) -> EvaluationData:
     if held.data.packing in ("none", "token_budget") or isolates_documents(load_config(model)):
         return held
     return replace(held, data=held.data.model_copy(update={"packing": "token_budget"}))
+
+
+def held_out_sets(
+    recipe: Recipe | None, texts: list[str], sequence_length: int | None, models: list[Model], run: Path | None
+) -> EvaluationData | None:
+    """The held-out sets of the command line, or else of the recipe, which may be that of a run."""
+    if texts:
+        default = recipe.data.sequence_length if recipe is not None else DEFAULT_LENGTH
+        return data_of_texts(texts, sequence_length or min(default, *map(known_positions, models)))
+    return None if recipe is None else data_of_recipe(recipe, run)
 
 
 def known_positions(model: Model) -> int:

@@ -40,6 +40,8 @@ from cpt.models.inventory import vocabulary_size
 from cpt.models.new_rows import carry_extension
 
 DtypeName = Literal["bfloat16", "float16", "float32"]
+QuantizedTo = Literal["int8", "int4", "nf4"]
+MAX_RISE = 0.05  # relative increase of bits per byte by quantizing
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import nn
@@ -31,13 +30,11 @@ from cpt.evaluation.sets import data_of_recipe, open_evaluation_sets
 from cpt.export.export import copy_model_files, new_folder
 from cpt.export.proof import CARD, TEXT, logits_of, proof_text, read_text, reload_and_compare
 from cpt.export.trained import Trained
-from cpt.export.write import ExportOptions, export_whole, name_of
+from cpt.export.write import ExportOptions, QuantizedTo, export_whole, name_of
 from cpt.files import write_atomic
 from cpt.models.adapters import Quantization
 from cpt.models.config import value_of
 
-Method = Literal["int8", "int4", "nf4"]
-MAX_RISE = 0.05  # relative increase of bits per byte
 NF4_BLOCK = 64  # weights that share a scale in bitsandbytes
 GROUPS = (128, 64, 32)  # weights that share a scale: smaller is more accurate
 WINDOW = 256  # tokens per forward pass
@@ -57,7 +54,7 @@ class EvaluationText:
         return sum(len(window) - 1 for window in self.windows)
 
 
-def check_quantising(method: Method, dtype: torch.dtype) -> None:
+def check_quantising(method: QuantizedTo, dtype: torch.dtype) -> None:
     package, extra = ("bitsandbytes", "bitsandbytes") if method == "nf4" else ("torchao", "quantize")
     try:
         import_module(package)
@@ -72,7 +69,7 @@ def check_quantising(method: Method, dtype: torch.dtype) -> None:
 
 
 def export_quantised(
-    trained: Trained, output: Path, options: ExportOptions, method: Method, max_rise: float
+    trained: Trained, output: Path, options: ExportOptions, method: QuantizedTo, max_rise: float
 ) -> Iterator[str]:
     """Export the whole model into a scratch folder, and quantise it from there; yields lines of the report. Raises
     CheckpointError if the verification fails or the loss is too high; then no folder remains."""
@@ -103,7 +100,7 @@ def export_quantised(
 
 
 def write_quantised(
-    trained: Trained, whole: Path, folder: Path, options: ExportOptions, method: Method, max_rise: float
+    trained: Trained, whole: Path, folder: Path, options: ExportOptions, method: QuantizedTo, max_rise: float
 ) -> Iterator[str]:
     dtype, device = options.dtype, "cuda" if method == "int4" else None
     tokenizer, config = AutoTokenizer.from_pretrained(whole), AutoConfig.from_pretrained(whole)
@@ -123,7 +120,9 @@ def write_quantised(
     yield f"Measured on {text.num_predicted:,} tokens of {text.where}."
 
 
-def quantisation(method: Method, model: PreTrainedModel, dtype: torch.dtype) -> TorchAoConfig | BitsAndBytesConfig:
+def quantisation(
+    method: QuantizedTo, model: PreTrainedModel, dtype: torch.dtype
+) -> TorchAoConfig | BitsAndBytesConfig:
     """The library's config; by its defaults, embeddings, head and norms are not quantised."""
     head = model.get_output_embeddings()
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head]
@@ -148,7 +147,7 @@ def quantisation(method: Method, model: PreTrainedModel, dtype: torch.dtype) -> 
     return TorchAoConfig(Int4WeightOnlyConfig(group_size=size, int4_packing_format="tile_packed_to_4d"))
 
 
-def describe_layers(model: PreTrainedModel, method: Method) -> str:
+def describe_layers(model: PreTrainedModel, method: QuantizedTo) -> str:
     """List the quantised and the other layers; CheckpointError if nothing was quantised."""
     libraries = ("torchao", "bitsandbytes")
     weights = [name for name, weight in model.named_parameters() if type(weight).__module__.startswith(libraries)]

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cpt.commands.recipes import import_command as command
-from cpt.commands.recipes import translated
+from cpt.contrib.importers.command import command, translated
 from cpt.contrib.importers.translation import Translation
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
