@@ -30,9 +30,10 @@ export PATH := $(BIN):$(PATH)
 # Two tests at a time on two cores: one thread each; what is compiled of cpt is kept for the processes that tests start. What DeepSpeed compiles belongs to the environment that compiled it.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 QUICK := 'not heavy and not slow and not long and not quantized and not cluster and not gpu and not network'
+CORE := --ignore=tests/contrib
 SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 
-.PHONY: help setup demo test test-quick coverage mutations test-slow test-long test-quantized test-cluster test-oldest test-newest test-upstream matrix test-gpu test-network lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-importing bench-saving bench-faults bench-rewarming bench-replay bench-optimizers bench-scale train-prototype train-production
+.PHONY: help setup demo test test-contrib test-quick coverage mutations test-slow test-long test-quantized test-cluster test-oldest test-newest test-upstream matrix test-gpu test-network lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-importing bench-saving bench-faults bench-rewarming bench-replay bench-optimizers bench-scale train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,13 +44,16 @@ demo: $(INSTALLED) ## pre-train a small model, continue on a domain, show what i
 	$(BIN)/cpt demo $(ARGS)
 
 test: $(INSTALLED) ## the test suite: no network, no GPU, about 4 minutes on 2 cores
-	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal $(CORE) $(ARGS)
+
+test-contrib: $(INSTALLED) ## the tests of the optional parts, slow ones too
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not long and not quantized and not cluster and not gpu and not network' $(or $(ARGS),tests/contrib)
 
 test-quick: $(INSTALLED) ## what starts no process and trains nothing: about a minute, for each save
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m $(QUICK) $(ARGS)
 
 test-slow: $(INSTALLED) ## long runs and smaller grids
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'slow and not long and not quantized and not cluster and not gpu and not network' $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal $(CORE) -m 'slow and not long and not quantized and not cluster and not gpu and not network' $(ARGS)
 
 test-long: $(INSTALLED) ## grids of stages, ways to run and faults: hours
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'long and not quantized and not cluster' $(ARGS)

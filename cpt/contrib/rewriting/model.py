@@ -137,7 +137,7 @@ class Endpoint:
         try:
             from openai import AsyncOpenAI  # it takes a second
         except ImportError as problem:
-            raise ResourceError(f"--endpoint needs the package openai: {install_line('serving')}") from problem
+            raise ResourceError(f"--endpoint needs the package openai: {install_line('rewriting')}") from problem
         key = next((os.environ[name] for name in KEYS if os.environ.get(name)), "no-key")
         room = asyncio.Semaphore(self.concurrency)
 
