@@ -65,18 +65,13 @@ def command(
             return
     prepared = prepare_recipe(loaded)
     seconds = time.monotonic() - start
-    if bounded := ", ".join(source.name for source in prepared.sources if source.is_estimate):
-        typer.echo(f"Ready: the beginning of {bounded}; `data.disk_bytes` limits the store ({seconds:.1f} s).")
-    else:
-        documents = sum(source.documents for source in prepared.sources)
-        typer.echo(f"{prepared.num_tokens:,} tokens of {documents:,} documents are ready ({seconds:.1f} s).")
+    documents = sum(source.documents for source in prepared.sources)
+    typer.echo(f"{prepared.num_tokens:,} tokens of {documents:,} documents are ready ({seconds:.1f} s).")
 
 
 def prepare_recipe(recipe: Recipe) -> PreparedData:
-    """Make everything that the recipe's run reads; with `data.disk_bytes`, only its beginning. Upload it to $CPT_STORE
-    if that is set."""
-    tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-    prepared = data_of(recipe, tokenizer, whole=recipe.data.disk_bytes is None)
+    """Make everything that the recipe's run reads. Upload it to $CPT_STORE if that is set."""
+    prepared = data_of(recipe, load_tokenizer(recipe.tokenizer, recipe.model), whole=True)
     if (store := bucket()) is not None:
         log.info(f"{upload(prepared, store):,} shards uploaded to {store.url}.")
     return prepared
@@ -152,8 +147,6 @@ def make_remotely(work: ShardWork, shard: Shard, name: str, folder: str) -> None
 
 def all_shards(recipe: Recipe) -> list[Wanted]:
     """Every shard of the sources and held-out sets that the run opens, in an order that all processes share."""
-    if recipe.data.disk_bytes is not None:
-        raise RecipeError("`data.disk_bytes` limits the store, so the run fills it. Remove it to prepare shards.")
     cache_dir = default_cache_dir().absolute()  # Ray's tasks may start in another folder
     data, evaluation, _ = as_asked(phases_in_tokens(recipe), recipe.evaluation, form_of_stage(recipe.stage))
     clean = with_decontamination(data, evaluation, cache_dir)

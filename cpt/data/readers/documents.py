@@ -1,7 +1,6 @@
 """The items that a reader yields, documents and bad rows, and the handling of bad rows."""
 
 import json
-import math
 import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
@@ -80,7 +79,6 @@ class Document(NamedTuple):
     text: str
     origin: Origin
     number: int
-    score: float = math.nan  # from `order_by`
 
     @property
     def where(self) -> str:

@@ -39,7 +39,6 @@ Chunked = Sequence[ChunkedRows]
 log = logging.getLogger("cpt")
 NO_EVALUATION = Evaluation()
 CLOSE_TO_ALL = 0.9  # above this share of a source is read, its exact size is needed
-CHUNKS_ON_DISK = 4  # per source: current, next, one for slower readers, one spare
 NO_HASHES = np.empty(0, np.uint64)
 
 
@@ -151,7 +150,6 @@ class PreparedData:
     sources: list[SourceReport]
     fingerprint: str
     """Changes with any training row or the order of rows; moving or touching files does not change it."""
-    disk_bytes: int | None  # limit for large sources on this machine's disk
     form: str = "document"  # of the rows: see `cpt.data.readers.columns`
     held_out_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Held-out set -> file -> xxh3-128 of its content, for sets with separate files."""
@@ -204,19 +202,18 @@ class PreparedData:
         ahead = [
             number
             for number, rows in enumerate(self.chunked)
-            if rows.tokenized.plan.is_streamed and (self.disk_bytes is not None or not rows.is_complete)
+            if not rows.tokenized.plan.is_whole and not rows.is_complete
         ]
         if not ahead:
             return None
         _, stretch, place = self.rows.stretch_at(first_row)
         shares, counts = stretch.turns.shares(place), stretch.turns.counts(place)
-        chosen = [self.chunked[n] for n in ahead], [shares[n] for n in ahead], [counts[n] for n in ahead]
-        return ReadAhead(*chosen, self.disk_bytes)
+        return ReadAhead([self.chunked[n] for n in ahead], [shares[n] for n in ahead], [counts[n] for n in ahead])
 
     def state(self, first_row: int) -> dict[str, Any]:
         """The data state for a checkpoint, to resume at `first_row`, even with an empty store."""
         turns = list(zip(self.sources, self.chunked, self.rows.counts(first_row), strict=True))
-        chunks = {report.name: rows.state(turn) for report, rows, turn in turns if rows.tokenized.plan.is_streamed}
+        chunks = {report.name: rows.state(turn) for report, rows, turn in turns if not rows.tokenized.plan.is_whole}
         now = {report.name: Position(turn, rows.fingerprint, rows.filled) for report, rows, turn in turns}
         return {
             "fingerprint": self.fingerprint,
@@ -267,8 +264,8 @@ def build_data(
 
     Raises:
         DataError: a source is missing, bad, or empty after its filters, or has changed since an earlier stretch.
-        RecipeError: a filter or its options do not exist, names are not unique, a source has too few tokens for the
-            run, or `data.disk_bytes` is too small.
+        RecipeError: a filter or its options do not exist, names are not unique, or a source has too few tokens for
+            the run.
         ResourceError: the cache is not writable, or the Hub is not reachable.
     """
     asked = [as_asked(one.data, one.evaluation, form) for one in earlier]
@@ -329,12 +326,11 @@ class Builder:
     def build(self, *, whole: bool) -> PreparedData:
         cohorts = self.open_cohorts()
         evaluated, opened = cohorts[-1].evaluated, [source for cohort in cohorts for source in cohort.sources]
-        needs_all = whole or why_all(self.data, self.budget) is not None
-        refuse_small_disk(self.data, self.budget, opened, needs_all=needs_all)
+        needs_all = whole or needs_whole_sources(self.data, self.budget)
         of_sets = [source for cohort in cohorts for source in cohort.evaluated]
         wanted = everything(of_sets)
         for source in opened:
-            if needs_all or not source.plan.is_streamed:
+            if needs_all or source.plan.is_whole:
                 wanted += everything([source])
             else:  # the first chunks, and the shards of the held-out set
                 held_out = source.plan.held_out if self.evaluation.held_out_share is not None else []
@@ -367,9 +363,17 @@ class Builder:
             check_repeats(self.data, mixture, reports, num_rows)
         held_out_sets = self.held_out_sets(chunked, evaluated)
         files = {reported_name(one.work.source): one.finish().files for one in evaluated}
-        fingerprint, limit = self.fingerprint(mixture, chunked), self.data.disk_bytes
-        found = mixture, chunked, held_out_sets, reports, fingerprint, limit, self.form, files, evaluated
-        return PreparedData(*found, self.earlier)
+        return PreparedData(
+            rows=mixture,
+            chunked=chunked,
+            held_out=held_out_sets,
+            sources=reports,
+            fingerprint=self.fingerprint(mixture, chunked),
+            form=self.form,
+            held_out_files=files,
+            evaluated=evaluated,
+            earlier=self.earlier,
+        )
 
     def open_cohorts(self) -> list[Cohort]:
         """Open the sources in use, with the held-out sets of the stretch in which they came into use; the last cohort
@@ -410,9 +414,7 @@ class Builder:
             if (recipe := in_use.get(reported_name(source.work.source))) is not None:
                 hashes = np.unique(np.concatenate([*known, also_held_out[place]]))
                 selection = Selection(share, hashes, repeated[place], recipe.max_tokens, longest[place])
-                is_bounded = self.data.disk_bytes is not None and source.plan.is_streamed
-                where = self.layout, self.seed, self.cache_dir
-                yield ChunkedRows(source, selection, *where, recipe.max_epochs, is_bounded)
+                yield ChunkedRows(source, selection, self.layout, self.seed, self.cache_dir, recipe.max_epochs)
 
     def held_out_across(self, sources: Sources) -> tuple[list[int | None], list[Hashes]]:
         """The maximum size in bytes of a held-out document of each source (None for examples, which are short), and
@@ -509,28 +511,10 @@ def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evalu
     return data, evaluation, form
 
 
-def why_all(data: Data, budget: Budget | None) -> str | None:
-    """The key that requires all of every source before the first row, or None."""
-    if data.deduplicate is not None:
-        return "data.deduplicate"
-    if data.temperature is not None:
-        return "data.temperature"
-    return "budget.epochs" if budget is not None and budget.epochs is not None else None
-
-
-def refuse_small_disk(data: Data, budget: Budget | None, sources: Sources, *, needs_all: bool) -> None:
-    large = [source for source in sources if source.plan.is_streamed]
-    if data.disk_bytes is None or not large:
-        return
-    if needs_all:
-        what = f"`{why_all(data, budget) or 'cpt prepare'}` needs"
-        raise RecipeError(f"`data.disk_bytes`: {what} every source completely on the disk. Remove one of them.")
-    least = CHUNKS_ON_DISK * len(large) * data.chunk_bytes
-    if data.disk_bytes < least:
-        raise RecipeError(
-            f"`data.disk_bytes` is {data.disk_bytes:,}, but {len(large)} source(s) in chunks of"
-            f" {data.chunk_bytes:,} bytes need {least:,}. Raise it, or lower `data.chunk_bytes`."
-        )
+def needs_whole_sources(data: Data, budget: Budget | None) -> bool:
+    """Whether all of every source is needed before the first row."""
+    is_by_epochs = budget is not None and budget.epochs is not None
+    return data.deduplicate is not None or data.temperature is not None or is_by_epochs
 
 
 def open_mixture(

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import hold, key_of, open_array, publish_derived
-from cpt.data.store.shards import ORDERED_PARTS
 from cpt.data.store.token_files import Hashes, Int64, Mask, StoredDocuments, TokenFiles
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import ResourceError, install_line
@@ -25,7 +24,6 @@ LIKENESS = 0.75
 CHUNK_TOKENS = 4_000_000
 FILES = {"exact duplicate": "is_equal.npy", "near duplicate": "is_near.npy"}  # reason -> file
 AFTER_MAX_TOKENS = "after max_tokens"  # a reason for skipping documents
-ROWS_OF_A_PART = 8  # at least, in a source that is ordered by a score
 # A longer document is never held out: it would dominate the held-out bytes and the verdict's confidence interval.
 # With fewer than 20 documents to hold out, a fifth of their bytes is little more than an average document, so four
 # average documents are allowed.
@@ -203,14 +201,3 @@ def is_held_out(hashes: Hashes, num_bytes: Int64, share: float, longest: int | N
 def longest_held_out(total_bytes: int, num_documents: int, share: float) -> int:
     """The maximum size of a held-out document in bytes, so that no single document dominates the result."""
     return int(total_bytes * max(LARGEST_PART * share, LARGEST_OF_AVERAGE / max(1, num_documents)))
-
-
-def part_by_score(documents: StoredDocuments, chosen: Int64, part: int, sequence_length: int) -> Int64:
-    """A part of the chosen documents, by score: equally many tokens per part; fewer parts if each would be tiny."""
-    order = chosen[np.argsort(documents.scores[chosen], kind="stable")]
-    ends = np.diff(documents.offsets)[order].cumsum()
-    parts = int(np.clip(ends[-1] // (ROWS_OF_A_PART * sequence_length), 1, ORDERED_PARTS)) if len(order) else 0
-    if part >= parts:
-        return order[:0]
-    first, after = np.searchsorted(ends, [ends[-1] * part / parts, ends[-1] * (part + 1) / parts], "left")
-    return order[first : len(order) if part + 1 == parts else after]

@@ -81,12 +81,6 @@ class TokenizedSource:
         present = set(os.listdir(self.folder))
         return [number for number in numbers if self.shard_folder(number).name not in present]
 
-    def remove(self, numbers: Sequence[int]) -> None:
-        (self.folder / DESCRIPTION).unlink(missing_ok=True)  # the source is no longer complete
-        self._description = None
-        for number in numbers:
-            rmtree(self.shard_folder(number), ignore_errors=True)
-
     def shard(self, number: int, *, verified: bool = False) -> TokenFiles:
         """A shard; it is made now if it is missing.
 
@@ -232,13 +226,16 @@ def changed(work: ShardWork) -> DataError:
 
 def reading_content(source: DocumentSource, sieve: Sieve) -> dict[str, Any]:
     """Everything that decides the tokens, except the files and the tokenizer; workers and gigatoken do not."""
-    order, kind = source.order_by if isinstance(source, Source) else None, kind_of(source.path)
+    kind = kind_of(source.path)
+    described = source.model_dump(exclude=NEUTRAL)
+    if isinstance(source, Source):
+        described["order_by"] = None  # like `order`, a key that is gone: stores of earlier versions keep their names
     return {
         "format": FORMAT,
         "path": absolute(source.path) if kind == "local" else source.path,
         "code": module_text("source", source.path) if kind == "function" else None,
-        "source": source.model_dump(exclude=NEUTRAL),
-        "order": module_text("score", order) if order is not None and ":" in order else None,
+        "source": described,
+        "order": None,
         **sieve.code(),
     }
 
