@@ -16,9 +16,9 @@ import typer
 from cpt.cache import cannot_keep, default_cache_dir
 from cpt.command_line import Overrides, RecipePath, show_log
 from cpt.data.readers.columns import form_of_stage
-from cpt.data.rows.build import PreparedData, as_asked
+from cpt.data.rows.build import PreparedData, as_asked, everything
 from cpt.data.rows.contamination import with_decontamination
-from cpt.data.rows.open_sources import keyed_sources, open_sources
+from cpt.data.rows.open_sources import open_sources
 from cpt.data.store.parallel import num_workers
 from cpt.data.store.shards import Shard, ShardWork
 from cpt.data.store.token_files import Bucket, bucket
@@ -27,6 +27,7 @@ from cpt.data.store.tokenized import Wanted, made
 from cpt.errors import LaunchError, RecipeError, ResourceError, install_line
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
+from cpt.recipe.rules import keyed_sources
 from cpt.recipe.schema import Recipe
 from cpt.tokenizer.load import load_tokenizer
 from cpt.training.arguments import data_of
@@ -152,7 +153,7 @@ def all_shards(recipe: Recipe) -> list[Wanted]:
     clean = with_decontamination(data, evaluation, cache_dir)
     encoder = DocumentEncoder(load_tokenizer(recipe.tokenizer, recipe.model))
     sources = open_sources(clean, dict(keyed_sources(clean, evaluation)), encoder, cache_dir, recipe.seed).values()
-    return [(source, number) for source in sources for number in range(len(source.plan.shards))]
+    return everything(list(sources))
 
 
 def unmade(shards: Sequence[Wanted]) -> list[Wanted]:

@@ -18,7 +18,7 @@ from cpt.data.rows.chunks import ChunkedRows, other_documents
 from cpt.data.rows.contamination import with_decontamination
 from cpt.data.rows.held_out import HeldOutSet, held_out_set, nothing_held_out, other_share
 from cpt.data.rows.loader import ReadAhead
-from cpt.data.rows.mixture import MixtureRows, Stretch, Turns, asked_shares, from_row, lengths_of_phases, shares_over
+from cpt.data.rows.mixture import MixtureRows, Turns, asked_shares, from_row, lengths_of_phases, shares_over
 from cpt.data.rows.open_sources import open_sources
 from cpt.data.rows.packing import Layout
 from cpt.data.rows.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
@@ -63,13 +63,17 @@ def report_on(rows: ChunkedRows) -> SourceReport:
     known, chunks = rows.known_so_far()
     source, plan, description = rows.tokenized.work.source, rows.tokenized.plan, rows.tokenized.description
     is_estimate = rows.total is None
-    scale = sum(plan.num_bytes) / max(1, plan.bytes_upto[chunks]) if is_estimate else 1.0
+    scale = plan.scale_from(chunks) if is_estimate else 1.0
+
+    def scaled(counts: Mapping[str, int]) -> dict[str, int]:
+        return {name: round(scale * count) for name, count in counts.items()}
+
     return SourceReport(
         name=reported_name(source),
         documents=round(scale * known.documents),
         held_out=round(scale * known.held_out),
-        dropped={reason: round(scale * count) for reason, count in known.left_out.items()},
-        bad_rows={reason: round(scale * count) for reason, count in known.bad_rows.items()},
+        dropped=scaled(known.left_out),
+        bad_rows=scaled(known.bad_rows),
         lengths={length: round(scale * count) for length, count in sorted(known.lengths.items())},
         tokens=round(scale * known.tokens),
         rows=round(scale * known.rows),
@@ -150,14 +154,18 @@ class PreparedData:
     sources: list[SourceReport]
     fingerprint: str
     """Changes with any training row or the order of rows; moving or touching files does not change it."""
-    form: str = "document"  # of the rows: see `cpt.data.readers.columns`
-    held_out_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Held-out set -> file -> xxh3-128 of its content, for sets with separate files."""
-    evaluated: list[TokenizedSource] = field(default_factory=list)
-    earlier: Sequence[EndedStretch] = ()
+    form: str  # of the rows: see `cpt.data.readers.columns`
+    evaluated: list[TokenizedSource]
+    """The held-out sets with separate files."""
+    earlier: Sequence[EndedStretch]
     """The stretches of the run before `rows`."""
     unused_chunks: dict[str, Any] = field(default_factory=dict)
     """Of a checkpoint's state, the chunks of sources that are not in the mixture now; they may return."""
+
+    @property
+    def held_out_files(self) -> Mapping[str, Mapping[str, str]]:
+        """Held-out set -> file -> xxh3-128 of its content, for sets with separate files."""
+        return {reported_name(one.work.source): one.finish().files for one in self.evaluated}
 
     @property
     def positions(self) -> Mapping[str, Position]:
@@ -206,8 +214,8 @@ class PreparedData:
         ]
         if not ahead:
             return None
-        _, stretch, place = self.rows.stretch_at(first_row)
-        shares, counts = stretch.turns.shares(place), stretch.turns.counts(place)
+        place = self.rows.place_of(first_row)
+        shares, counts = self.rows.turns.shares(place), self.rows.turns.counts(place)
         return ReadAhead([self.chunked[n] for n in ahead], [shares[n] for n in ahead], [counts[n] for n in ahead])
 
     def state(self, first_row: int) -> dict[str, Any]:
@@ -362,7 +370,6 @@ class Builder:
         if self.budget is not None:
             check_repeats(self.data, mixture, reports, num_rows)
         held_out_sets = self.held_out_sets(chunked, evaluated)
-        files = {reported_name(one.work.source): one.finish().files for one in evaluated}
         return PreparedData(
             rows=mixture,
             chunked=chunked,
@@ -370,7 +377,6 @@ class Builder:
             sources=reports,
             fingerprint=self.fingerprint(mixture, chunked),
             form=self.form,
-            held_out_files=files,
             evaluated=evaluated,
             earlier=self.earlier,
         )
@@ -445,7 +451,7 @@ class Builder:
         lengths = from_row(lengths_of_phases(self.data), self.first_row)
         in_order = [name for named, _ in self.stretches for name in named]
         numbers = [in_order.index(rows.name) for rows in chunked]
-        mixture = MixtureRows([Stretch(chunked, turns, lengths, self.first_row, numbers)], self.seed)
+        mixture = MixtureRows(chunked, turns, self.seed, lengths=lengths, first_row=self.first_row, numbers=numbers)
         rows_of_epoch = sum(report.rows for report in reports)
         num_rows = 1 if self.budget is None else rows_of_run(self.data, self.budget, rows_of_epoch)
         num_rows = max(num_rows, self.first_row + 1)
@@ -480,19 +486,19 @@ class Builder:
 
     def fingerprint(self, mixture: MixtureRows, chunked: Chunked) -> str:
         """A hash of everything that decides the rows: documents, packing, weights, seed, and the first chunks."""
-        (stretch,), first = mixture.stretches, self.first_row
+        turns, first = mixture.turns, self.first_row
         before = [[name, one.rows, one.fingerprint] for name, one in self.positions.items()]
         return key_of(
             {
                 "sources": [rows.fingerprint for rows in chunked],
-                "proportions": list(zip(stretch.turns.first_rows, stretch.turns.proportions, strict=True)),
+                "proportions": list(zip(turns.first_rows, turns.proportions, strict=True)),
                 "seed": mixture.seed,
                 "layout": self.layout.content(),
-                **({"lengths": stretch.lengths} if stretch.lengths else {}),
+                **({"lengths": mixture.lengths} if mixture.lengths else {}),
                 "order": [
                     [*mixture.turn(first + number), shuffled(number, 1000, mixture.seed)] for number in range(100)
                 ],
-                **({"first_row": first, "positions": before, "numbers": stretch.numbers} if self.earlier else {}),
+                **({"first_row": first, "positions": before, "numbers": mixture.numbers} if self.earlier else {}),
             }
         )
 

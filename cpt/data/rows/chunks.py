@@ -311,8 +311,9 @@ class ChunkedRows:
             entries.append(entry)
         return summed(entries), len(entries)
 
-    def keep(self, chunk: int, entry: ChunkEntry, *, is_last: bool) -> None:
+    def keep(self, chunk: int, entry: ChunkEntry) -> None:
         """Write the entry of a chunk, and the totals after the last one; raises DataError for an unusable chunk."""
+        is_last = self.is_last(chunk, entry)
         if self.total is None:
             self._sum = summed([self._sum or self.known_so_far()[0], entry])
             refuse_bad_chunks(self.tokenized, self._sum, chunk)
@@ -358,10 +359,12 @@ class ChunkedRows:
 
     def make(self, chunk: int) -> None:
         """Pack a chunk and write its entry; the entries of all chunks before it must exist."""
-        known = self.known_entry(chunk)
-        before = START if chunk == 0 else self.entry(chunk - 1) if known is None else None
-        tokens_before = before.tokens_before + before.tokens if before else known.tokens_before if known else 0
-        layout = self.layout
+        known, layout = self.known_entry(chunk), self.layout
+        if known is not None:  # made before; its files were damaged or removed
+            tokens_before = known.tokens_before
+        else:
+            before = self.entry(chunk - 1) if chunk else START
+            tokens_before = before.tokens_before + before.tokens
         shards = self.tokenized.plan.chunks[chunk]
         documents = self.tokenized.documents(shards)
         for part in documents.parts:
@@ -377,7 +380,7 @@ class ChunkedRows:
             folder = publish_derived(self.chunk_folder(chunk), layout.packer(starts, lengths, self.seed))
             packed = layout.open(documents, folder)
             positions, tokens_in_rows, rows = layout.num_positions(packed.packing), packed.num_tokens, len(packed)
-        if known is not None or before is None:
+        if known is not None:
             return
         parts = [part.description for part in documents.parts]
         entry = ChunkEntry(
@@ -396,7 +399,7 @@ class ChunkedRows:
             own_digest=own_digest,
             digest=key_of({"before": before.digest, "own": own_digest}),
         )
-        self.keep(chunk, entry, is_last=chosen.is_limit_reached or chunk + 1 == len(self.tokenized.plan.chunks))
+        self.keep(chunk, entry)
 
     def chunk_folder(self, chunk: int) -> Path:
         return self.folder / f"{chunk:06}"
@@ -408,7 +411,7 @@ def refuse_bad_chunks(tokenized: TokenizedSource, known: ChunkEntry, chunk: int)
     if plan.is_whole or not bad:
         return
     rows = bad + known.documents + known.held_out + sum(known.left_out.values())
-    if bad > tokenized.max_bad_share * rows * sum(plan.num_bytes) / max(1, plan.bytes_upto[chunk + 1]):
+    if bad > tokenized.max_bad_share * rows * plan.scale_from(chunk + 1):
         raise DataError(
             f"{tokenized.work.source.path}: {bad:,} of the first {rows:,} rows are bad, more than"
             f" `data.max_bad_share` ({tokenized.max_bad_share:.2%}) allows. List them: cpt data check."

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -191,7 +192,7 @@ class ReadAhead:
     """
 
     def __init__(self, rows: Sequence[ChunkedRows], shares: Sequence[float], first_turns: Sequence[int]) -> None:
-        self.rows = [ChunkedRows(*one.__reduce__()[1]) for one in rows]
+        self.rows = [copy(one) for one in rows]
         self.shares, self.first_turns = shares, first_turns
         self.unwanted = threading.Event()
         self.begun = deque[tuple[ChunkedRows, int]]()  # chunks in progress
@@ -239,13 +240,13 @@ class ReadAhead:
 
     def upcoming(self) -> list[tuple[ChunkedRows, int]]:
         """The chunks from the first row of the run to the end of each source's epoch, in the order of use."""
-        found: list[tuple[float, int, ChunkedRows, int]] = []
+        chunks: list[tuple[float, ChunkedRows, int]] = []
         for rows, share, turn in zip(self.rows, self.shares, self.first_turns, strict=True):
-            plan, position = rows.tokenized.plan, 0.0  # rows of the run before a chunk, estimated from file sizes
+            position = 0.0  # rows of the run before a chunk, estimated from file sizes
             for chunk in rows.chunks_from(turn):
-                found.append((position, len(found), rows, chunk))
-                position += sum(plan.num_bytes[shard] for shard in plan.chunks[chunk]) / max(share, 1e-9)
-        return [(rows, chunk) for _, _, rows, chunk in sorted(found)]
+                chunks.append((position, rows, chunk))
+                position += rows.tokenized.plan.bytes_of_chunks[chunk] / max(share, 1e-9)
+        return [(rows, chunk) for _, rows, chunk in sorted(chunks, key=lambda place: place[0])]
 
     def close_chunks(self) -> None:
         """Pack the chunks whose shards are complete, in the order in which they were started."""

@@ -23,7 +23,7 @@ BANDS, ROWS = 14, 8
 LIKENESS = 0.75
 CHUNK_TOKENS = 4_000_000
 FILES = {"exact duplicate": "is_equal.npy", "near duplicate": "is_near.npy"}  # reason -> file
-AFTER_MAX_TOKENS = "after max_tokens"  # a reason for skipping documents
+AFTER_MAX_TOKENS = "after max_tokens"  # a reason for skipping documents: all later ones are skipped, too
 # A longer document is never held out: it would dominate the held-out bytes and the verdict's confidence interval.
 # With fewer than 20 documents to hold out, a fifth of their bytes is little more than an average document, so four
 # average documents are allowed.
@@ -144,7 +144,6 @@ class Chosen:
     documents: Int64
     held_out: int
     left_out: dict[str, int]
-    is_limit_reached: bool  # whether `max_tokens` is reached, so that all later documents are skipped
 
 
 @dataclass(frozen=True)
@@ -166,28 +165,31 @@ class Selection:
 
     def choose(self, documents: StoredDocuments, shards: Sequence[int], tokens_before: int) -> Chosen:
         repeated = self.repeated_by_reason(shards)
-        is_first = ~np.logical_or.reduce([*repeated.values(), np.zeros(len(documents), bool)])
-        hashes = documents.hashes
-        is_allowed = is_first & ~self.is_held_out(documents) & ~np.isin(hashes, self.evaluated)
+        is_first = self.is_first(documents, shards)
+        chosen = np.flatnonzero(is_first & ~self.is_held_out(documents) & ~np.isin(documents.hashes, self.evaluated))
         left_out = {reason: int(which.sum()) for reason, which in repeated.items() if which.any()}
-        chosen, number = np.flatnonzero(is_allowed), int(is_allowed.sum())
+        held_out = int(is_first.sum()) - len(chosen)
         if self.max_tokens is not None:
             tokens = tokens_before + np.diff(documents.offsets)[chosen].cumsum()
             number = int(np.searchsorted(tokens, self.max_tokens, "right"))
             if number < len(chosen):
                 left_out[AFTER_MAX_TOKENS] = len(chosen) - number
-        held_out = int(is_first.sum()) - len(chosen)
-        return Chosen(chosen[:number], held_out, left_out, is_limit_reached=number < len(chosen))
+            chosen = chosen[:number]
+        return Chosen(chosen, held_out, left_out)
 
     def held_out(self, documents: StoredDocuments, shards: Sequence[int]) -> Int64:
         """The documents held out by the hash of their text, each text once."""
-        is_repeated = np.logical_or.reduce([*self.repeated_by_reason(shards).values(), np.zeros(len(documents), bool)])
-        return np.flatnonzero(self.is_held_out(documents) & ~is_repeated)
+        return np.flatnonzero(self.is_held_out(documents) & self.is_first(documents, shards))
 
     def is_held_out(self, documents: StoredDocuments) -> Mask:
         if self.held_out_share is None:
             return np.zeros(len(documents), bool)
         return is_held_out(documents.hashes, documents.num_bytes, self.held_out_share, self.longest_held_out)
+
+    def is_first(self, documents: StoredDocuments, shards: Sequence[int]) -> Mask:
+        """True for documents that do not repeat an earlier one."""
+        repeated = self.repeated_by_reason(shards).values()
+        return ~np.logical_or.reduce([*repeated, np.zeros(len(documents), bool)])
 
     def repeated_by_reason(self, shards: Sequence[int]) -> dict[str, Mask]:
         return {} if self.repeated is None else self.repeated.of_shards(shards)

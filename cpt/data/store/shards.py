@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
-from itertools import accumulate, islice
+from itertools import islice
 from os.path import commonpath
 from pathlib import Path
 from typing import TypeVar
@@ -63,9 +63,12 @@ class Plan:
         return len(self.chunks) == 1
 
     @cached_property
-    def bytes_upto(self) -> list[int]:
-        """Bytes of the chunks before each chunk, in training order, and the total."""
-        return [0, *accumulate(sum(self.num_bytes[shard] for shard in chunk) for chunk in self.chunks)]
+    def bytes_of_chunks(self) -> list[int]:
+        return [sum(self.num_bytes[shard] for shard in chunk) for chunk in self.chunks]
+
+    def scale_from(self, chunks: int) -> float:
+        """The factor from the first chunks to the whole source, by bytes."""
+        return sum(self.bytes_of_chunks) / max(1, sum(self.bytes_of_chunks[:chunks]))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -77,14 +80,14 @@ class Plan:
         return key_of({"shards": cuts, "bytes": self.num_bytes, "chunks": self.chunks, "ordered": False})
 
 
-def plan_of(source: DocumentSource, key: str, states: Sequence[File], *, chunk_bytes: int | None, seed: int) -> Plan:
+def plan_of(source: DocumentSource, key: str, states: Sequence[File], *, chunk_bytes: int, seed: int) -> Plan:
     """Cut a source into shards and chunks.
 
     Args:
         states: files of the source; empty for a stream of rows of unknown size, which is one shard.
-        chunk_bytes: size of files above which there are several chunks; None for a single chunk.
+        chunk_bytes: size of files above which there are several chunks.
     """
-    shard_bytes = SHARD_BYTES if chunk_bytes is None else min(SHARD_BYTES, chunk_bytes)
+    shard_bytes = min(SHARD_BYTES, chunk_bytes)
     size_of, shards, num_bytes = {name: size for name, size, _ in states}, list[Shard](), list[int]()
     is_one = not states or source.max_documents is not None  # documents are counted from the first one
     for piece in pieces_of(source, key, shard_bytes):
@@ -96,7 +99,7 @@ def plan_of(source: DocumentSource, key: str, states: Sequence[File], *, chunk_b
         shards[-1].append(piece)
         num_bytes[-1] += size
     everything = list(range(len(shards)))
-    if chunk_bytes is None or sum(num_bytes) <= chunk_bytes:
+    if sum(num_bytes) <= chunk_bytes:
         return Plan(shards, num_bytes, [everything], everything)
     order = np.random.default_rng(seed_of(seed, "windows")).permutation(len(shards)).tolist()
     held_out = sorted(np.random.default_rng(0).permutation(len(shards))[:HELD_OUT_SHARDS].tolist())

@@ -17,7 +17,7 @@ from cpt.data.readers.documents import FILE_NAME, File, Listed, refuse_too_many,
 from cpt.data.readers.filters import Sieve, module_text
 from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import absolute, kind_of, states_of
-from cpt.data.store.parallel import map_in_order, num_workers
+from cpt.data.store.parallel import map_in_order, workers_for
 from cpt.data.store.shards import Plan, Shard, ShardWork, sample
 from cpt.data.store.token_files import (
     DESCRIPTION,
@@ -240,7 +240,6 @@ def reading_content(source: DocumentSource, sieve: Sieve) -> dict[str, Any]:
     }
 
 
-POOL_BYTES = 32 * 2**20  # of files; below this, starting processes takes longer than the work
 WORKERS_IMPORT = ("cpt.data.store.shards", "gigatoken")
 
 Wanted = tuple[TokenizedSource, int]  # a shard of a source
@@ -256,7 +255,7 @@ def make_shards(wanted: Sequence[Wanted], workers: int | None = None) -> None:
     for source, number in missing:
         sizes[source] += source.plan.num_bytes[number]
     if workers is None:
-        workers = num_workers() if sizes.total() >= POOL_BYTES and len(missing) > 1 else 0
+        workers = workers_for(sizes.total(), len(missing))
     console = open_console(stderr=True)
     hidden = not (is_main_process() and console.is_interactive)
     with Progress(console=console, transient=True, disable=hidden) as progress:
