@@ -64,24 +64,18 @@ def command(
         if missing:
             typer.echo(f"{missing:,} shards of other parts are missing. Afterwards: cpt prepare {recipe}")
             return
-    prepared = prepare_recipe(loaded)
+    prepared = data_of(loaded, load_tokenizer(loaded.tokenizer, loaded.model), whole=True)
+    if (store := bucket()) is not None:
+        log.info(f"{upload(prepared, store):,} shards uploaded to {store.url}.")
     seconds = time.monotonic() - start
     documents = sum(source.documents for source in prepared.sources)
     typer.echo(f"{prepared.num_tokens:,} tokens of {documents:,} documents are ready ({seconds:.1f} s).")
 
 
-def prepare_recipe(recipe: Recipe) -> PreparedData:
-    """Make everything that the recipe's run reads. Upload it to $CPT_STORE if that is set."""
-    prepared = data_of(recipe, load_tokenizer(recipe.tokenizer, recipe.model), whole=True)
-    if (store := bucket()) is not None:
-        log.info(f"{upload(prepared, store):,} shards uploaded to {store.url}.")
-    return prepared
-
-
 def upload(prepared: PreparedData, store: Bucket) -> int:
     """Upload the shards that are on this disk but not in the bucket; return their number."""
     new: list[Path] = []
-    for source in (*prepared.evaluated, *(rows.tokenized for rows in prepared.chunked)):
+    for source in prepared.tokenized.values():
         there = store.shards(source.folder)
         folders = [source.shard_folder(number) for number in range(len(source.plan.shards))]
         new += [folder for folder in folders if folder.name not in there and folder.exists()]

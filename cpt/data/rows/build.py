@@ -16,7 +16,7 @@ from cpt.data.readers.columns import form_of_source, refuse_layout, with_form
 from cpt.data.readers.documents import absurd_share
 from cpt.data.rows.chunks import ChunkedRows, other_documents
 from cpt.data.rows.contamination import with_decontamination
-from cpt.data.rows.held_out import HeldOutSet, held_out_set, nothing_held_out, other_share
+from cpt.data.rows.held_out import HeldOutSet, held_out_set, nothing_held_out, other_share, whole_set
 from cpt.data.rows.loader import ReadAhead
 from cpt.data.rows.mixture import MixtureRows, Turns, asked_shares, from_row, lengths_of_phases, shares_over
 from cpt.data.rows.open_sources import open_sources
@@ -163,6 +163,12 @@ class PreparedData:
     """Of a checkpoint's state, the chunks of sources that are not in the mixture now; they may return."""
 
     @property
+    def tokenized(self) -> dict[str, TokenizedSource]:
+        """Sources and held-out sets with separate files, by name."""
+        sources = [*self.evaluated, *(rows.tokenized for rows in self.chunked)]
+        return {reported_name(source.work.source): source for source in sources}
+
+    @property
     def held_out_files(self) -> Mapping[str, Mapping[str, str]]:
         """Held-out set -> file -> xxh3-128 of its content, for sets with separate files."""
         return {reported_name(one.work.source): one.finish().files for one in self.evaluated}
@@ -207,16 +213,13 @@ class PreparedData:
 
     def read_ahead(self, first_row: int) -> ReadAhead | None:
         """Create the thread that prepares a run's next chunks from `first_row` on; None if all are on disk."""
+        place, turns = self.rows.place_of(first_row), self.rows.turns
         ahead = [
-            number
-            for number, rows in enumerate(self.chunked)
+            (rows, share, turn)
+            for rows, share, turn in zip(self.chunked, turns.shares(place), turns.counts(place), strict=True)
             if not rows.tokenized.plan.is_whole and not rows.is_complete
         ]
-        if not ahead:
-            return None
-        place = self.rows.place_of(first_row)
-        shares, counts = self.rows.turns.shares(place), self.rows.turns.counts(place)
-        return ReadAhead([self.chunked[n] for n in ahead], [shares[n] for n in ahead], [counts[n] for n in ahead])
+        return ReadAhead(ahead) if ahead else None
 
     def state(self, first_row: int) -> dict[str, Any]:
         """The data state for a checkpoint, to resume at `first_row`, even with an empty store."""
@@ -279,13 +282,9 @@ def build_data(
     asked = [as_asked(one.data, one.evaluation, form) for one in earlier]
     ended = [replace(one, data=then[0], evaluation=then[1]) for one, then in zip(earlier, asked, strict=True)]
     data, evaluation, form = as_asked(data, evaluation, form)
-    cache = cache_dir or default_cache_dir()
-
-    def build() -> PreparedData:
-        encoder = DocumentEncoder(tokenizer)
-        return Builder(data, evaluation, encoder, cache, seed, budget, form, ended).build(whole=whole)
-
-    return main_process_first(build)
+    encoder = DocumentEncoder(tokenizer)
+    builder = Builder(data, evaluation, encoder, cache_dir or default_cache_dir(), seed, budget, form, ended)
+    return main_process_first(lambda: builder.build(whole=whole))
 
 
 @dataclass(frozen=True)
@@ -338,7 +337,7 @@ class Builder:
         of_sets = [source for cohort in cohorts for source in cohort.evaluated]
         wanted = everything(of_sets)
         for source in opened:
-            if needs_all or source.plan.is_whole:
+            if needs_all:
                 wanted += everything([source])
             else:  # the first chunks, and the shards of the held-out set
                 held_out = source.plan.held_out if self.evaluation.held_out_share is not None else []
@@ -451,7 +450,7 @@ class Builder:
         lengths = from_row(lengths_of_phases(self.data), self.first_row)
         in_order = [name for named, _ in self.stretches for name in named]
         numbers = [in_order.index(rows.name) for rows in chunked]
-        mixture = MixtureRows(chunked, turns, self.seed, lengths=lengths, first_row=self.first_row, numbers=numbers)
+        mixture = MixtureRows(chunked, turns, self.seed, lengths, self.first_row, numbers)
         rows_of_epoch = sum(report.rows for report in reports)
         num_rows = 1 if self.budget is None else rows_of_run(self.data, self.budget, rows_of_epoch)
         num_rows = max(num_rows, self.first_row + 1)
@@ -479,9 +478,7 @@ class Builder:
         if share is not None and not sets:
             raise DataError(nothing_held_out(share, num_documents))
         for source in evaluated:
-            documents, name = source.documents(source.plan.held_out), reported_name(source.work.source)
-            layout = replace(self.layout, form=form_of_source(source.work.source))
-            sets[name] = held_out_set(name, documents, np.arange(len(documents)), layout, self.cache_dir)
+            sets[reported_name(source.work.source)] = whole_set(source, self.layout, self.cache_dir)
         return sets
 
     def fingerprint(self, mixture: MixtureRows, chunked: Chunked) -> str:

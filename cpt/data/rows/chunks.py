@@ -227,15 +227,8 @@ class ChunkedRows:
         """The chunk of a row of the first epoch, made now if it is missing; None after the last chunk."""
         if self.total is not None and self.total.rows_of is not None:
             return bisect_right(self.total.first_rows, row) - 1 if row < self.total.rows else None
-        # Step from the last known chunk in growing steps: bisection would probe chunks not made yet.
-        chunk, step = self._near, 1
-        if self.entry(chunk).first_row > row:
-            chunk = 0
-        while (entry := self.known_entry(chunk + step)) is not None and entry.first_row <= row:
-            chunk, step = chunk + step, 2 * step
-        while step := step // 2:
-            if (entry := self.known_entry(chunk + step)) is not None and entry.first_row <= row:
-                chunk += step
+        # Step from the last known chunk: bisection would probe chunks not made yet.
+        chunk = self._near if self.entry(self._near).first_row <= row else 0
         while row >= self.entry(chunk).end:
             if self.total is not None and chunk + 1 >= self.total.chunks:
                 return None

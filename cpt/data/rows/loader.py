@@ -187,13 +187,12 @@ class ReadAhead:
     It uses separate objects, so it shares only the store with readers.
 
     Args:
-        shares: each source's share of the run's rows; they only affect the order of work.
-        first_turns: the first row of the run in each source.
+        sources: the rows of each source, its share of the run's rows, which only affects the order of work, and the
+            first row of the run in it.
     """
 
-    def __init__(self, rows: Sequence[ChunkedRows], shares: Sequence[float], first_turns: Sequence[int]) -> None:
-        self.rows = [copy(one) for one in rows]
-        self.shares, self.first_turns = shares, first_turns
+    def __init__(self, sources: Sequence[tuple[ChunkedRows, float, int]]) -> None:
+        self.sources = [(copy(rows), share, turn) for rows, share, turn in sources]
         self.unwanted = threading.Event()
         self.begun = deque[tuple[ChunkedRows, int]]()  # chunks in progress
         self.thread = threading.Thread(target=self.run, name="data-read-ahead", daemon=True)
@@ -211,7 +210,7 @@ class ReadAhead:
 
     def run(self) -> None:
         """The main loop. An error ends the thread: the reader of that chunk gets the same error and raises it."""
-        cores, sources = num_workers(), [rows.tokenized for rows in self.rows]
+        cores, sources = num_workers(), [rows.tokenized for rows, _, _ in self.sources]
         shards = made(self.wanted(), cores and max(1, cores - 1), sources)  # leave one core to the run
         try:
             for _ in shards:
@@ -241,7 +240,7 @@ class ReadAhead:
     def upcoming(self) -> list[tuple[ChunkedRows, int]]:
         """The chunks from the first row of the run to the end of each source's epoch, in the order of use."""
         chunks: list[tuple[float, ChunkedRows, int]] = []
-        for rows, share, turn in zip(self.rows, self.shares, self.first_turns, strict=True):
+        for rows, share, turn in self.sources:
             position = 0.0  # rows of the run before a chunk, estimated from file sizes
             for chunk in rows.chunks_from(turn):
                 chunks.append((position, rows, chunk))

@@ -177,31 +177,22 @@ class Turns:
         return counts
 
 
+@dataclass(eq=False)
 class MixtureRows(Dataset[Row]):
     """Endless rows of a weighted mixture, by global number.
 
     Each source is read completely, in an order drawn from the seed, before it repeats in another order, even if the
     weights change in between. Among the first n rows each source has its share of n, to within one row per source.
-
-    Args:
-        turns, lengths: by rows counted from `first_row`; the turns of a source count from the beginning of the run.
-        first_row: where this mixture begins in the run. Rows before it cannot be read.
-        numbers: each source's number in the order of first use, which decides the order of its rows; by default its
-            place in `sources`.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[ChunkedRows],
-        turns: Turns,
-        seed: int,
-        *,
-        lengths: Sequence[tuple[int, int]] = (),
-        first_row: int = 0,
-        numbers: Sequence[int] = (),
-    ) -> None:
-        self.sources, self.turns, self.seed, self.first_row = sources, turns, seed, first_row
-        self.lengths, self.numbers = lengths, numbers or range(len(sources))
+    sources: Sequence[ChunkedRows]
+    turns: Turns  # by rows counted from `first_row`; the turns of a source count from the beginning of the run
+    seed: int
+    lengths: Sequence[tuple[int, int]] = ()  # by rows counted from `first_row`
+    first_row: int = 0  # where this mixture begins in the run; rows before it cannot be read
+    numbers: Sequence[int] = ()
+    """Each source's number in the order of first use, which decides the order of its rows; by default its place in
+    `sources`."""
 
     def __len__(self) -> int:
         return ENDLESS
@@ -252,7 +243,8 @@ class MixtureRows(Dataset[Row]):
     def row_at(self, number: int) -> tuple[PackedRows, int, int]:
         """The rows of the source of a global row, the row's number there, and the epoch."""
         source, turn = self.turn(number)
-        return self.sources[source].row_at(turn, f"{self.seed} {self.numbers[source]}")
+        number = self.numbers[source] if self.numbers else source
+        return self.sources[source].row_at(turn, f"{self.seed} {number}")
 
 
 def whole_quotas(rows: int, weights: Sequence[float], owed: Mapping[int, float]) -> tuple[list[int], dict[int, float]]:

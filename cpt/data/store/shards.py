@@ -222,13 +222,11 @@ def sample(source: DocumentSource, shards: Sequence[Shard], key: str) -> list[st
     spread = [shards[0], *(shards[len(shards) * quarter // 4] for quarter in (1, 2, 3)), shards[-1]]
     for shard, wanted in zip(spread, (SAMPLE_DOCUMENTS // 2, *[SAMPLE_DOCUMENTS // 8] * 4), strict=True):
         rows = (item for piece in shard for item in read_piece(source, piece, key))
-        some = [item.text[:SAMPLE_CHARACTERS] for item in islice(rows, wanted) if isinstance(item, Document)]
         budget = SAMPLE_CHARACTERS * wanted // SAMPLE_DOCUMENTS
-        for text in some:
-            texts.append(text[:budget])
-            budget -= len(text)
-            if budget <= 0:
-                break
+        for item in islice(rows, min(wanted, source.max_documents or wanted)):
+            if isinstance(item, Document) and budget > 0:
+                texts.append(item.text[:budget])
+                budget -= len(item.text)
     return texts
 
 

@@ -28,8 +28,8 @@ Hashes = NDArray[np.uint64]
 Mask = NDArray[np.bool_]
 FORMAT = 5  # version of stored tokens; incremented when old folders must not be read
 DESCRIPTION = "description.json"
-ARRAYS = {"tokens": ""}  # the dtype of ids depends on the vocabulary
-ARRAYS |= {"offsets": "int64", "hashes": "uint64", "num_bytes": "int64", "segments": "uint8"}
+# The dtype of ids depends on the vocabulary.
+ARRAYS = {"tokens": "", "offsets": "int64", "hashes": "uint64", "num_bytes": "int64", "segments": "uint8"}
 VARIABLE = "CPT_STORE"
 
 

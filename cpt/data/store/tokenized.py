@@ -197,8 +197,7 @@ class TokenizedSource:
         if states_of(source, key) != self.states:
             raise changed(self.work)
         write_bad_rows(bad, self.folder)
-        files = {name: version if is_url(name) else size_and_hash(Path(name))[1] for name, _, version in self.states}
-        files = files or {f"{source.path}@{source.revision or 'main'}": texts}
+        files = contents_of(self.states) or {f"{source.path}@{source.revision or 'main'}": texts}
         engine = ", ".join(filter(None, engines))
         made_from = {"source": source.path, "tokenizer": self.work.encoder.name, "engine": engine}
         counts = documents, tokens, shards, dict(dropped), dict(bad_rows)
@@ -215,6 +214,11 @@ def listed_rows(folder: Path) -> list[Listed]:
     """The bad rows of a source or shard; without bad rows there is no file."""
     path = folder / FILE_NAME
     return [row for row in json_lines(path) if row is not None] if path.exists() else []
+
+
+def contents_of(files: Sequence[File]) -> dict[str, str]:
+    """File -> xxh3-128 of its content, or for a URL the server's version of it."""
+    return {name: version if is_url(name) else size_and_hash(Path(name))[1] for name, _, version in files}
 
 
 def changed(work: ShardWork) -> DataError:
