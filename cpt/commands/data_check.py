@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from cpt.command_line import AsJson, Overrides, RecipePath, refuse_ignored, show_log
+from cpt.command_line import AsJson, Overrides, RecipePath, TaskFolder, refuse_ignored, show_log
 from cpt.data.examples.check import CUT, WORKERS_IMPORT, WRONG, ExampleReport, Inspector, missing_tokens
 from cpt.data.examples.encoder import ExampleEncoder, encoder_of
 from cpt.data.readers.columns import form_of_source, sections_of
@@ -220,7 +220,7 @@ def contamination_command(
     recipe: RecipePath,
     overrides: Overrides = None,
     task: Annotated[list[str] | None, typer.Option(help="Also search for this lm-eval task. Repeat it.")] = None,
-    task_folder: Annotated[Path | None, typer.Option(help="Folder of YAML files with lm-eval tasks.")] = None,
+    task_folder: TaskFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Search all training sources for documents of the evaluation.

@@ -128,8 +128,9 @@ CONVERT = f"Convert it (iconv -f ENCODING -t utf-8). {REMEDY}"
 REMEDIES = {
     "missing column": "Set `{key}.text_column`.",
     "missing columns": "Write it in `{key}`.",
-    **dict.fromkeys(("null", "wrong type", "texts and messages"), OTHER_COLUMNS),
-    **dict.fromkeys(("no value", "wrong value", "not a chat"), OTHER_COLUMNS),
+    **dict.fromkeys(
+        ("null", "wrong type", "texts and messages", "no value", "wrong value", "not a chat"), OTHER_COLUMNS
+    ),
     **dict.fromkeys(("invalid UTF-8", "UTF-16"), CONVERT),
 }
 

@@ -249,17 +249,16 @@ WORKERS_IMPORT = ("cpt.data.store.shards", "gigatoken")
 Wanted = tuple[TokenizedSource, int]  # a shard of a source
 
 
-def make_shards(wanted: Sequence[Wanted], workers: int | None = None) -> None:
+def make_shards(wanted: Sequence[Wanted]) -> None:
     """Make the missing ones of these shards.
 
-    By default CPT_WORKERS or all cores share the work, if there is enough of it; with 0 workers, only this process.
+    CPT_WORKERS or all cores share the work, if there is enough of it.
     """
     missing = [(source, number) for source, number in dict.fromkeys(wanted) if source.missing([number])]
     sizes = Counter[TokenizedSource]()
     for source, number in missing:
         sizes[source] += source.plan.num_bytes[number]
-    if workers is None:
-        workers = workers_for(sizes.total(), len(missing))
+    workers = workers_for(sizes.total(), len(missing))
     console = open_console(stderr=True)
     hidden = not (is_main_process() and console.is_interactive)
     with Progress(console=console, transient=True, disable=hidden) as progress:
