@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.data.ours import prepare
 from benchmarks.data.peers.clock import BATCH, LENGTH, Job, Measured, read_job
 from cpt.data.rows.loader import CPTDataLoader
-from cpt.data.rows.mixture import MixtureRows, Stretch, Turns
+from cpt.data.rows.mixture import MixtureRows, Turns
 from cpt.data.store.shards import seed_of, shuffled
 
 SIZE = 10**9
@@ -42,7 +42,7 @@ def synthetic(job: Job) -> Measured:
     for seed in range(REPETITIONS):
         for position in POSITIONS:
             start = time.perf_counter()
-            rows = MixtureRows([Stretch([SyntheticRows(), SyntheticRows()], Turns([(0, [0.7, 0.3])]), [])], seed)
+            rows = MixtureRows([SyntheticRows(), SyntheticRows()], Turns([(0, [0.7, 0.3])]), seed)
             next(iter(CPTDataLoader(rows, micro_batch=BATCH, rows_in_all=SIZE, first_row=position)))
             seconds[position].append(time.perf_counter() - start)
     return {str(position): median(some) for position, some in seconds.items()}

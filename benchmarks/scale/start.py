@@ -7,7 +7,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from copy import copy
 from pathlib import Path
 from statistics import median
 
@@ -15,7 +15,6 @@ import numpy as np
 
 from benchmarks.scale.tables import SEED, SEQUENCE_LENGTH, budget_of, data_of, evaluation, realised_shares, tokenizer
 from cpt.data.rows.build import PreparedData, build_data
-from cpt.data.rows.chunks import ChunkedRows
 from cpt.data.rows.mixture import MixtureRows
 
 LOOKUPS, RESUMES = 300, 20
@@ -85,8 +84,7 @@ def build(folder: Path, tokens: int, some: object) -> PreparedData:
 
 def opened_anew(prepared: PreparedData) -> MixtureRows:
     """The same rows as a process has them that has just started, and read none."""
-    chunked = [ChunkedRows(*one.__reduce__()[1]) for one in prepared.chunked]
-    return MixtureRows([replace(stretch, sources=chunked) for stretch in prepared.rows.stretches], SEED)
+    return MixtureRows([copy(one) for one in prepared.chunked], prepared.rows.turns, SEED)
 
 
 def timed(function: Callable[[], object]) -> tuple[object, float]:

@@ -377,9 +377,14 @@ def first_different_log(first: ComparedRun, other: ComparedRun) -> str | None:
     return f"none of {len(common):,}" if len(common) else None
 
 
+def held_out_metrics(runs: Sequence[ComparedRun]) -> dict[str, str]:
+    """Each held-out set of the runs, and the name of its metric."""
+    return {name: metric for run in runs for name, metric in run.record.metrics.held_out_sets.items()}
+
+
 def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
-    rows, sets = [], {name: metric for run in runs for name, metric in run.record.metrics.held_out_sets.items()}
-    for name, metric in sets.items():
+    rows = []
+    for name, metric in held_out_metrics(runs).items():
         values = [run.record.metrics.last(metric) for run in runs]
         texts = [None if value is None else f"{value:.4f}" for value in values]
         for place, losses in enumerate(run.losses.get(name) for run in runs):

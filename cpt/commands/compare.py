@@ -10,7 +10,15 @@ from rich.markup import escape
 from rich.table import Column
 from rich.table import Table as RichTable
 
-from cpt.analysis.compare import MOST_COLUMNS, ComparedRun, Comparison, Topic, comparable_losses, compare
+from cpt.analysis.compare import (
+    MOST_COLUMNS,
+    ComparedRun,
+    Comparison,
+    Topic,
+    comparable_losses,
+    compare,
+    held_out_metrics,
+)
 from cpt.analysis.page import Curve, Part, Plot, Table, curves, html_page, write_page
 from cpt.command_line import AsJson
 from cpt.errors import CheckpointError
@@ -77,8 +85,7 @@ def plots(runs: Sequence[ComparedRun]) -> list[Plot]:
     fits = comparable_losses(runs, [])
     comparable = [run for run, fit in zip(runs, fits, strict=True) if fit]
     found = curves("Training loss", "nats per token", curves_of(comparable, "loss_smoothed"))
-    sets = {name: metric for run in runs for name, metric in run.record.metrics.held_out_sets.items()}
-    for name, metric in sets.items():
+    for name, metric in held_out_metrics(runs).items():
         found += curves(f"Held-out text: {name}", "bits per byte", curves_of(runs, metric))
     return found + curves("Speed", "tokens/s", curves_of(runs, "tokens_per_second"))
 

@@ -20,12 +20,11 @@ from cpt.data.readers.columns import sections_of
 from cpt.data.readers.documents import BadRow
 from cpt.data.readers.filters import sieve_of, sift
 from cpt.data.readers.sources import pieces_of, read_piece
-from cpt.data.rows.open_sources import keyed_sources
 from cpt.data.rows.packing import pack
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.formatting import open_console
 from cpt.recipe.load import load_recipe
-from cpt.recipe.rules import reported_name
+from cpt.recipe.rules import keyed_sources, reported_name
 from cpt.recipe.schema import Data, DocumentSource, Recipe
 from cpt.tokenizer.load import load_tokenizer
 

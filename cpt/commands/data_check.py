@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from cpt.command_line import AsJson, Overrides, RecipePath, refuse_ignored, show_log
+from cpt.command_line import AsJson, Overrides, RecipePath, TaskFolder, refuse_ignored, show_log
 from cpt.data.examples.check import CUT, WORKERS_IMPORT, WRONG, ExampleReport, Inspector, missing_tokens
 from cpt.data.examples.encoder import ExampleEncoder, encoder_of
 from cpt.data.readers.columns import form_of_source, sections_of
@@ -25,14 +25,13 @@ from cpt.data.readers.documents import BadRow, Document, Listed, Piece, count_re
 from cpt.data.readers.filters import sieve_of
 from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.data.rows.contamination import find_contamination, is_refused
-from cpt.data.rows.open_sources import keyed_sources
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError, RecipeError
 from cpt.formatting import open_console
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import document_suffix
-from cpt.recipe.rules import reported_name
+from cpt.recipe.rules import keyed_sources, reported_name
 from cpt.recipe.schema import Data, DocumentSource, Source
 
 PIECE_BYTES, EXAMPLE_PIECE_BYTES = 16 * 2**20, 2 * 2**20  # examples are encoded, which takes longer
@@ -221,7 +220,7 @@ def contamination_command(
     recipe: RecipePath,
     overrides: Overrides = None,
     task: Annotated[list[str] | None, typer.Option(help="Also search for this lm-eval task. Repeat it.")] = None,
-    task_folder: Annotated[Path | None, typer.Option(help="Folder of YAML files with lm-eval tasks.")] = None,
+    task_folder: TaskFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Search all training sources for documents of the evaluation.

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from cpt.command_line import Launcher, Processes, show_log
+from cpt.command_line import Launcher, Processes, Supervise, show_log
 from cpt.distributed import print_once
 from cpt.errors import Interrupted, RecipeError
 from cpt.formatting import open_console
@@ -59,7 +59,7 @@ class Pipeline:
 def command(
     file: Annotated[Path, typer.Argument(help="A YAML file with `name` and `steps`, a list of recipes.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, for every recipe.")] = None,
-    supervise: Annotated[bool, typer.Option("--supervise", help="Restart a run that hangs or dies.")] = False,
+    supervise: Supervise = False,
     processes: Processes = 1,
     launcher: Launcher = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the recipes and show the status.")] = False,

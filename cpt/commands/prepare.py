@@ -16,9 +16,9 @@ import typer
 from cpt.cache import cannot_keep, default_cache_dir
 from cpt.command_line import Overrides, RecipePath, show_log
 from cpt.data.readers.columns import form_of_stage
-from cpt.data.rows.build import PreparedData, as_asked
+from cpt.data.rows.build import PreparedData, as_asked, everything
 from cpt.data.rows.contamination import with_decontamination
-from cpt.data.rows.open_sources import keyed_sources, open_sources
+from cpt.data.rows.open_sources import open_sources
 from cpt.data.store.parallel import num_workers
 from cpt.data.store.shards import Shard, ShardWork
 from cpt.data.store.token_files import Bucket, bucket
@@ -27,6 +27,7 @@ from cpt.data.store.tokenized import Wanted, made
 from cpt.errors import LaunchError, RecipeError, ResourceError, install_line
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
+from cpt.recipe.rules import keyed_sources
 from cpt.recipe.schema import Recipe
 from cpt.tokenizer.load import load_tokenizer
 from cpt.training.arguments import data_of
@@ -63,29 +64,18 @@ def command(
         if missing:
             typer.echo(f"{missing:,} shards of other parts are missing. Afterwards: cpt prepare {recipe}")
             return
-    prepared = prepare_recipe(loaded)
-    seconds = time.monotonic() - start
-    if bounded := ", ".join(source.name for source in prepared.sources if source.is_estimate):
-        typer.echo(f"Ready: the beginning of {bounded}; `data.disk_bytes` limits the store ({seconds:.1f} s).")
-    else:
-        documents = sum(source.documents for source in prepared.sources)
-        typer.echo(f"{prepared.num_tokens:,} tokens of {documents:,} documents are ready ({seconds:.1f} s).")
-
-
-def prepare_recipe(recipe: Recipe) -> PreparedData:
-    """Make everything that the recipe's run reads; with `data.disk_bytes`, only its beginning. Upload it to $CPT_STORE
-    if that is set."""
-    tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-    prepared = data_of(recipe, tokenizer, whole=recipe.data.disk_bytes is None)
+    prepared = data_of(loaded, load_tokenizer(loaded.tokenizer, loaded.model), whole=True)
     if (store := bucket()) is not None:
         log.info(f"{upload(prepared, store):,} shards uploaded to {store.url}.")
-    return prepared
+    seconds = time.monotonic() - start
+    documents = sum(source.documents for source in prepared.sources)
+    typer.echo(f"{prepared.num_tokens:,} tokens of {documents:,} documents are ready ({seconds:.1f} s).")
 
 
 def upload(prepared: PreparedData, store: Bucket) -> int:
     """Upload the shards that are on this disk but not in the bucket; return their number."""
     new: list[Path] = []
-    for source in (*prepared.evaluated, *(rows.tokenized for rows in prepared.chunked)):
+    for source in prepared.tokenized.values():
         there = store.shards(source.folder)
         folders = [source.shard_folder(number) for number in range(len(source.plan.shards))]
         new += [folder for folder in folders if folder.name not in there and folder.exists()]
@@ -152,14 +142,12 @@ def make_remotely(work: ShardWork, shard: Shard, name: str, folder: str) -> None
 
 def all_shards(recipe: Recipe) -> list[Wanted]:
     """Every shard of the sources and held-out sets that the run opens, in an order that all processes share."""
-    if recipe.data.disk_bytes is not None:
-        raise RecipeError("`data.disk_bytes` limits the store, so the run fills it. Remove it to prepare shards.")
     cache_dir = default_cache_dir().absolute()  # Ray's tasks may start in another folder
     data, evaluation, _ = as_asked(phases_in_tokens(recipe), recipe.evaluation, form_of_stage(recipe.stage))
     clean = with_decontamination(data, evaluation, cache_dir)
     encoder = DocumentEncoder(load_tokenizer(recipe.tokenizer, recipe.model))
     sources = open_sources(clean, dict(keyed_sources(clean, evaluation)), encoder, cache_dir, recipe.seed).values()
-    return [(source, number) for source in sources for number in range(len(source.plan.shards))]
+    return everything(list(sources))
 
 
 def unmade(shards: Sequence[Wanted]) -> list[Wanted]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 import typer
@@ -21,7 +21,7 @@ from cpt import errors
 from cpt.cache import size_of
 from cpt.checkpoints.manifest import read_manifest, verify_path
 from cpt.checkpoints.resume import published_checkpoints
-from cpt.command_line import AsJson, Launcher, Overrides, Processes, RecipePath
+from cpt.command_line import AsJson, Launcher, Lora, Overrides, Processes, RecipePath
 from cpt.distributed import environment_alone
 from cpt.errors import CheckpointError, CptError, LaunchError, RehearsalError, ResourceError, TrainingError
 from cpt.export.proof import logits_in_another_process, proof_text
@@ -279,7 +279,7 @@ def scratch_folder(recipe: Recipe) -> Iterator[Path]:
 def command(
     recipe: RecipePath,
     overrides: Overrides = None,
-    lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
+    lora: Lora = False,
     processes: Processes = 1,
     launcher: Launcher = None,
     as_json: AsJson = False,

@@ -18,8 +18,8 @@ import typer
 
 from cpt.analysis.compare import by_short_path, environment_rows
 from cpt.commands.rehearse_program import EndAtLog, train_in_own_process
-from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import states_of
+from cpt.data.store.tokenized import contents_of
 from cpt.distributed import environment_alone, print_once
 from cpt.errors import CheckpointError, CptError, DataError, ResourceError, RestartNeeded, TrainingError
 from cpt.files import size_and_hash
@@ -184,10 +184,10 @@ def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str])
     if not recorded:  # never read completely: the rows' fingerprints are compared after the run
         return []
     try:
-        versions = {name: version for name, _, version in states_of(source, key)}
+        states = states_of(source, key)
     except CptError as problem:
         return [f"{key}: {problem}"]
-    now = {name: version if is_url(name) else size_and_hash(Path(name))[1] for name, version in versions.items()}
+    now = contents_of(states)
     names = differing_files(by_short_path(recorded), by_short_path(now)) if now else []  # a function has no files
     return [f"{key}: {name} differs" for name in names]
 

@@ -9,7 +9,7 @@ import typer
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.checkpoints.resume import wanted_checkpoint
-from cpt.command_line import Launcher, Overrides, Processes, RecipePath, refuse_ignored, show_log
+from cpt.command_line import Launcher, Lora, Overrides, Processes, RecipePath, Supervise, refuse_ignored, show_log
 from cpt.commands.verdict import print_verdict
 from cpt.distributed import LaunchedAs, join_processes, leave_processes, num_nodes, world_size
 from cpt.errors import RecipeError, RestartNeeded
@@ -32,9 +32,9 @@ from cpt.training.restart import restart
 def command(
     recipe: RecipePath,
     overrides: Overrides = None,
-    lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
+    lora: Lora = False,
     new: Annotated[bool, typer.Option("--new", help="Start another run of the same name (appends -2).")] = False,
-    supervise: Annotated[bool, typer.Option("--supervise", help="Restart a run that hangs or dies.")] = False,
+    supervise: Supervise = False,
     processes: Processes = 1,
     launcher: Launcher = None,
     restarts: Annotated[int, typer.Option(min=0, help="With --supervise: most restarts per hour.")] = MOST_RESTARTS,

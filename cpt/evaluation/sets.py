@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 from xxhash import xxh3_64_intdigest
 
 from cpt.cache import default_cache_dir
-from cpt.data.readers.columns import form_of_source, form_of_stage, with_form
-from cpt.data.rows.build import build_data
-from cpt.data.rows.held_out import HeldOutSet, held_out_set
+from cpt.data.readers.columns import form_of_stage, with_form
+from cpt.data.rows.build import build_data, everything
+from cpt.data.rows.held_out import HeldOutSet, whole_set
 from cpt.data.rows.open_sources import open_source
 from cpt.data.rows.packing import Layout, PackedRows
 from cpt.data.rows.stretches import EndedStretch, ended_stretches
@@ -22,7 +21,6 @@ from cpt.data.store.tokenized import TokenizedSource, make_shards
 from cpt.distributed import main_process_first
 from cpt.errors import DataError
 from cpt.optim.schedules import phases_in_tokens
-from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Evaluation, HeldOut, Recipe, Source
 from cpt.runs.history import part_after, read_history
 
@@ -99,8 +97,7 @@ def open_evaluation_sets(held: EvaluationData, tokenizer: PreTrainedTokenizerBas
         cache_dir=cache,
         earlier=held.earlier,
     )
-    sources = [*prepared.evaluated, *(rows.tokenized for rows in prepared.chunked)]
-    tokenized = {reported_name(source.work.source): source for source in sources}
+    tokenized = prepared.tokenized
     return {name: EvaluationSet(rows, tokenized[name]) for name, rows in prepared.held_out.items()}
 
 
@@ -109,11 +106,10 @@ def sets_by_name(held: EvaluationData, encoder: DocumentEncoder, cache: Path) ->
     sets: dict[str, EvaluationSet] = {}
     for number, source in enumerate(held.evaluation.perplexity):
         tokenized = open_source(held.data, source, f"evaluation.perplexity[{number}]", encoder, cache, held.seed)
-        make_shards([(tokenized, shard) for shard in range(len(tokenized.plan.shards))])
+        make_shards(everything([tokenized]))
         tokenized.finish()
-        documents, name = tokenized.documents(tokenized.plan.held_out), reported_name(source)
-        if name in sets:
-            raise DataError(f"two held-out sets are called `{name}`. Give each a different name.")
-        layout = Layout(held.data.sequence_length, held.data.packing, None, encoder.pad, form_of_source(source))
-        sets[name] = EvaluationSet(held_out_set(name, documents, np.arange(len(documents)), layout, cache), tokenized)
+        rows = whole_set(tokenized, Layout(held.data.sequence_length, held.data.packing, None, encoder.pad), cache)
+        if rows.name in sets:
+            raise DataError(f"two held-out sets are called `{rows.name}`. Give each a different name.")
+        sets[rows.name] = EvaluationSet(rows, tokenized)
     return sets

@@ -16,10 +16,10 @@ from xxhash import xxh3_64
 
 from cpt.data.readers.columns import sections_of
 from cpt.data.readers.sources import files_of, kind_of
-from cpt.data.rows.open_sources import keyed_sources
 from cpt.distributed import local_rank, num_nodes, print_once, rank
 from cpt.errors import CptError, LaunchError
 from cpt.hardware import find_gpus, triton_failure
+from cpt.recipe.rules import keyed_sources
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import dotted, leaves
 from cpt.recipe.values import in_yaml, shortened

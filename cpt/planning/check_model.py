@@ -17,7 +17,6 @@ from cpt.data.readers.columns import form_of_source, sections_of
 from cpt.data.readers.documents import Document
 from cpt.data.readers.example import example_of
 from cpt.data.readers.sources import kind_of, pieces_of, read_piece
-from cpt.data.rows.open_sources import keyed_sources
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.models.adapters import check_lora, lora_options
@@ -32,7 +31,7 @@ from cpt.planning.check_resources import PreflightReport
 from cpt.planning.model_sizes import TEACHER
 from cpt.plugins import with_key
 from cpt.recipe.paths import is_local, result_of_run
-from cpt.recipe.rules import TAUGHT
+from cpt.recipe.rules import TAUGHT, keyed_sources
 from cpt.recipe.schema import NEW_ROWS, Data, DocumentSource, Model, Recipe, Source
 from cpt.stages.models import check_vocabulary
 from cpt.stages.rewards import check_columns

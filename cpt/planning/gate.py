@@ -19,7 +19,7 @@ from cpt.data.readers.columns import form_of_source, sections_of
 from cpt.data.readers.sources import kind_of
 from cpt.data.rows.contamination import small_sets
 from cpt.data.rows.held_out import size_warnings
-from cpt.data.rows.open_sources import check_sources, keyed_sources, unchecked_sources
+from cpt.data.rows.open_sources import check_sources, unchecked_sources
 from cpt.distributed import print_once, world_size
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.evaluation.paired import FEW, FEWEST, TOO_FEW
@@ -48,7 +48,7 @@ from cpt.planning.workload import WRONG_UNDER_AUTOCAST, is_wrong_under_autocast
 from cpt.plugins import did_you_mean, find, with_key
 from cpt.recipe.keys import automatic_keys
 from cpt.recipe.paths import result_of_run, unfinished_run
-from cpt.recipe.rules import reported_name
+from cpt.recipe.rules import keyed_sources, reported_name
 from cpt.recipe.schema import Data, Recipe
 from cpt.recipe.tree import Node
 from cpt.stages.models import check_reference

@@ -143,9 +143,17 @@ MOVED: dict[str, Location] = {word: steps_of(key) for word, key in by_word(OF_HU
 PLACES = {word: steps_of(key) for word, key in by_word(OF_OTHERS).items()} | MOVED
 """The same, for words that are not keys of Hugging Face's Trainer."""
 NOT_SUPPORTED = by_word(
-    {TENSOR_PARALLEL: "tp_size tp_plan tensor_parallel tensor_parallel_size tensor_model_parallel_size"}
+    {
+        TENSOR_PARALLEL: "tp_size tp_plan tensor_parallel tensor_parallel_size tensor_model_parallel_size",
+        "documents are always shuffled. Sort them by score into several sources, and mix these by `data.phases`": (
+            "order_by"
+        ),
+        "stored tokens are never deleted during a run. Use `max_tokens` of a source, and `cpt store prune`": (
+            "disk_bytes"
+        ),
+    }
 )
-"""Keys of other programs for what cpt does not do, and the reason."""
+"""Keys of other programs and of earlier versions for what cpt does not do, and the reason."""
 
 NOTES = by_word(
     {

@@ -241,9 +241,7 @@ def options_without_effect(entry: DocumentSource, suffixes: Collection[str]) -> 
     """Keys of a source that files with these suffixes do not use: plain text has no columns, and rows have no
     separator between documents."""
     if TEXT_FILES.issuperset(suffixes):
-        by_column = isinstance(entry, Source) and entry.order_by is not None and not is_function(entry.order_by)
-        given = {**ways_to_make_text(entry), "order_by": by_column}
-        return [key for key, is_given in given.items() if is_given]
+        return [key for key, is_given in ways_to_make_text(entry).items() if is_given]
     return ["text_documents"] if entry.text_documents != "file" and TEXT_FILES.isdisjoint(suffixes) else []
 
 

@@ -30,6 +30,8 @@ CLASSES_OF_CHANGE = ("free", "from_step", "fixed")
 
 STRICT = ConfigDict(frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 """Values are not bent into shape, and nothing changes after loading."""
+REMOVED = ("disk_bytes", "order_by")
+"""Keys of earlier versions, which wrote every key into the recipe of a run."""
 
 
 class Section(BaseModel):
@@ -37,6 +39,14 @@ class Section(BaseModel):
     `Fixed`."""
 
     model_config = ConfigDict(**STRICT, extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_removed_keys(cls, values: object) -> object:
+        """Null was their default."""
+        if not isinstance(values, dict):
+            return values
+        return {key: value for key, value in values.items() if key not in REMOVED or value is not None}
 
 
 class Component(BaseModel):
@@ -110,9 +120,6 @@ class Source(DocumentSource):
     start model (arXiv 2605.26097). Without adapters, a frozen copy of it is kept in memory."""
     licence: Free[str | None] = None
     """The licence of its texts, for example `CC-BY-4.0`. `cpt mixture` and the run's record show it."""
-    order_by: Fixed[str | None] = None
-    """Read documents by a score, lowest first, instead of shuffled: a column of numbers, or a
-    `package.module:function` of the text. Each epoch has this order, in 64 parts that are shuffled inside."""
     fill_in_the_middle: Fixed[
         dict[Literal["rate", "suffix_first_rate"], Annotated[float, Field(ge=0, le=1)]] | None
     ] = None
@@ -158,9 +165,6 @@ class Data(Section):
     chunk_bytes: Fixed[Bytes] = 256 * 2**20
     """Files of a source that are packed and shuffled together. A larger source is read chunk by chunk, in an order
     drawn from the seed, and training starts as soon as the first 16 MiB are tokenized."""
-    disk_bytes: Free[Bytes | None] = None
-    """Approximate limit of disk space for tokens of sources larger than a chunk: chunks are removed after they were
-    read."""
     transforms: Fixed[list[Component]] = []
     """Functions that change a document, or split it into several, before the filters; for all sources and held-out
     sets."""

@@ -56,6 +56,8 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
 HOST, PORT = "127.0.0.1", 7860  # of the page in the browser
 MAX_TOKENS = 256  # for text completion without a chat template
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+WeightsDtype = Annotated[Dtype, typer.Option(help="Data type of the weights; auto: as stored.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda:0.")]
 OwnModule = Annotated[str | None, typer.Option("--import", help="package.module that registers the model's family.")]
 ModelName = Annotated[
     str, typer.Argument(help="Folder of an exported model, a finished run, or an id in the Hub's cache.")
@@ -162,8 +164,8 @@ def serve(
     model: ModelName,
     host: Annotated[str, typer.Option(help="Address; 0.0.0.0 is open to all, without a key.")] = "localhost",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
-    dtype: Annotated[Dtype, typer.Option(help="Data type of the weights; auto: as stored.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda:0.")] = "auto",
+    dtype: WeightsDtype = "auto",
+    device: Device = "auto",
     module: OwnModule = None,
 ) -> None:
     """Serve a model until Ctrl-C or SIGTERM.
@@ -203,8 +205,8 @@ def chat(
     host: Annotated[str, typer.Option(help="Address of the page; 0.0.0.0: open to all, no password.")] = HOST,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the page.")] = PORT,
     system_prompt: Annotated[str | None, typer.Option(help="System prompt, only in the terminal.")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Data type of the weights; auto: as stored.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda:0.")] = "auto",
+    dtype: WeightsDtype = "auto",
+    device: Device = "auto",
     module: OwnModule = None,
 ) -> None:
     """Chat with a model in the terminal (!exit quits) or in the browser; Ctrl-C stops both.

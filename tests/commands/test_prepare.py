@@ -35,14 +35,6 @@ def prepare(cpt, monkeypatch):
     return run
 
 
-def test_with_a_bounded_disk_only_the_beginning_is_prepared(prepare, tiny_recipe, tmp_path):
-    tiny_recipe["data"] |= {"chunk_bytes": 4_000, "disk_bytes": 40_000}
-    path = write_recipe(tiny_recipe, tmp_path / "tiny.yaml")
-    code, said = prepare(tmp_path / "cache", path)
-    assert code == 0 and "the beginning of domain, general" in said
-    assert prepare(tmp_path / "cache", path, "--shard", "1/2")[0] == 2
-
-
 def test_parts_made_apart_are_the_store_that_one_machine_makes(prepare, file, tmp_path):
     assert prepare(tmp_path / "one", file)[0] == 0
     said = [prepare(tmp_path / "parts", file, "--shard", f"{part}/3")[1] for part in (2, 3, 1)]

@@ -134,7 +134,10 @@ def tokenized(tokenizer, tmp_path: Path) -> Callable[..., TokenizedSource]:
     ) -> TokenizedSource:
         recipe = Data(sources=[source], filters=list(filters), **data)
         opened = open_source(recipe, source, "data.sources[0]", DocumentEncoder(by), tmp_path / cache, seed=1)
-        make_shards([(opened, number) for number in range(len(opened.plan.shards))], workers)
+        with pytest.MonkeyPatch.context() as patch:
+            if workers is not None:
+                patch.setattr("cpt.data.store.tokenized.workers_for", lambda num_bytes, num_jobs: workers)
+            make_shards([(opened, number) for number in range(len(opened.plan.shards))])
         opened.finish()
         return opened
 

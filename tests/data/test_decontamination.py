@@ -84,7 +84,7 @@ def test_workers_find_what_one_process_finds(source, exam, tmp_path, monkeypatch
     texts[101] = texts[501] = text(3)
     data = Data(sources=[source("a", texts)])
     alone = find_contamination(data, exam, cache_dir=tmp_path)
-    monkeypatch.setattr("cpt.data.rows.contamination.POOL_BYTES", 1)
+    monkeypatch.setattr("cpt.data.store.parallel.POOL_BYTES", 1)
     monkeypatch.setattr("cpt.data.rows.contamination.PIECE_BYTES", 60_000)
     monkeypatch.setenv("CPT_WORKERS", "2")
     assert find_contamination(data, exam, cache_dir=tmp_path) == alone

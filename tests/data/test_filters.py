@@ -7,7 +7,7 @@ from tiny import write_documents
 
 from cpt.data.readers import filters
 from cpt.data.readers.filters import build_components, reason_to_drop
-from cpt.errors import DataError, RecipeError, UserCodeError
+from cpt.errors import RecipeError, UserCodeError
 from cpt.recipe.schema import Component, Source
 
 PROSE = " ".join(f"the house of number{number} and road{number * 7}" for number in range(20))
@@ -192,7 +192,6 @@ def rows():
         ({"filters": [{"name": "my_failing_parts:check"}]}, "filter", "0"),
         pytest.param({"filters": [{"name": "my_failing_parts:check"}]}, "filter", "2", marks=pytest.mark.heavy),
         ({"transforms": [{"name": "my_failing_parts:change"}]}, "transform", "0"),
-        ({"order_by": "my_failing_parts:score"}, "score", "0"),
         ({"path": "my_failing_parts:rows"}, "source", "0"),
     ],
 )
@@ -206,16 +205,3 @@ def test_an_error_of_a_users_part_names_it_with_file_and_row(tmp_path, monkeypat
     first = str(error.value).splitlines()[0]
     assert first.startswith("my_failing_parts:rows: item 12: " if kind == "source" else "a.jsonl:12: "), first
     assert kind in first and "my_failing_parts:" in first and "KeyError" in first
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"text": "a"}, "no column `level`"),
-        ({"text": "a", "level": "high"}, "expected a number"),
-        ({"text": "a", "level": None}, "`level` is null"),
-    ],
-)
-def test_a_row_without_a_score_to_order_by_is_bad(build, rows_file, row, reason):
-    with pytest.raises(DataError, match=reason):
-        build(rows_file("a", [row], order_by="level"))

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from cpt.data.rows.build import rows_of_run
 from cpt.data.rows.loader import CPTDataLoader
-from cpt.data.rows.mixture import MixtureRows, RowsOfSteps, Stretch, Turns
+from cpt.data.rows.mixture import MixtureRows, RowsOfSteps, Turns
 from cpt.data.store.shards import seed_of, shuffled
 from cpt.recipe.schema import Budget, Data, Source
 
@@ -28,7 +28,7 @@ class Numbers(list):
 def phased(plan, sizes=(7, 5, 11)):
     firsts = [0, *accumulate(rows for rows, _ in plan)]
     turns = Turns([(row, weights) for row, (_, weights) in zip(firsts, plan, strict=False)])
-    return MixtureRows([Stretch([Numbers(range(size)) for size in sizes], turns, [])], seed=1)
+    return MixtureRows([Numbers(range(size)) for size in sizes], turns, seed=1)
 
 
 def located(rows, number):

@@ -1,9 +1,7 @@
 import json
-import time
 
 import pytest
 
-from cpt.cache import size_of
 from cpt.errors import DataError
 
 
@@ -44,32 +42,14 @@ def test_everything_is_made_by_workers_while_the_run_reads(ahead, monkeypatch):
     assert not any(report.is_estimate for report in again.sources)
 
 
-@pytest.mark.slow
-def test_a_bounded_disk_holds_no_more_than_it_may_and_the_rows_are_the_same(ahead, tmp_path):
-    def tokens_on_disk(cache):
-        return sum(size_of(folder) for folder in (tmp_path / cache / "tokens").iterdir())
-
-    numbers, limit = range(1100), 80_000  # more than twice through the smaller source
-    straight, prepared = all_rows(ahead(cache="straight"), numbers), ahead(disk_bytes=limit)
-    reader = start(prepared)
-    largest = 0
-    for number in numbers:
-        assert prepared.rows[number]["input_ids"].tolist() == straight[number]
-        if number % 50 == 0:
-            largest = max(largest, tokens_on_disk("cache"))
-            time.sleep(0.1)
-    reader.stop()
-    assert largest < 1.25 * limit < tokens_on_disk("straight")
-
-
 @pytest.mark.heavy
-def test_a_bounded_run_resumes_exactly_where_it_was(ahead):
+def test_a_run_that_reads_ahead_resumes_exactly_where_it_was(ahead):
     straight = all_rows(ahead(cache="straight"), range(450))
-    first = ahead(disk_bytes=80_000)
+    first = ahead()
     reader = start(first)
     assert all_rows(first, range(250)) == straight[:250]
     reader.stop()
-    second = ahead(disk_bytes=80_000)
+    second = ahead(cache="empty")
     second.restore(json.loads(json.dumps(first.state(250))))
     reader = start(second, 250)
     assert all_rows(second, range(250, 450)) == straight[250:]

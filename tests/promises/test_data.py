@@ -358,13 +358,6 @@ def test_weights_of_a_linear_phase_move_from_those_before(rows_of, two_sources):
     assert quarters == pytest.approx([0.875, 0.625, 0.375, 0.125], abs=0.02)
 
 
-def test_documents_ordered_by_a_score_are_read_from_the_lowest(epoch, my_lab, monkeypatch):
-    monkeypatch.syspath_prepend(my_lab)
-    read = epoch(source={"order_by": "my_lab:length"}, packing="none")
-    lengths = [len(read.tokenizer.decode(piece)) for piece in read.pieces]
-    assert max(lengths[:20]) <= min(lengths[-20:]) and sorted(lengths) == sorted(len(text + END) for text in TEXTS)
-
-
 def test_another_seed_is_another_order_of_the_same_documents(epoch):
     one, other = epoch(), epoch(TEXTS, "seed=7")
     assert one.texts == other.texts and not same_rows(one.rows, other.rows)

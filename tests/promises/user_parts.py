@@ -27,11 +27,6 @@ def shouted(document: Mapping[str, str]) -> Mapping[str, str]:
     return {**document, "text": document["text"].upper()}
 
 
-def length(text: str) -> float:
-    """A score for `order_by`."""
-    return len(text)
-
-
 def asked_of_the_first(spike) -> str:
     """What to do about a spike; the other process would answer differently."""
     return "skip" if os.environ.get("RANK", "0") == "0" else "abort"

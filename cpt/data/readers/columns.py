@@ -12,7 +12,7 @@ from cpt.data.readers.documents import BadValue
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.huggingface_keys import columns_of_stage
 from cpt.recipe.paths import TEXT_FILES, document_suffix
-from cpt.recipe.schema import Data, DocumentSource, Evaluation, Recipe, Source
+from cpt.recipe.schema import Data, DocumentSource, Evaluation, Recipe
 
 Kind = TypeVar("Kind", bound=DocumentSource)
 FORMS: dict[tuple[str, ...], str] = {
@@ -187,12 +187,6 @@ def usual_columns(form: str, found: Sequence[str], source: DocumentSource) -> di
     raise BadValue("missing columns", f"{detail} Name them: `chat: {{{columns_of_form}}}`")
 
 
-def score_column(source: DocumentSource) -> str | None:
-    """The column that documents are ordered by; None for no order, or for a function."""
-    order = source.order_by if isinstance(source, Source) else None
-    return None if order is None or ":" in order else order
-
-
 def row_columns(row: Mapping[str, object], source: DocumentSource) -> Mapping[str, str]:
     """Like `example_columns`; columns that are null in this row are used only if all are null."""
     try:
@@ -202,23 +196,19 @@ def row_columns(row: Mapping[str, object], source: DocumentSource) -> Mapping[st
 
 
 def columns_of(source: DocumentSource, found: Sequence[str] | None = None) -> Sequence[str]:
-    """The columns of the text and of the score; `found` are the columns of the file."""
+    """The columns of the text; `found` are the columns of the file."""
     form, named = form_of_source(source), columns_of_turns(columns_named(source))
-    texts: Sequence[str]
     if source.chat is None:
-        texts = text_columns(source)
-    elif form == "document" or found is None:
-        texts = named or (NAMED[form][0][0],)
-    elif form == "prompt":  # a reward may use any column
-        texts = tuple(dict.fromkeys([*named, *found]))
-    else:
-        usual = [name for names in NAMED[form] for name in names]
-        usual += text_columns(source) if form == "conversation" else ()
-        usual += [name for columns in ELSEWHERE.get(form, ()) for name in columns_of_turns(columns)]
-        known, needed = dict.fromkeys([*(named or usual), "tools"]), needed_columns(source)
-        texts = tuple(name for name in known if name in found or name in needed)
-    order = score_column(source)
-    return texts if order is None or order in texts else (*texts, order)
+        return text_columns(source)
+    if form == "document" or found is None:
+        return named or (NAMED[form][0][0],)
+    if form == "prompt":  # a reward may use any column
+        return tuple(dict.fromkeys([*named, *found]))
+    usual = [name for names in NAMED[form] for name in names]
+    usual += text_columns(source) if form == "conversation" else ()
+    usual += [name for columns in ELSEWHERE.get(form, ()) for name in columns_of_turns(columns)]
+    known, needed = dict.fromkeys([*(named or usual), "tools"]), needed_columns(source)
+    return tuple(name for name in known if name in found or name in needed)
 
 
 def text_columns(source: DocumentSource) -> tuple[str, ...]:
@@ -231,10 +221,9 @@ def needed_columns(source: DocumentSource) -> tuple[str, ...]:
 
 
 def check_columns(found: Sequence[str], source: DocumentSource) -> None:
-    needed, order = columns_of(source), score_column(source)
+    needed = columns_of(source)
     if form_of_source(source) != "document":
-        is_text = "text" in example_columns(source, found)
-        needed = [*(text_columns(source) if is_text else needed_columns(source)), *(() if order is None else (order,))]
+        needed = text_columns(source) if "text" in example_columns(source, found) else needed_columns(source)
     for column in needed:
         if column not in found:
             raise missing_column(found, column)

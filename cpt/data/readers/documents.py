@@ -1,7 +1,6 @@
 """The items that a reader yields, documents and bad rows, and the handling of bad rows."""
 
 import json
-import math
 import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
@@ -80,7 +79,6 @@ class Document(NamedTuple):
     text: str
     origin: Origin
     number: int
-    score: float = math.nan  # from `order_by`
 
     @property
     def where(self) -> str:
@@ -130,8 +128,9 @@ CONVERT = f"Convert it (iconv -f ENCODING -t utf-8). {REMEDY}"
 REMEDIES = {
     "missing column": "Set `{key}.text_column`.",
     "missing columns": "Write it in `{key}`.",
-    **dict.fromkeys(("null", "wrong type", "texts and messages"), OTHER_COLUMNS),
-    **dict.fromkeys(("no value", "wrong value", "not a chat"), OTHER_COLUMNS),
+    **dict.fromkeys(
+        ("null", "wrong type", "texts and messages", "no value", "wrong value", "not a chat"), OTHER_COLUMNS
+    ),
     **dict.fromkeys(("invalid UTF-8", "UTF-16"), CONVERT),
 }
 

@@ -11,14 +11,13 @@ transcript, a plain text, or JSON (`tools`, `columns`). A chat without tools is 
 import datetime
 import decimal
 import json
-import math
 import re
 import string
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from cpt.data.readers.columns import columns_in, form_of_source, row_columns, score_column, template_columns, value_of
+from cpt.data.readers.columns import columns_in, form_of_source, row_columns, template_columns, value_of
 from cpt.data.readers.documents import BadRow, BadValue, Document, Origin, clean, kind_of_value
 from cpt.recipe.schema import DocumentSource
 
@@ -31,16 +30,7 @@ def item_of(row: Mapping[str, object], source: DocumentSource, origin: Origin, n
 
 
 def document_of(row: Mapping[str, object], source: DocumentSource, origin: Origin, number: int) -> Document:
-    score, column = math.nan, score_column(source)
-    if column is not None:
-        value = value_of(row, column)
-        with suppress(ValueError):  # csv files store numbers as text
-            if isinstance(value, str | int | float) and not isinstance(value, bool):
-                score = float(value)
-        if math.isnan(score):
-            reason = "null" if value is None else "wrong type"
-            raise BadValue(reason, f"`{column}` is {kind_of_value(value)}, expected a number to order by")
-    return Document(text_of(row, source), origin, number, score)
+    return Document(text_of(row, source), origin, number)
 
 
 def text_of(row: Mapping[str, object], source: DocumentSource) -> str:

@@ -110,8 +110,7 @@ def shortened(raw: bytes, num_bytes: int) -> bytes:
 
 def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     origin, lines = lines_of(piece)
-    is_plain = columns_of(source) == (source.text_column,) and source.template is None and source.chat is None
-    column = source.text_column if is_plain else None
+    column = source.text_column if source.template is None and source.chat is None else None
     for number, byte, line in lines:
         try:  # the fast path: most of billions of rows are good
             text = None if column is None else orjson.loads(line)[column]
@@ -124,7 +123,7 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
                 refuse_long(line)
                 row = orjson.loads(line)
                 if not isinstance(row, dict):
-                    raise not_an_object(row, columns_of(source)[0])
+                    raise not_an_object(row, source)
                 yield document_of(row, source, origin, number)
             except orjson.JSONDecodeError as problem:
                 yield why_not_json(line, problem).at(origin, number, byte)
@@ -132,8 +131,9 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
                 yield bad.at(origin, number, byte)
 
 
-def not_an_object(row: object, column: str) -> BadValue:
-    return BadValue("not an object", f"{kind_of_value(row)}, expected a JSON object with the key `{column}`")
+def not_an_object(row: object, source: DocumentSource) -> BadValue:
+    key = columns_of(source)[0]
+    return BadValue("not an object", f"{kind_of_value(row)}, expected a JSON object with the key `{key}`")
 
 
 def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
@@ -164,7 +164,7 @@ def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRo
         if isinstance(row, dict):
             yield item_of(row, source, origin, number)
         else:
-            yield not_an_object(row, columns_of(source)[0]).at(origin, number)
+            yield not_an_object(row, source).at(origin, number)
 
 
 def is_json_lines(raw: bytes) -> bool:

@@ -100,25 +100,15 @@ def can_be_cut(path: str, source: DocumentSource) -> bool:
 
 
 def read_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
-    """The documents of a piece, at most `max_documents`, and its bad rows, in order."""
+    """The documents of a piece and its bad rows, in order; the reader counts them if there are `max_documents`."""
     kind, is_first_enough = kind_of(source.path), source.streaming or source.max_documents is not None
     if kind == "function":
-        items = read_function(source, key)
-    elif kind == "hub" and piece.path == source.path:
-        items = read_hub(source, key, hub_files(source, key).commit)
-    else:
-        if kind == "hub" and not is_first_enough:  # downloaded whole into the Hub's cache
-            piece = replace(piece, path=fetch(piece.path, key))
-        items = read_file_piece(source, piece, key)
-    if source.max_documents is None:
-        yield from items
-        return
-    documents = 0
-    for item in items:
-        yield item
-        documents += isinstance(item, Document)
-        if documents == source.max_documents:
-            return
+        return read_function(source, key)
+    if kind == "hub" and piece.path == source.path:
+        return read_hub(source, key, hub_files(source, key).commit)
+    if kind == "hub" and not is_first_enough:  # downloaded whole into the Hub's cache
+        piece = replace(piece, path=fetch(piece.path, key))
+    return read_file_piece(source, piece, key)
 
 
 def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:

@@ -16,9 +16,9 @@ from cpt.data.readers.columns import form_of_source, refuse_layout, with_form
 from cpt.data.readers.documents import absurd_share
 from cpt.data.rows.chunks import ChunkedRows, other_documents
 from cpt.data.rows.contamination import with_decontamination
-from cpt.data.rows.held_out import HeldOutSet, held_out_set, nothing_held_out, other_share
+from cpt.data.rows.held_out import HeldOutSet, held_out_set, nothing_held_out, other_share, whole_set
 from cpt.data.rows.loader import ReadAhead
-from cpt.data.rows.mixture import MixtureRows, Stretch, Turns, asked_shares, from_row, lengths_of_phases, shares_over
+from cpt.data.rows.mixture import MixtureRows, Turns, asked_shares, from_row, lengths_of_phases, shares_over
 from cpt.data.rows.open_sources import open_sources
 from cpt.data.rows.packing import Layout
 from cpt.data.rows.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
@@ -39,7 +39,6 @@ Chunked = Sequence[ChunkedRows]
 log = logging.getLogger("cpt")
 NO_EVALUATION = Evaluation()
 CLOSE_TO_ALL = 0.9  # above this share of a source is read, its exact size is needed
-CHUNKS_ON_DISK = 4  # per source: current, next, one for slower readers, one spare
 NO_HASHES = np.empty(0, np.uint64)
 
 
@@ -64,13 +63,17 @@ def report_on(rows: ChunkedRows) -> SourceReport:
     known, chunks = rows.known_so_far()
     source, plan, description = rows.tokenized.work.source, rows.tokenized.plan, rows.tokenized.description
     is_estimate = rows.total is None
-    scale = sum(plan.num_bytes) / max(1, plan.bytes_upto[chunks]) if is_estimate else 1.0
+    scale = plan.scale_from(chunks) if is_estimate else 1.0
+
+    def scaled(counts: Mapping[str, int]) -> dict[str, int]:
+        return {name: round(scale * count) for name, count in counts.items()}
+
     return SourceReport(
         name=reported_name(source),
         documents=round(scale * known.documents),
         held_out=round(scale * known.held_out),
-        dropped={reason: round(scale * count) for reason, count in known.left_out.items()},
-        bad_rows={reason: round(scale * count) for reason, count in known.bad_rows.items()},
+        dropped=scaled(known.left_out),
+        bad_rows=scaled(known.bad_rows),
         lengths={length: round(scale * count) for length, count in sorted(known.lengths.items())},
         tokens=round(scale * known.tokens),
         rows=round(scale * known.rows),
@@ -151,15 +154,24 @@ class PreparedData:
     sources: list[SourceReport]
     fingerprint: str
     """Changes with any training row or the order of rows; moving or touching files does not change it."""
-    disk_bytes: int | None  # limit for large sources on this machine's disk
-    form: str = "document"  # of the rows: see `cpt.data.readers.columns`
-    held_out_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Held-out set -> file -> xxh3-128 of its content, for sets with separate files."""
-    evaluated: list[TokenizedSource] = field(default_factory=list)
-    earlier: Sequence[EndedStretch] = ()
+    form: str  # of the rows: see `cpt.data.readers.columns`
+    evaluated: list[TokenizedSource]
+    """The held-out sets with separate files."""
+    earlier: Sequence[EndedStretch]
     """The stretches of the run before `rows`."""
     unused_chunks: dict[str, Any] = field(default_factory=dict)
     """Of a checkpoint's state, the chunks of sources that are not in the mixture now; they may return."""
+
+    @property
+    def tokenized(self) -> dict[str, TokenizedSource]:
+        """Sources and held-out sets with separate files, by name."""
+        sources = [*self.evaluated, *(rows.tokenized for rows in self.chunked)]
+        return {reported_name(source.work.source): source for source in sources}
+
+    @property
+    def held_out_files(self) -> Mapping[str, Mapping[str, str]]:
+        """Held-out set -> file -> xxh3-128 of its content, for sets with separate files."""
+        return {reported_name(one.work.source): one.finish().files for one in self.evaluated}
 
     @property
     def positions(self) -> Mapping[str, Position]:
@@ -201,22 +213,18 @@ class PreparedData:
 
     def read_ahead(self, first_row: int) -> ReadAhead | None:
         """Create the thread that prepares a run's next chunks from `first_row` on; None if all are on disk."""
+        place, turns = self.rows.place_of(first_row), self.rows.turns
         ahead = [
-            number
-            for number, rows in enumerate(self.chunked)
-            if rows.tokenized.plan.is_streamed and (self.disk_bytes is not None or not rows.is_complete)
+            (rows, share, turn)
+            for rows, share, turn in zip(self.chunked, turns.shares(place), turns.counts(place), strict=True)
+            if not rows.tokenized.plan.is_whole and not rows.is_complete
         ]
-        if not ahead:
-            return None
-        _, stretch, place = self.rows.stretch_at(first_row)
-        shares, counts = stretch.turns.shares(place), stretch.turns.counts(place)
-        chosen = [self.chunked[n] for n in ahead], [shares[n] for n in ahead], [counts[n] for n in ahead]
-        return ReadAhead(*chosen, self.disk_bytes)
+        return ReadAhead(ahead) if ahead else None
 
     def state(self, first_row: int) -> dict[str, Any]:
         """The data state for a checkpoint, to resume at `first_row`, even with an empty store."""
         turns = list(zip(self.sources, self.chunked, self.rows.counts(first_row), strict=True))
-        chunks = {report.name: rows.state(turn) for report, rows, turn in turns if rows.tokenized.plan.is_streamed}
+        chunks = {report.name: rows.state(turn) for report, rows, turn in turns if not rows.tokenized.plan.is_whole}
         now = {report.name: Position(turn, rows.fingerprint, rows.filled) for report, rows, turn in turns}
         return {
             "fingerprint": self.fingerprint,
@@ -267,20 +275,16 @@ def build_data(
 
     Raises:
         DataError: a source is missing, bad, or empty after its filters, or has changed since an earlier stretch.
-        RecipeError: a filter or its options do not exist, names are not unique, a source has too few tokens for the
-            run, or `data.disk_bytes` is too small.
+        RecipeError: a filter or its options do not exist, names are not unique, or a source has too few tokens for
+            the run.
         ResourceError: the cache is not writable, or the Hub is not reachable.
     """
     asked = [as_asked(one.data, one.evaluation, form) for one in earlier]
     ended = [replace(one, data=then[0], evaluation=then[1]) for one, then in zip(earlier, asked, strict=True)]
     data, evaluation, form = as_asked(data, evaluation, form)
-    cache = cache_dir or default_cache_dir()
-
-    def build() -> PreparedData:
-        encoder = DocumentEncoder(tokenizer)
-        return Builder(data, evaluation, encoder, cache, seed, budget, form, ended).build(whole=whole)
-
-    return main_process_first(build)
+    encoder = DocumentEncoder(tokenizer)
+    builder = Builder(data, evaluation, encoder, cache_dir or default_cache_dir(), seed, budget, form, ended)
+    return main_process_first(lambda: builder.build(whole=whole))
 
 
 @dataclass(frozen=True)
@@ -329,12 +333,11 @@ class Builder:
     def build(self, *, whole: bool) -> PreparedData:
         cohorts = self.open_cohorts()
         evaluated, opened = cohorts[-1].evaluated, [source for cohort in cohorts for source in cohort.sources]
-        needs_all = whole or why_all(self.data, self.budget) is not None
-        refuse_small_disk(self.data, self.budget, opened, needs_all=needs_all)
+        needs_all = whole or needs_whole_sources(self.data, self.budget)
         of_sets = [source for cohort in cohorts for source in cohort.evaluated]
         wanted = everything(of_sets)
         for source in opened:
-            if needs_all or not source.plan.is_streamed:
+            if needs_all:
                 wanted += everything([source])
             else:  # the first chunks, and the shards of the held-out set
                 held_out = source.plan.held_out if self.evaluation.held_out_share is not None else []
@@ -366,10 +369,16 @@ class Builder:
         if self.budget is not None:
             check_repeats(self.data, mixture, reports, num_rows)
         held_out_sets = self.held_out_sets(chunked, evaluated)
-        files = {reported_name(one.work.source): one.finish().files for one in evaluated}
-        fingerprint, limit = self.fingerprint(mixture, chunked), self.data.disk_bytes
-        found = mixture, chunked, held_out_sets, reports, fingerprint, limit, self.form, files, evaluated
-        return PreparedData(*found, self.earlier)
+        return PreparedData(
+            rows=mixture,
+            chunked=chunked,
+            held_out=held_out_sets,
+            sources=reports,
+            fingerprint=self.fingerprint(mixture, chunked),
+            form=self.form,
+            evaluated=evaluated,
+            earlier=self.earlier,
+        )
 
     def open_cohorts(self) -> list[Cohort]:
         """Open the sources in use, with the held-out sets of the stretch in which they came into use; the last cohort
@@ -410,9 +419,7 @@ class Builder:
             if (recipe := in_use.get(reported_name(source.work.source))) is not None:
                 hashes = np.unique(np.concatenate([*known, also_held_out[place]]))
                 selection = Selection(share, hashes, repeated[place], recipe.max_tokens, longest[place])
-                is_bounded = self.data.disk_bytes is not None and source.plan.is_streamed
-                where = self.layout, self.seed, self.cache_dir
-                yield ChunkedRows(source, selection, *where, recipe.max_epochs, is_bounded)
+                yield ChunkedRows(source, selection, self.layout, self.seed, self.cache_dir, recipe.max_epochs)
 
     def held_out_across(self, sources: Sources) -> tuple[list[int | None], list[Hashes]]:
         """The maximum size in bytes of a held-out document of each source (None for examples, which are short), and
@@ -443,7 +450,7 @@ class Builder:
         lengths = from_row(lengths_of_phases(self.data), self.first_row)
         in_order = [name for named, _ in self.stretches for name in named]
         numbers = [in_order.index(rows.name) for rows in chunked]
-        mixture = MixtureRows([Stretch(chunked, turns, lengths, self.first_row, numbers)], self.seed)
+        mixture = MixtureRows(chunked, turns, self.seed, lengths, self.first_row, numbers)
         rows_of_epoch = sum(report.rows for report in reports)
         num_rows = 1 if self.budget is None else rows_of_run(self.data, self.budget, rows_of_epoch)
         num_rows = max(num_rows, self.first_row + 1)
@@ -471,26 +478,24 @@ class Builder:
         if share is not None and not sets:
             raise DataError(nothing_held_out(share, num_documents))
         for source in evaluated:
-            documents, name = source.documents(source.plan.held_out), reported_name(source.work.source)
-            layout = replace(self.layout, form=form_of_source(source.work.source))
-            sets[name] = held_out_set(name, documents, np.arange(len(documents)), layout, self.cache_dir)
+            sets[reported_name(source.work.source)] = whole_set(source, self.layout, self.cache_dir)
         return sets
 
     def fingerprint(self, mixture: MixtureRows, chunked: Chunked) -> str:
         """A hash of everything that decides the rows: documents, packing, weights, seed, and the first chunks."""
-        (stretch,), first = mixture.stretches, self.first_row
+        turns, first = mixture.turns, self.first_row
         before = [[name, one.rows, one.fingerprint] for name, one in self.positions.items()]
         return key_of(
             {
                 "sources": [rows.fingerprint for rows in chunked],
-                "proportions": list(zip(stretch.turns.first_rows, stretch.turns.proportions, strict=True)),
+                "proportions": list(zip(turns.first_rows, turns.proportions, strict=True)),
                 "seed": mixture.seed,
                 "layout": self.layout.content(),
-                **({"lengths": stretch.lengths} if stretch.lengths else {}),
+                **({"lengths": mixture.lengths} if mixture.lengths else {}),
                 "order": [
                     [*mixture.turn(first + number), shuffled(number, 1000, mixture.seed)] for number in range(100)
                 ],
-                **({"first_row": first, "positions": before, "numbers": stretch.numbers} if self.earlier else {}),
+                **({"first_row": first, "positions": before, "numbers": mixture.numbers} if self.earlier else {}),
             }
         )
 
@@ -509,28 +514,10 @@ def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evalu
     return data, evaluation, form
 
 
-def why_all(data: Data, budget: Budget | None) -> str | None:
-    """The key that requires all of every source before the first row, or None."""
-    if data.deduplicate is not None:
-        return "data.deduplicate"
-    if data.temperature is not None:
-        return "data.temperature"
-    return "budget.epochs" if budget is not None and budget.epochs is not None else None
-
-
-def refuse_small_disk(data: Data, budget: Budget | None, sources: Sources, *, needs_all: bool) -> None:
-    large = [source for source in sources if source.plan.is_streamed]
-    if data.disk_bytes is None or not large:
-        return
-    if needs_all:
-        what = f"`{why_all(data, budget) or 'cpt prepare'}` needs"
-        raise RecipeError(f"`data.disk_bytes`: {what} every source completely on the disk. Remove one of them.")
-    least = CHUNKS_ON_DISK * len(large) * data.chunk_bytes
-    if data.disk_bytes < least:
-        raise RecipeError(
-            f"`data.disk_bytes` is {data.disk_bytes:,}, but {len(large)} source(s) in chunks of"
-            f" {data.chunk_bytes:,} bytes need {least:,}. Raise it, or lower `data.chunk_bytes`."
-        )
+def needs_whole_sources(data: Data, budget: Budget | None) -> bool:
+    """Whether all of every source is needed before the first row."""
+    is_by_epochs = budget is not None and budget.epochs is not None
+    return data.deduplicate is not None or data.temperature is not None or is_by_epochs
 
 
 def open_mixture(

@@ -1,7 +1,7 @@
 """The rows of a source, chunk by chunk: each chunk is packed and shuffled separately, shortly before its use.
 
-Each chunk has an entry, a small file that is kept when the chunk's tokens are removed. It contains the number of
-rows before the chunk, so any row of the source is found quickly."""
+Each chunk has an entry, a small file with the number of rows before the chunk, so any row of the source is found
+quickly. A checkpoint has the entry of its chunk: the run can resume with an empty store."""
 
 import threading
 from bisect import bisect_right
@@ -12,25 +12,23 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import accumulate, count
 from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
 import numpy as np
 from xxhash import xxh3_128_hexdigest
 
-from cpt.cache import has_intact_files, hold, key_of, publish_derived, size_of, write_once
+from cpt.cache import has_intact_files, hold, key_of, publish_derived, write_once
 from cpt.data.examples.encoder import fitting
 from cpt.data.rows.packing import FORMAT, Layout, PackedRows
-from cpt.data.rows.selection import AFTER_MAX_TOKENS, Chosen, Selection, part_by_score
+from cpt.data.rows.selection import AFTER_MAX_TOKENS, Selection
 from cpt.data.store.shards import seed_of, shuffled
-from cpt.data.store.token_files import Int64, StoredDocuments
+from cpt.data.store.token_files import Int64
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import DataError
 from cpt.files import read_sealed, sealed
 from cpt.recipe.rules import reported_name
 
 OPENED = 2  # open chunks per source in a process
-MARKS = "readers"
 
 
 @dataclass(frozen=True)
@@ -119,8 +117,7 @@ class OpenChunk:
 
 class ChunkedRows:
     """The rows of one source by turn, and the entries of its chunks. In the first epoch the chunks come in the order
-    of the plan. Each later epoch has another order of chunks, and puts the pieces of a chunk into other rows. With
-    `is_bounded`, consumed chunks are removed, so readers mark their positions."""
+    of the plan. Each later epoch has another order of chunks, and puts the pieces of a chunk into other rows."""
 
     def __init__(
         self,
@@ -130,17 +127,15 @@ class ChunkedRows:
         seed: int,
         cache_dir: Path,
         max_epochs: float | None = None,
-        is_bounded: bool = False,
     ) -> None:
         self.tokenized, self.selection, self.layout, self.seed = tokenized, selection, layout, seed
-        self.cache_dir, self.max_epochs, self.is_bounded = cache_dir, max_epochs, is_bounded
+        self.cache_dir, self.max_epochs = cache_dir, max_epochs
         content = {"format": FORMAT, "tokens": tokenized.name, "plan": tokenized.plan.chunks, "seed": seed}
         self.folder = cache_dir / "rows" / key_of({**content, **layout.content(), **selection.content()})
         hold(self.folder, self)
         self._lock = threading.RLock()  # several threads may read rows
         self._opened: OrderedDict[int, PackedRows] = OrderedDict()
         self._here: OpenChunk | None = None
-        self._at: tuple[int, int] | None = None  # epoch and chunk of the last row read
         self._entries: dict[int, ChunkEntry] = {}
         self._near = 0  # a chunk with a known entry, to search from
         self._total: Total | None = None
@@ -148,7 +143,7 @@ class ChunkedRows:
         self._orders: dict[int, tuple[list[int], list[int]]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:  # worker processes and the read-ahead thread reopen the files
-        what = self.tokenized, self.selection, self.layout, self.seed, self.cache_dir, self.max_epochs, self.is_bounded
+        what = self.tokenized, self.selection, self.layout, self.seed, self.cache_dir, self.max_epochs
         return ChunkedRows, what
 
     @property
@@ -190,10 +185,6 @@ class ChunkedRows:
         if here is None or turn not in here.turns or here.order != seed:
             with self._lock:
                 epoch, chunk, place = self.find(turn)
-                if self.is_bounded and (epoch, chunk) != self._at:
-                    self._at = epoch, chunk
-                    (self.folder / MARKS).mkdir(exist_ok=True)
-                    (self.folder / MARKS / f"{epoch:06}-{chunk:06}").touch()
                 rows = self.chunk(chunk)
                 of_order = seed_of(seed, epoch) if self.tokenized.plan.is_whole else seed_of(seed, epoch, chunk)
                 turns = range(turn - place, turn - place + len(rows))
@@ -236,15 +227,8 @@ class ChunkedRows:
         """The chunk of a row of the first epoch, made now if it is missing; None after the last chunk."""
         if self.total is not None and self.total.rows_of is not None:
             return bisect_right(self.total.first_rows, row) - 1 if row < self.total.rows else None
-        # Step from the last known chunk in growing steps: bisection would probe chunks not made yet.
-        chunk, step = self._near, 1
-        if self.entry(chunk).first_row > row:
-            chunk = 0
-        while (entry := self.known_entry(chunk + step)) is not None and entry.first_row <= row:
-            chunk, step = chunk + step, 2 * step
-        while step := step // 2:
-            if (entry := self.known_entry(chunk + step)) is not None and entry.first_row <= row:
-                chunk += step
+        # Step from the last known chunk: bisection would probe chunks not made yet.
+        chunk = self._near if self.entry(self._near).first_row <= row else 0
         while row >= self.entry(chunk).end:
             if self.total is not None and chunk + 1 >= self.total.chunks:
                 return None
@@ -256,20 +240,18 @@ class ChunkedRows:
         """The order of the chunks in a later epoch, and the number of rows before each."""
         assert self.total is not None
         if epoch not in self._orders:
-            chunks = list(range(self.total.chunks))
-            if not self.tokenized.plan.is_ordered:
-                draw = np.random.default_rng(seed_of(self.seed, "windows", epoch))
-                chunks = draw.permutation(self.total.chunks).tolist()
+            draw = np.random.default_rng(seed_of(self.seed, "windows", epoch))
+            chunks = draw.permutation(self.total.chunks).tolist()
             rows_of = self.total.rows_of or [self.entry(chunk).rows for chunk in range(self.total.chunks)]
             before = accumulate((rows_of[chunk] for chunk in chunks[:-1]), initial=0)
             self._orders = {epoch: (chunks, list(before))}
         return self._orders[epoch]
 
-    def chunk_at(self, epoch: int, place: int) -> int:
-        return place if epoch == 0 else self.order(epoch)[0][place]
-
-    def place_of(self, epoch: int, chunk: int) -> int:
-        return chunk if epoch == 0 else self.order(epoch)[0].index(chunk)
+    def chunks_from(self, turn: int) -> list[int]:
+        """The chunk of a turn and those after it in its epoch, in training order."""
+        epoch, chunk, _ = self.find(turn)
+        chunks = list(range(len(self.tokenized.plan.chunks))) if epoch == 0 else self.order(epoch)[0]
+        return chunks[chunks.index(chunk) :]
 
     @property
     def total(self) -> Total | None:
@@ -322,8 +304,9 @@ class ChunkedRows:
             entries.append(entry)
         return summed(entries), len(entries)
 
-    def keep(self, chunk: int, entry: ChunkEntry, *, is_last: bool) -> None:
+    def keep(self, chunk: int, entry: ChunkEntry) -> None:
         """Write the entry of a chunk, and the totals after the last one; raises DataError for an unusable chunk."""
+        is_last = self.is_last(chunk, entry)
         if self.total is None:
             self._sum = summed([self._sum or self.known_so_far()[0], entry])
             refuse_bad_chunks(self.tokenized, self._sum, chunk)
@@ -357,10 +340,8 @@ class ChunkedRows:
     def begin(self, *, all_chunks: bool) -> None:
         """Make chunks until there is a row, or all chunks."""
         chunk = 0
-        while self.total is None and (all_chunks or self.tokenized.plan.is_ordered or not self.entry(chunk).rows):
+        while self.total is None and (all_chunks or not self.entry(chunk).rows):
             self.entry(chunk)
-            if all_chunks and self.is_bounded and chunk:
-                self.remove(chunk)  # only its entry is needed
             chunk += 1
 
     def prepare(self, chunk: int) -> None:
@@ -371,11 +352,17 @@ class ChunkedRows:
 
     def make(self, chunk: int) -> None:
         """Pack a chunk and write its entry; the entries of all chunks before it must exist."""
-        known = self.known_entry(chunk)
-        before = START if chunk == 0 else self.entry(chunk - 1) if known is None else None
-        tokens_before = before.tokens_before + before.tokens if before else known.tokens_before if known else 0
-        layout = self.layout
-        documents, chosen = self.choose(chunk, tokens_before)
+        known, layout = self.known_entry(chunk), self.layout
+        if known is not None:  # made before; its files were damaged or removed
+            tokens_before = known.tokens_before
+        else:
+            before = self.entry(chunk - 1) if chunk else START
+            tokens_before = before.tokens_before + before.tokens
+        shards = self.tokenized.plan.chunks[chunk]
+        documents = self.tokenized.documents(shards)
+        for part in documents.parts:
+            part.sync()
+        chosen = self.selection.choose(documents, shards, tokens_before)
         numbers, lengths, read, unfit = fitting(documents, chosen.documents, layout.form, layout.sequence_length)
         starts = documents.offsets[numbers]
         own_digest = key_of({"documents": documents.digest, "starts": xxh3_128_hexdigest(starts.tobytes())})
@@ -386,9 +373,9 @@ class ChunkedRows:
             folder = publish_derived(self.chunk_folder(chunk), layout.packer(starts, lengths, self.seed))
             packed = layout.open(documents, folder)
             positions, tokens_in_rows, rows = layout.num_positions(packed.packing), packed.num_tokens, len(packed)
-        if known is not None or before is None:
+        if known is not None:
             return
-        parts = [part.description for part in documents.parts] if self.is_new(chunk) else []
+        parts = [part.description for part in documents.parts]
         entry = ChunkEntry(
             first_row=before.end,
             rows=rows,
@@ -405,45 +392,10 @@ class ChunkedRows:
             own_digest=own_digest,
             digest=key_of({"before": before.digest, "own": own_digest}),
         )
-        self.keep(chunk, entry, is_last=chosen.is_limit_reached or chunk + 1 == len(self.tokenized.plan.chunks))
-
-    def is_new(self, chunk: int) -> bool:
-        """Whether no earlier chunk has its shards: all parts of an ordered source share the same shards."""
-        return chunk == 0 or not self.tokenized.plan.is_ordered
-
-    def choose(self, chunk: int, tokens_before: int) -> tuple[StoredDocuments, Chosen]:
-        shards, is_ordered = self.tokenized.plan.chunks[chunk], self.tokenized.plan.is_ordered
-        documents = self.tokenized.documents(shards)
-        for part in documents.parts if self.is_new(chunk) else []:
-            part.sync()
-        chosen = self.selection.choose(documents, shards, 0 if is_ordered else tokens_before)
-        if not is_ordered:
-            return documents, chosen
-        mine = part_by_score(documents, chosen.documents, chunk, self.layout.sequence_length)
-        chosen = chosen if self.is_new(chunk) else Chosen(mine, 0, {}, is_limit_reached=False)
-        return documents, replace(chosen, documents=mine, is_limit_reached=False)
-
-    def remove(self, chunk: int) -> None:
-        """Remove a chunk's tokens and packing; the entry is kept."""
-        self._opened.pop(chunk, None)
-        rmtree(self.chunk_folder(chunk), ignore_errors=True)
-        self.tokenized.remove(self.own_shards(chunk))
-
-    def num_bytes(self, chunk: int) -> int:
-        folders = map(self.tokenized.shard_folder, self.own_shards(chunk))
-        return sum(map(size_of, [self.chunk_folder(chunk), *folders]))
+        self.keep(chunk, entry)
 
     def chunk_folder(self, chunk: int) -> Path:
         return self.folder / f"{chunk:06}"
-
-    def own_shards(self, chunk: int) -> list[int]:
-        """A chunk's shards, except those of the held-out set."""
-        kept = set(self.tokenized.plan.held_out) if self.selection.held_out_share is not None else set()
-        return [shard for shard in self.tokenized.plan.chunks[chunk] if shard not in kept]
-
-    def marks(self) -> list[tuple[int, int]]:
-        """(Epoch, chunk) pairs that readers have reached."""
-        return [(int(path.name[:6]), int(path.name[7:])) for path in (self.folder / MARKS).glob("*")]
 
 
 def refuse_bad_chunks(tokenized: TokenizedSource, known: ChunkEntry, chunk: int) -> None:
@@ -452,7 +404,7 @@ def refuse_bad_chunks(tokenized: TokenizedSource, known: ChunkEntry, chunk: int)
     if plan.is_whole or not bad:
         return
     rows = bad + known.documents + known.held_out + sum(known.left_out.values())
-    if bad > tokenized.max_bad_share * rows * sum(plan.num_bytes) / max(1, plan.bytes_upto[chunk + 1]):
+    if bad > tokenized.max_bad_share * rows * plan.scale_from(chunk + 1):
         raise DataError(
             f"{tokenized.work.source.path}: {bad:,} of the first {rows:,} rows are bad, more than"
             f" `data.max_bad_share` ({tokenized.max_bad_share:.2%}) allows. List them: cpt data check."

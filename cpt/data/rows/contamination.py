@@ -17,15 +17,14 @@ from cpt.data.readers.decontamination import FORMAT, NAME, WORDS, EvaluationDocu
 from cpt.data.readers.documents import Piece
 from cpt.data.readers.filters import sieve_of
 from cpt.data.readers.sources import files_of, kind_of, pieces_of, states_of
-from cpt.data.rows.open_sources import keyed_sources
 from cpt.data.rows.selection import longest_held_out
-from cpt.data.store.parallel import map_in_order, num_workers
+from cpt.data.store.parallel import map_in_order, workers_for
 from cpt.data.store.shards import ShardWork, plan_of, texts_of
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.data.store.tokenized import POOL_BYTES, reading_content
+from cpt.data.store.tokenized import reading_content
 from cpt.errors import DataError, RecipeError
 from cpt.files import read_sealed, report_damage, sealed, size_and_hash
-from cpt.recipe.rules import reported_name
+from cpt.recipe.rules import keyed_sources, reported_name
 from cpt.recipe.schema import Component, Data, DocumentSource, Evaluation, HeldOut, Source
 
 LISTED = 100  # per source; further ones are only counted
@@ -149,9 +148,9 @@ def held_out_documents(
 def held_out_of(data: Data, source: Source, key: str, share: float) -> Iterator[EvaluationDocument]:
     plan = plan_of(source, key, states_of(source, key), chunk_bytes=data.chunk_bytes, seed=0)
     jobs = [plan.shards[shard] for shard in plan.held_out]
-    is_small = len(jobs) == 1 or sum(plan.num_bytes[shard] for shard in plan.held_out) < POOL_BYTES
+    workers = workers_for(sum(plan.num_bytes[shard] for shard in plan.held_out), len(jobs))
     search = partial(held_out_texts, work_of(data, source, key), share)
-    parts = list(map_in_order(lambda: search, jobs, 0 if is_small else num_workers(), WORKERS_IMPORT))
+    parts = list(map_in_order(lambda: search, jobs, workers, WORKERS_IMPORT))
     longest = math.inf
     if form_of_source(source) == "document":
         # Same as in `build_data`. The decontamination filter drops some documents later, which moves the limit a bit.
@@ -261,8 +260,8 @@ def search_source(work: ShardWork, index: str) -> Found:
     pieces = pieces_of(work.source, work.key, PIECE_BYTES)
     # `max_documents` counts over all pieces in order, so one process must read them all.
     jobs = [[piece] for piece in pieces] if work.source.max_documents is None else [pieces]
-    is_small = len(jobs) == 1 or sum(file.size for file in files_of(work.source, work.key)) < POOL_BYTES
-    whole, workers = Found(), 0 if is_small else num_workers()
+    workers = workers_for(sum(file.size for file in files_of(work.source, work.key)), len(jobs))
+    whole = Found()
     for found in map_in_order(lambda: partial(search, work, index), jobs, workers, WORKERS_IMPORT):
         whole.documents += found.documents
         whole.touched += found.touched

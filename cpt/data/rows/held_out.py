@@ -17,6 +17,7 @@ from cpt.data.rows.packing import FORMAT, Layout, Row
 from cpt.data.rows.selection import is_held_out, longest_held_out
 from cpt.data.store.shards import texts_of
 from cpt.data.store.token_files import Hashes, Int64, StoredDocuments
+from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import DataError
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Evaluation, Source
@@ -60,6 +61,13 @@ def held_out_set(name: str, documents: StoredDocuments, chosen: Int64, layout: L
     rows = layout.open(documents, folder)
     hold(folder, rows)
     return HeldOutSet(name, rows, len(chosen), chosen, layout.form)
+
+
+def whole_set(source: TokenizedSource, layout: Layout, cache_dir: Path) -> HeldOutSet:
+    """A held-out set with separate files."""
+    documents, name = source.documents(source.plan.held_out), reported_name(source.work.source)
+    layout = replace(layout, form=form_of_source(source.work.source))
+    return held_out_set(name, documents, np.arange(len(documents)), layout, cache_dir)
 
 
 def size_warnings(data: Data, evaluation: Evaluation, *, few: int) -> list[str]:

@@ -1,7 +1,6 @@
 """The data loader of a run: micro-batches by row number, prepared ahead of the step, and chunks ahead of the rows."""
 
 import atexit
-import heapq
 import logging
 import signal
 import threading
@@ -9,16 +8,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from shutil import rmtree
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from accelerate.utils.operations import recursively_apply
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from cpt.data.rows.chunks import MARKS, ChunkedRows
+from cpt.data.rows.chunks import ChunkedRows
 from cpt.data.rows.mixture import MixtureRows, RowRange, shift_past_skipped
 from cpt.data.rows.packing import Row, stack_rows
 from cpt.data.store.parallel import num_workers
@@ -28,8 +27,6 @@ from cpt.errors import CptError
 log = logging.getLogger("cpt")
 MOST_REPLACEMENTS = 20  # replacements of dead worker processes before giving up
 MOST_AHEAD, MOST_BYTES_AHEAD = 16, 256 * 2**20  # micro-batches prepared in advance
-POLL_SECONDS = 0.2
-BEHIND = 1  # chunks kept behind the fastest reader, for slower ones
 
 
 @dataclass(eq=False)
@@ -184,40 +181,20 @@ def completed(collate: Callable[[Any], Row], complete: Callable[[Row], Row], row
     return complete(collate(rows))
 
 
-class Stop(NamedTuple):
-    source: int
-    epoch: int
-    place: int  # the chunk's place in the order of the epoch
-    chunk: int
-
-
 class ReadAhead:
     """A thread that prepares the chunks of some sources in the order in which a run will need them.
 
     It uses separate objects, so it shares only the store with readers.
 
     Args:
-        shares: each source's share of the run's rows; they only affect the order of work.
-        first_turns: the first row of the run in each source.
-        disk_bytes: approximate limit for the tokens of all these sources; None for no limit.
+        sources: the rows of each source, its share of the run's rows, which only affects the order of work, and the
+            first row of the run in it.
     """
 
-    def __init__(
-        self, rows: Sequence[ChunkedRows], shares: Sequence[float], first_turns: Sequence[int], disk_bytes: int | None
-    ) -> None:
-        self.rows = [ChunkedRows(*one.__reduce__()[1]) for one in rows]
-        self.shares, self.first_turns, self.disk_bytes = shares, first_turns, disk_bytes
+    def __init__(self, sources: Sequence[tuple[ChunkedRows, float, int]]) -> None:
+        self.sources = [(copy(rows), share, turn) for rows, share, turn in sources]
         self.unwanted = threading.Event()
-        self.begun: list[Stop] = []  # chunks in progress
-        self.needed: list[Stop] = []  # from the readers' position to the thread's
-        self.present = {  # (source, chunk) -> bytes on disk
-            (number, chunk): one.num_bytes(chunk)
-            for number, one in enumerate(self.rows)
-            for chunk in range(len(one.tokenized.plan.chunks) if disk_bytes is not None else 0)
-            if one.chunk_folder(chunk).exists()
-        }
-        for one in self.rows:
-            rmtree(one.folder / MARKS, ignore_errors=True)
+        self.begun = deque[tuple[ChunkedRows, int]]()  # chunks in progress
         self.thread = threading.Thread(target=self.run, name="data-read-ahead", daemon=True)
 
     def start(self) -> None:
@@ -233,7 +210,7 @@ class ReadAhead:
 
     def run(self) -> None:
         """The main loop. An error ends the thread: the reader of that chunk gets the same error and raises it."""
-        cores, sources = num_workers(), [rows.tokenized for rows in self.rows]
+        cores, sources = num_workers(), [rows.tokenized for rows, _, _ in self.sources]
         shards = made(self.wanted(), cores and max(1, cores - 1), sources)  # leave one core to the run
         try:
             for _ in shards:
@@ -241,7 +218,7 @@ class ReadAhead:
                 if self.unwanted.is_set():
                     return
             self.close_chunks()
-            for source in sources if self.disk_bytes is None else []:
+            for source in sources:
                 if not self.unwanted.is_set() and not source.missing(range(len(source.plan.shards))):
                     source.finish()
         except CptError as problem:
@@ -250,84 +227,31 @@ class ReadAhead:
             shards.close()
 
     def wanted(self) -> Iterator[Wanted]:
-        """Yield missing shards, chunk by chunk, in the order of use; waits while the disk is full."""
-        for stop in self.stops():
-            rows = self.rows[stop.source]
-            if self.is_passed(stop):  # a reader was faster and made it
-                if rows.chunk_folder(stop.chunk).exists():
-                    self.present[stop.source, stop.chunk] = rows.num_bytes(stop.chunk)
-                self.has_room()
-                continue
-            self.needed.append(stop)
-            self.begun.append(stop)
-            for shard in rows.tokenized.missing(rows.tokenized.plan.chunks[stop.chunk]):
-                self.wait_until(self.has_room)
-                if self.unwanted.is_set():
-                    return
-                yield rows.tokenized, shard
+        """Yield missing shards, chunk by chunk, in the order of use."""
+        for rows, chunk in self.upcoming():
             if self.unwanted.is_set():
                 return
+            if rows.total is not None and chunk >= rows.total.chunks:  # after `max_tokens`
+                continue
+            self.begun.append((rows, chunk))
+            for shard in rows.tokenized.missing(rows.tokenized.plan.chunks[chunk]):
+                yield rows.tokenized, shard
 
-    def stops(self) -> Iterator[Stop]:
-        """Yield the chunks in the order in which a run needs them; for all epochs if chunks are removed."""
-        upcoming: list[tuple[float, Stop]] = []  # (rows of the run before it, estimated from file sizes; chunk)
-        for number, turn in enumerate(self.first_turns):
-            epoch, chunk, _ = self.rows[number].find(turn)
-            heapq.heappush(upcoming, (0.0, Stop(number, epoch, self.rows[number].place_of(epoch, chunk), chunk)))
-        while upcoming:
-            position, stop = heapq.heappop(upcoming)
-            yield stop
-            rows, share = self.rows[stop.source], max(self.shares[stop.source], 1e-9)
-            position += self.file_bytes((stop.source, stop.chunk)) / share
-            epoch, place = stop.epoch, stop.place + 1
-            if place == (rows.total.chunks if rows.total else len(rows.tokenized.plan.chunks)):
-                if self.disk_bytes is None:
-                    continue
-                epoch, place = epoch + 1, 0
-                self.wait_until(lambda rows=rows: rows.total is not None)  # type: ignore[misc]
-            if not self.unwanted.is_set():
-                heapq.heappush(upcoming, (position, Stop(stop.source, epoch, place, rows.chunk_at(epoch, place))))
+    def upcoming(self) -> list[tuple[ChunkedRows, int]]:
+        """The chunks from the first row of the run to the end of each source's epoch, in the order of use."""
+        chunks: list[tuple[float, ChunkedRows, int]] = []
+        for rows, share, turn in self.sources:
+            position = 0.0  # rows of the run before a chunk, estimated from file sizes
+            for chunk in rows.chunks_from(turn):
+                chunks.append((position, rows, chunk))
+                position += rows.tokenized.plan.bytes_of_chunks[chunk] / max(share, 1e-9)
+        return [(rows, chunk) for _, rows, chunk in sorted(chunks, key=lambda place: place[0])]
 
     def close_chunks(self) -> None:
         """Pack the chunks whose shards are complete, in the order in which they were started."""
         while self.begun:
-            stop = self.begun[0]
-            rows = self.rows[stop.source]
-            if rows.tokenized.missing(rows.tokenized.plan.chunks[stop.chunk]):
+            rows, chunk = self.begun[0]
+            if rows.tokenized.missing(rows.tokenized.plan.chunks[chunk]):
                 return
-            rows.prepare(stop.chunk)
-            self.present[stop.source, stop.chunk] = 0 if self.disk_bytes is None else rows.num_bytes(stop.chunk)
-            self.begun.pop(0)
-
-    def has_room(self) -> bool:
-        """Whether the chunks in progress fit on the disk, after removing consumed chunks if needed."""
-        if self.disk_bytes is None:
-            return True
-        self.close_chunks()
-        self.needed = [stop for stop in self.needed if not self.is_passed(stop)]
-        needed = {(stop.source, stop.chunk) for stop in self.needed}
-        used = sum(self.present.values())
-        begun = {(stop.source, stop.chunk) for stop in self.begun} - self.present.keys()
-        used += round(sum(map(self.file_bytes, begun)) * used / max(1, sum(map(self.file_bytes, self.present))))
-        for source, chunk in list(self.present):
-            if used > self.disk_bytes and (source, chunk) not in needed:
-                self.rows[source].remove(chunk)
-                used -= self.present.pop((source, chunk))
-        return used <= self.disk_bytes
-
-    def is_passed(self, stop: Stop) -> bool:
-        """Whether all readers have passed a chunk, by the marks of the fastest."""
-        if self.disk_bytes is None:
-            return False
-        rows = self.rows[stop.source]
-        foremost = max(((epoch, rows.place_of(epoch, chunk)) for epoch, chunk in rows.marks()), default=(0, 0))
-        return (stop.epoch, stop.place + BEHIND) < foremost
-
-    def file_bytes(self, place: tuple[int, int]) -> int:
-        source, chunk = place
-        plan = self.rows[source].tokenized.plan
-        return sum(plan.num_bytes[shard] for shard in plan.chunks[chunk])
-
-    def wait_until(self, is_so: Callable[[], bool]) -> None:
-        while not self.unwanted.is_set() and not is_so():
-            time.sleep(POLL_SECONDS)
+            rows.prepare(chunk)
+            self.begun.popleft()

@@ -177,31 +177,22 @@ class Turns:
         return counts
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """The rows of a run from `first_row` on, described by one `data` section. Rows are counted from `first_row`, and
-    the turns of a source from the beginning of the run. `numbers`: each source's number in the order of first use,
-    which decides the order of its rows; by default its place in `sources`."""
-
-    sources: Sequence[ChunkedRows]
-    turns: Turns
-    lengths: Lengths
-    first_row: int = 0
-    numbers: Sequence[int] = ()
-
-
+@dataclass(eq=False)
 class MixtureRows(Dataset[Row]):
     """Endless rows of a weighted mixture, by global number.
 
     Each source is read completely, in an order drawn from the seed, before it repeats in another order, even if the
     weights change in between. Among the first n rows each source has its share of n, to within one row per source.
-
-    Args:
-        stretches: of the run's data, in row order. Rows before the first one cannot be read.
     """
 
-    def __init__(self, stretches: Sequence[Stretch], seed: int) -> None:
-        self.stretches, self.seed = stretches, seed
+    sources: Sequence[ChunkedRows]
+    turns: Turns  # by rows counted from `first_row`; the turns of a source count from the beginning of the run
+    seed: int
+    lengths: Sequence[tuple[int, int]] = ()  # by rows counted from `first_row`
+    first_row: int = 0  # where this mixture begins in the run; rows before it cannot be read
+    numbers: Sequence[int] = ()
+    """Each source's number in the order of first use, which decides the order of its rows; by default its place in
+    `sources`."""
 
     def __len__(self) -> int:
         return ENDLESS
@@ -209,15 +200,14 @@ class MixtureRows(Dataset[Row]):
     def __getitem__(self, number: int) -> Row:
         rows, row, epoch = self.row_at(number)
         found = rows.row(row, epoch)
-        if self.stretch_at(number)[1].lengths:
+        if self.lengths:
             self.cut(number, found["position_ids"].numpy(), found["labels"].numpy())
         return found
 
     def cut(self, number: int, position_ids: Int64, labels: Int64) -> None:
-        _, stretch, place = self.stretch_at(number)
-        if stretch.lengths:
-            change = bisect_right(stretch.lengths, place, key=lambda change: change[0]) - 1
-            cut_documents(position_ids, labels, stretch.lengths[change][1])
+        if self.lengths:
+            change = bisect_right(self.lengths, self.place_of(number), key=lambda change: change[0]) - 1
+            cut_documents(position_ids, labels, self.lengths[change][1])
 
     def batch(self, numbers: Sequence[int]) -> Row:
         """Rows as one batch [B, T], equal to `stack_rows` but written directly."""
@@ -235,30 +225,26 @@ class MixtureRows(Dataset[Row]):
         rows, row, epoch = self.row_at(number)
         return rows.packing.pieces(row, epoch)[1]
 
-    def stretch_at(self, number: int) -> tuple[int, Stretch, int]:
-        """The stretch of a global row (its number and object), and the row's number in it."""
-        if not (first := self.stretches[0].first_row) <= number < ENDLESS:
-            raise IndexError(f"row {number}: expected {first} to {ENDLESS - 1}")
-        found = bisect_right(self.stretches, number, key=lambda stretch: stretch.first_row) - 1
-        return found, self.stretches[found], int(number) - self.stretches[found].first_row
+    def place_of(self, number: int) -> int:
+        """The number of a global row in this mixture."""
+        if not self.first_row <= number < ENDLESS:
+            raise IndexError(f"row {number}: expected {self.first_row} to {ENDLESS - 1}")
+        return int(number) - self.first_row
 
     def turn(self, number: int) -> tuple[int, int]:
-        _, stretch, place = self.stretch_at(number)
-        return stretch.turns.turn(place)
+        return self.turns.turn(self.place_of(number))
 
     def counts(self, number: int) -> list[int]:
         """The number of rows of each source before a global row, since the run began."""
         if number == 0:
-            return [0] * len(self.stretches[0].sources)
-        _, stretch, place = self.stretch_at(number)
-        return stretch.turns.counts(place)
+            return [0] * len(self.sources)
+        return self.turns.counts(self.place_of(number))
 
     def row_at(self, number: int) -> tuple[PackedRows, int, int]:
         """The rows of the source of a global row, the row's number there, and the epoch."""
-        _, stretch, place = self.stretch_at(number)
-        source, turn = stretch.turns.turn(place)
-        number = stretch.numbers[source] if stretch.numbers else source
-        return stretch.sources[source].row_at(turn, f"{self.seed} {number}")
+        source, turn = self.turn(number)
+        number = self.numbers[source] if self.numbers else source
+        return self.sources[source].row_at(turn, f"{self.seed} {number}")
 
 
 def whole_quotas(rows: int, weights: Sequence[float], owed: Mapping[int, float]) -> tuple[list[int], dict[int, float]]:

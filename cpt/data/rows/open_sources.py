@@ -1,6 +1,7 @@
 """Open the recipe's sources, and check their files before a run."""
 
 import logging
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,8 +17,7 @@ from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, reading_content
 from cpt.distributed import is_main_process
 from cpt.errors import CptError
-from cpt.recipe.rules import keyed_sources as keyed_sources
-from cpt.recipe.rules import options_without_effect, reported_name
+from cpt.recipe.rules import keyed_sources, options_without_effect, reported_name
 from cpt.recipe.schema import RETAIN_PRESETS, Data, DocumentSource, Evaluation, Source
 
 log = logging.getLogger("cpt")
@@ -96,6 +96,6 @@ def open_source(
     reading = reading_content(source, sieve)
     folder = cache_dir / "tokens" / key_of({**reading, "tokenizer": encoder.fingerprint, "enough": enough})
     work = ShardWork(source, key, sieve, encoder, data.on_bad_row, folder, enough)
-    chunk_bytes = data.chunk_bytes if isinstance(source, Source) else None
+    chunk_bytes = data.chunk_bytes if isinstance(source, Source) else sys.maxsize
     plan = plan_of(source, key, states, chunk_bytes=chunk_bytes, seed=seed)
     return TokenizedSource(work, plan, states, data.max_bad_share)

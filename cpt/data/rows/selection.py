@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import hold, key_of, open_array, publish_derived
-from cpt.data.store.shards import ORDERED_PARTS
 from cpt.data.store.token_files import Hashes, Int64, Mask, StoredDocuments, TokenFiles
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import ResourceError, install_line
@@ -24,8 +23,7 @@ BANDS, ROWS = 14, 8
 LIKENESS = 0.75
 CHUNK_TOKENS = 4_000_000
 FILES = {"exact duplicate": "is_equal.npy", "near duplicate": "is_near.npy"}  # reason -> file
-AFTER_MAX_TOKENS = "after max_tokens"  # a reason for skipping documents
-ROWS_OF_A_PART = 8  # at least, in a source that is ordered by a score
+AFTER_MAX_TOKENS = "after max_tokens"  # a reason for skipping documents: all later ones are skipped, too
 # A longer document is never held out: it would dominate the held-out bytes and the verdict's confidence interval.
 # With fewer than 20 documents to hold out, a fifth of their bytes is little more than an average document, so four
 # average documents are allowed.
@@ -146,7 +144,6 @@ class Chosen:
     documents: Int64
     held_out: int
     left_out: dict[str, int]
-    is_limit_reached: bool  # whether `max_tokens` is reached, so that all later documents are skipped
 
 
 @dataclass(frozen=True)
@@ -168,28 +165,31 @@ class Selection:
 
     def choose(self, documents: StoredDocuments, shards: Sequence[int], tokens_before: int) -> Chosen:
         repeated = self.repeated_by_reason(shards)
-        is_first = ~np.logical_or.reduce([*repeated.values(), np.zeros(len(documents), bool)])
-        hashes = documents.hashes
-        is_allowed = is_first & ~self.is_held_out(documents) & ~np.isin(hashes, self.evaluated)
+        is_first = self.is_first(documents, shards)
+        chosen = np.flatnonzero(is_first & ~self.is_held_out(documents) & ~np.isin(documents.hashes, self.evaluated))
         left_out = {reason: int(which.sum()) for reason, which in repeated.items() if which.any()}
-        chosen, number = np.flatnonzero(is_allowed), int(is_allowed.sum())
+        held_out = int(is_first.sum()) - len(chosen)
         if self.max_tokens is not None:
             tokens = tokens_before + np.diff(documents.offsets)[chosen].cumsum()
             number = int(np.searchsorted(tokens, self.max_tokens, "right"))
             if number < len(chosen):
                 left_out[AFTER_MAX_TOKENS] = len(chosen) - number
-        held_out = int(is_first.sum()) - len(chosen)
-        return Chosen(chosen[:number], held_out, left_out, is_limit_reached=number < len(chosen))
+            chosen = chosen[:number]
+        return Chosen(chosen, held_out, left_out)
 
     def held_out(self, documents: StoredDocuments, shards: Sequence[int]) -> Int64:
         """The documents held out by the hash of their text, each text once."""
-        is_repeated = np.logical_or.reduce([*self.repeated_by_reason(shards).values(), np.zeros(len(documents), bool)])
-        return np.flatnonzero(self.is_held_out(documents) & ~is_repeated)
+        return np.flatnonzero(self.is_held_out(documents) & self.is_first(documents, shards))
 
     def is_held_out(self, documents: StoredDocuments) -> Mask:
         if self.held_out_share is None:
             return np.zeros(len(documents), bool)
         return is_held_out(documents.hashes, documents.num_bytes, self.held_out_share, self.longest_held_out)
+
+    def is_first(self, documents: StoredDocuments, shards: Sequence[int]) -> Mask:
+        """True for documents that do not repeat an earlier one."""
+        repeated = self.repeated_by_reason(shards).values()
+        return ~np.logical_or.reduce([*repeated, np.zeros(len(documents), bool)])
 
     def repeated_by_reason(self, shards: Sequence[int]) -> dict[str, Mask]:
         return {} if self.repeated is None else self.repeated.of_shards(shards)
@@ -203,14 +203,3 @@ def is_held_out(hashes: Hashes, num_bytes: Int64, share: float, longest: int | N
 def longest_held_out(total_bytes: int, num_documents: int, share: float) -> int:
     """The maximum size of a held-out document in bytes, so that no single document dominates the result."""
     return int(total_bytes * max(LARGEST_PART * share, LARGEST_OF_AVERAGE / max(1, num_documents)))
-
-
-def part_by_score(documents: StoredDocuments, chosen: Int64, part: int, sequence_length: int) -> Int64:
-    """A part of the chosen documents, by score: equally many tokens per part; fewer parts if each would be tiny."""
-    order = chosen[np.argsort(documents.scores[chosen], kind="stable")]
-    ends = np.diff(documents.offsets)[order].cumsum()
-    parts = int(np.clip(ends[-1] // (ROWS_OF_A_PART * sequence_length), 1, ORDERED_PARTS)) if len(order) else 0
-    if part >= parts:
-        return order[:0]
-    first, after = np.searchsorted(ends, [ends[-1] * part / parts, ends[-1] * (part + 1) / parts], "left")
-    return order[first : len(order) if part + 1 == parts else after]

@@ -19,6 +19,7 @@ from cpt.errors import ResourceError
 from cpt.hardware import count_cpu_cores
 from cpt.process import die_with_parent
 
+POOL_BYTES = 32 * 2**20  # of files; below this, starting processes takes longer than the work
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
@@ -95,6 +96,11 @@ def call(function: bytes, argument: Any) -> Any:
 @lru_cache(maxsize=1)  # the function may contain a tokenizer
 def unpickled(function: bytes) -> Callable[[Any], Any]:
     return pickle.loads(function)  # type: ignore[no-any-return]
+
+
+def workers_for(num_bytes: int, num_jobs: int) -> int:
+    """The number of processes for jobs that read files of so many bytes."""
+    return num_workers() if num_bytes >= POOL_BYTES and num_jobs > 1 else 0
 
 
 def num_workers() -> int:

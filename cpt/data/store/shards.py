@@ -3,12 +3,11 @@
 The names and sizes of the files alone decide the cut. A small source is one chunk. A large one is read chunk by
 chunk, in an order drawn from the seed: training starts when the first, small, chunk is ready."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
-from itertools import accumulate, islice
+from itertools import islice
 from os.path import commonpath
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +16,6 @@ import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from cpt.cache import key_of, publish_once
-from cpt.data.readers.columns import score_column
 from cpt.data.readers.documents import (
     Document,
     File,
@@ -40,15 +38,12 @@ from cpt.data.store.token_files import (
     is_intact_shard,
 )
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.errors import DataError, UserCodeError
-from cpt.plugins import find
 from cpt.recipe.rules import reported_name
-from cpt.recipe.schema import DocumentSource, Source
+from cpt.recipe.schema import DocumentSource
 
 Shard = list[Piece]
 Known = TypeVar("Known")  # what is known of a text
 SHARD_BYTES = 16 * 2**20  # of files: little is lost when killed, and opening files is cheap
-ORDERED_PARTS = 64  # chunks of a source that is ordered by a score
 HELD_OUT_SHARDS = 8  # in a source with chunks: read before the first step
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 4_000_000
 SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 1_000_000
@@ -62,21 +57,18 @@ class Plan:
     num_bytes: list[int]  # approximate size of each shard's files or parts of files; 0 if unknown
     chunks: list[list[int]]  # numbers of the shards of each chunk, in training order
     held_out: list[int]  # shards with the held-out set; the same for every seed
-    is_ordered: bool = False  # each chunk is a part of all documents, by score
 
     @property
     def is_whole(self) -> bool:
         return len(self.chunks) == 1
 
-    @property
-    def is_streamed(self) -> bool:
-        """Whether it may be read before most of it is available."""
-        return not self.is_whole and not self.is_ordered
-
     @cached_property
-    def bytes_upto(self) -> list[int]:
-        """Bytes of the chunks before each chunk, in training order, and the total."""
-        return [0, *accumulate(sum(self.num_bytes[shard] for shard in chunk) for chunk in self.chunks)]
+    def bytes_of_chunks(self) -> list[int]:
+        return [sum(self.num_bytes[shard] for shard in chunk) for chunk in self.chunks]
+
+    def scale_from(self, chunks: int) -> float:
+        """The factor from the first chunks to the whole source, by bytes."""
+        return sum(self.bytes_of_chunks) / max(1, sum(self.bytes_of_chunks[:chunks]))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -84,17 +76,18 @@ class Plan:
         paths = {piece.path for shard in self.shards for piece in shard}
         root = commonpath(paths) if len(paths) > 1 else str(Path(next(iter(paths))).parent)
         cuts = [[[piece.path.removeprefix(root), piece.start, piece.stop] for piece in shard] for shard in self.shards]
-        return key_of({"shards": cuts, "bytes": self.num_bytes, "chunks": self.chunks, "ordered": self.is_ordered})
+        # "ordered" was for sources sorted by a score; without it, runs of earlier versions would not resume.
+        return key_of({"shards": cuts, "bytes": self.num_bytes, "chunks": self.chunks, "ordered": False})
 
 
-def plan_of(source: DocumentSource, key: str, states: Sequence[File], *, chunk_bytes: int | None, seed: int) -> Plan:
+def plan_of(source: DocumentSource, key: str, states: Sequence[File], *, chunk_bytes: int, seed: int) -> Plan:
     """Cut a source into shards and chunks.
 
     Args:
         states: files of the source; empty for a stream of rows of unknown size, which is one shard.
-        chunk_bytes: size of files above which there are several chunks; None for a single chunk.
+        chunk_bytes: size of files above which there are several chunks.
     """
-    shard_bytes = SHARD_BYTES if chunk_bytes is None else min(SHARD_BYTES, chunk_bytes)
+    shard_bytes = min(SHARD_BYTES, chunk_bytes)
     size_of, shards, num_bytes = {name: size for name, size, _ in states}, list[Shard](), list[int]()
     is_one = not states or source.max_documents is not None  # documents are counted from the first one
     for piece in pieces_of(source, key, shard_bytes):
@@ -106,9 +99,7 @@ def plan_of(source: DocumentSource, key: str, states: Sequence[File], *, chunk_b
         shards[-1].append(piece)
         num_bytes[-1] += size
     everything = list(range(len(shards)))
-    if isinstance(source, Source) and source.order_by is not None:  # sorting by score needs all documents
-        return Plan(shards, num_bytes, [everything] * ORDERED_PARTS, everything, is_ordered=True)
-    if chunk_bytes is None or sum(num_bytes) <= chunk_bytes:
+    if sum(num_bytes) <= chunk_bytes:
         return Plan(shards, num_bytes, [everything], everything)
     order = np.random.default_rng(seed_of(seed, "windows")).permutation(len(shards)).tolist()
     held_out = sorted(np.random.default_rng(0).permutation(len(shards))[:HELD_OUT_SHARDS].tolist())
@@ -166,8 +157,7 @@ class ShardWork:
 
 def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
     encoder, bad, dropped = work.encoder, list[Listed](), Counter[str]()
-    score = scorer(work.source)
-    writer = TokenWriter(folder, encoder.dtype, scored=score is not None, segmented=encoder.form != "document")
+    writer = TokenWriter(folder, encoder.dtype, segmented=encoder.form != "document")
     text_digest, longest = xxh3_128(), ("", 0)
     for batch in batches(texts_of(work, shard, bad, dropped, encoder)):
         texts = [text for text, _ in batch]
@@ -178,8 +168,7 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         raw = [text.encode() for text in texts]
         hashes = np.fromiter(map(xxh3_64_intdigest, raw), np.uint64, len(raw))
         text_digest.update(hashes.data)
-        scores = None if score is None else np.array([score(text, document) for text, document in batch], np.float64)
-        writer.append(ids, lengths, hashes, encoder.bytes_learned(texts, raw), scores, segments)
+        writer.append(ids, lengths, hashes, encoder.bytes_learned(texts, raw), segments)
         at = int(lengths.argmax())
         if lengths[at] > longest[1]:
             document = batch[at][1]
@@ -190,24 +179,6 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         write_bad_rows(bad, folder)
     reasons, texts_hash = count_reasons(bad), text_digest.hexdigest()
     writer.close(dropped=dict(dropped), bad_rows=reasons, longest=longest, engine=encoder.engine, texts=texts_hash)
-
-
-def scorer(source: DocumentSource) -> Callable[[str, Document], float] | None:
-    """The function for a document's score, if the source is ordered by one."""
-    if not isinstance(source, Source) or source.order_by is None:
-        return None
-    function = None if score_column(source) else find("score", source.order_by, {})
-
-    def score(text: str, document: Document) -> float:
-        try:
-            value = document.score if function is None else function(text)
-        except UserCodeError as problem:
-            raise UserCodeError(f"{document.where}: {problem}") from problem.__cause__
-        if not isinstance(value, float | int) or math.isnan(value):
-            raise DataError(f"{document.where}: `order_by: {source.order_by}` gives {value!r}, expected a number.")
-        return value
-
-    return score
 
 
 def texts_of(
@@ -251,13 +222,11 @@ def sample(source: DocumentSource, shards: Sequence[Shard], key: str) -> list[st
     spread = [shards[0], *(shards[len(shards) * quarter // 4] for quarter in (1, 2, 3)), shards[-1]]
     for shard, wanted in zip(spread, (SAMPLE_DOCUMENTS // 2, *[SAMPLE_DOCUMENTS // 8] * 4), strict=True):
         rows = (item for piece in shard for item in read_piece(source, piece, key))
-        some = [item.text[:SAMPLE_CHARACTERS] for item in islice(rows, wanted) if isinstance(item, Document)]
         budget = SAMPLE_CHARACTERS * wanted // SAMPLE_DOCUMENTS
-        for text in some:
-            texts.append(text[:budget])
-            budget -= len(text)
-            if budget <= 0:
-                break
+        for item in islice(rows, min(wanted, source.max_documents or wanted)):
+            if isinstance(item, Document) and budget > 0:
+                texts.append(item.text[:budget])
+                budget -= len(item.text)
     return texts
 
 

@@ -28,8 +28,8 @@ Hashes = NDArray[np.uint64]
 Mask = NDArray[np.bool_]
 FORMAT = 5  # version of stored tokens; incremented when old folders must not be read
 DESCRIPTION = "description.json"
-ARRAYS = {"tokens": ""}  # the dtype of ids depends on the vocabulary
-ARRAYS |= {"offsets": "int64", "hashes": "uint64", "num_bytes": "int64", "scores": "float64", "segments": "uint8"}
+# The dtype of ids depends on the vocabulary.
+ARRAYS = {"tokens": "", "offsets": "int64", "hashes": "uint64", "num_bytes": "int64", "segments": "uint8"}
 VARIABLE = "CPT_STORE"
 
 
@@ -39,7 +39,6 @@ class ShardDescription:
     tokens: int
     dtype: str
     digest: str
-    scored: bool
     segmented: bool  # the documents are examples with a segment for each token
     dropped: dict[str, int] = field(default_factory=dict)  # reason -> documents that a filter dropped
     bad_rows: dict[str, int] = field(default_factory=dict)  # reason -> rows; bad_rows.jsonl lists them
@@ -52,11 +51,11 @@ class ShardDescription:
 class TokenWriter:
     """Appends documents to a new folder; nothing is held in memory."""
 
-    def __init__(self, folder: Path, dtype: np.dtype[Any], *, scored: bool = False, segmented: bool = False) -> None:
+    def __init__(self, folder: Path, dtype: np.dtype[Any], *, segmented: bool = False) -> None:
         self.folder, self.dtypes = folder, {**ARRAYS, "tokens": dtype.name}
         self.num_documents = self.num_tokens = 0
-        self._digests = {name: xxh3_128() for name in arrays(scored, segmented)}
-        self._files = {name: (folder / f"{name}.bin").open("wb") for name in arrays(scored, segmented)}
+        self._digests = {name: xxh3_128() for name in arrays(segmented)}
+        self._files = {name: (folder / f"{name}.bin").open("wb") for name in arrays(segmented)}
         self._write("offsets", np.zeros(1, np.int64))
 
     def append(
@@ -65,12 +64,11 @@ class TokenWriter:
         lengths: Int64,
         hashes: Hashes,
         num_bytes: Int64,
-        scores: NDArray[np.float64] | None = None,
         segments: NDArray[np.uint8] | None = None,
     ) -> None:
-        """Add documents: all ids and segments, and for each document its length, text hash, size and score."""
+        """Add documents: all ids and segments, and for each document its length, text hash and size."""
         offsets = self.num_tokens + lengths.cumsum()
-        for name, array in zip(ARRAYS, (ids, offsets, hashes, num_bytes, scores, segments), strict=True):
+        for name, array in zip(ARRAYS, (ids, offsets, hashes, num_bytes, segments), strict=True):
             if array is not None:
                 self._write(name, array)
         self.num_documents += len(lengths)
@@ -85,7 +83,6 @@ class TokenWriter:
             tokens=self.num_tokens,
             dtype=self.dtypes["tokens"],
             digest=digest_of([digest.hexdigest() for digest in self._digests.values()]),
-            scored="scores" in self._files,
             segmented="segments" in self._files,
             **described,
         )
@@ -101,13 +98,14 @@ class TokenFiles:
     """The documents of one folder, memory-mapped.
 
     `offsets`: the start of each document in `tokens`, and the end of the last one. `hashes` (xxh3-64) and `num_bytes`
-    (UTF-8): of each document's text. `scores`: what documents are ordered by. `segments`: of the tokens of examples.
+    (UTF-8): of each document's text. `segments`: of the tokens of examples.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
             content = unsealed((folder / DESCRIPTION).read_bytes())
+            content.pop("scored", None)  # of earlier versions, which could store a score of each document
             self.description = known = ShardDescription(**{**content, "longest": tuple(content["longest"])})
             self.written = (folder / DESCRIPTION).stat().st_mtime_ns
             documents, tokens = known.documents, known.tokens
@@ -115,9 +113,7 @@ class TokenFiles:
             self.offsets: Int64 = open_raw(folder / "offsets.bin", "int64", documents + 1)
             self.hashes: Hashes = open_raw(folder / "hashes.bin", "uint64", documents)
             self.num_bytes: Int64 = open_raw(folder / "num_bytes.bin", "int64", documents)
-            self.scores, self.segments = np.empty(0), np.empty(0, np.uint8)
-            if known.scored:
-                self.scores = open_raw(folder / "scores.bin", "float64", documents)
+            self.segments = np.empty(0, np.uint8)
             if known.segmented:
                 self.segments = open_raw(folder / "segments.bin", "uint8", tokens)
         except (OSError, ValueError, TypeError) as problem:
@@ -130,7 +126,7 @@ class TokenFiles:
 
     def is_intact(self) -> bool:
         """Whether the arrays match their digests; reads them without the mapping, which would keep them in memory."""
-        names = arrays(self.description.scored, self.description.segmented)
+        names = arrays(self.description.segmented)
         return digest_of([size_and_hash(self.folder / f"{name}.bin")[1] for name in names]) == self.description.digest
 
     def free_memory(self) -> None:
@@ -180,10 +176,6 @@ class StoredDocuments:
     def num_bytes(self) -> Int64:
         return np.concatenate([np.empty(0, np.int64), *(part.num_bytes for part in self.parts)])
 
-    @property
-    def scores(self) -> NDArray[np.float64]:
-        return np.concatenate([np.empty(0), *(part.scores for part in self.parts)])
-
     def free_memory(self) -> None:
         for part in self.parts:
             part.free_memory()
@@ -202,9 +194,8 @@ class StoredDocuments:
         return self.parts[part], start - self._first_tokens[part]
 
 
-def arrays(scored: bool, segmented: bool) -> list[str]:
-    absent = {"scores": not scored, "segments": not segmented}
-    return [name for name in ARRAYS if not absent.get(name)]
+def arrays(segmented: bool) -> list[str]:
+    return [name for name in ARRAYS if segmented or name != "segments"]
 
 
 def is_intact_shard(folder: Path) -> bool:

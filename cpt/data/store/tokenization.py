@@ -83,13 +83,11 @@ def why_not(model: str, by_hugging_face: Encode, by_gigatoken: Encode, documents
         (ids, lengths), (other_ids, other_lengths) = by_hugging_face(texts), by_gigatoken(texts)
     except (RuntimeError, ValueError) as problem:  # raised for an unsupported tokenizer
         return first_line(problem)
-    if np.array_equal(lengths, other_lengths) and np.array_equal(ids, other_ids):
-        return None
     parts, other_parts = np.split(ids, lengths.cumsum()), np.split(other_ids, other_lengths.cumsum())
-    pairs = zip(texts, parts, other_parts, strict=False)
-    text = next(text for text, one, other in pairs if not np.array_equal(one, other))
-    shown = text if len(text) <= 80 else f"{text[:60]} ..."
-    return f"its ids differ for {shown!r}"
+    for text, part, other in zip(texts, parts, other_parts, strict=False):
+        if not np.array_equal(part, other):
+            return f"its ids differ for {text if len(text) <= 80 else f'{text[:60]} ...'!r}"
+    return None
 
 
 def around_added_tokens(content: Mapping[str, Any]) -> Iterator[str]:

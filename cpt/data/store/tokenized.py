@@ -17,7 +17,7 @@ from cpt.data.readers.documents import FILE_NAME, File, Listed, refuse_too_many,
 from cpt.data.readers.filters import Sieve, module_text
 from cpt.data.readers.opening import is_url
 from cpt.data.readers.sources import absolute, kind_of, states_of
-from cpt.data.store.parallel import map_in_order, num_workers
+from cpt.data.store.parallel import map_in_order, workers_for
 from cpt.data.store.shards import Plan, Shard, ShardWork, sample
 from cpt.data.store.token_files import (
     DESCRIPTION,
@@ -80,12 +80,6 @@ class TokenizedSource:
             return [number for number in numbers if not self.shard_folder(number).exists()]
         present = set(os.listdir(self.folder))
         return [number for number in numbers if self.shard_folder(number).name not in present]
-
-    def remove(self, numbers: Sequence[int]) -> None:
-        (self.folder / DESCRIPTION).unlink(missing_ok=True)  # the source is no longer complete
-        self._description = None
-        for number in numbers:
-            rmtree(self.shard_folder(number), ignore_errors=True)
 
     def shard(self, number: int, *, verified: bool = False) -> TokenFiles:
         """A shard; it is made now if it is missing.
@@ -203,8 +197,7 @@ class TokenizedSource:
         if states_of(source, key) != self.states:
             raise changed(self.work)
         write_bad_rows(bad, self.folder)
-        files = {name: version if is_url(name) else size_and_hash(Path(name))[1] for name, _, version in self.states}
-        files = files or {f"{source.path}@{source.revision or 'main'}": texts}
+        files = contents_of(self.states) or {f"{source.path}@{source.revision or 'main'}": texts}
         engine = ", ".join(filter(None, engines))
         made_from = {"source": source.path, "tokenizer": self.work.encoder.name, "engine": engine}
         counts = documents, tokens, shards, dict(dropped), dict(bad_rows)
@@ -223,6 +216,11 @@ def listed_rows(folder: Path) -> list[Listed]:
     return [row for row in json_lines(path) if row is not None] if path.exists() else []
 
 
+def contents_of(files: Sequence[File]) -> dict[str, str]:
+    """File -> xxh3-128 of its content, or for a URL the server's version of it."""
+    return {name: version if is_url(name) else size_and_hash(Path(name))[1] for name, _, version in files}
+
+
 def changed(work: ShardWork) -> DataError:
     return DataError(
         f"{work.source.path}: files changed while they were being read. Run it again when they are complete"
@@ -232,34 +230,35 @@ def changed(work: ShardWork) -> DataError:
 
 def reading_content(source: DocumentSource, sieve: Sieve) -> dict[str, Any]:
     """Everything that decides the tokens, except the files and the tokenizer; workers and gigatoken do not."""
-    order, kind = source.order_by if isinstance(source, Source) else None, kind_of(source.path)
+    kind = kind_of(source.path)
+    described = source.model_dump(exclude=NEUTRAL)
+    if isinstance(source, Source):
+        described["order_by"] = None  # like `order`, a key that is gone: stores of earlier versions keep their names
     return {
         "format": FORMAT,
         "path": absolute(source.path) if kind == "local" else source.path,
         "code": module_text("source", source.path) if kind == "function" else None,
-        "source": source.model_dump(exclude=NEUTRAL),
-        "order": module_text("score", order) if order is not None and ":" in order else None,
+        "source": described,
+        "order": None,
         **sieve.code(),
     }
 
 
-POOL_BYTES = 32 * 2**20  # of files; below this, starting processes takes longer than the work
 WORKERS_IMPORT = ("cpt.data.store.shards", "gigatoken")
 
 Wanted = tuple[TokenizedSource, int]  # a shard of a source
 
 
-def make_shards(wanted: Sequence[Wanted], workers: int | None = None) -> None:
+def make_shards(wanted: Sequence[Wanted]) -> None:
     """Make the missing ones of these shards.
 
-    By default CPT_WORKERS or all cores share the work, if there is enough of it; with 0 workers, only this process.
+    CPT_WORKERS or all cores share the work, if there is enough of it.
     """
     missing = [(source, number) for source, number in dict.fromkeys(wanted) if source.missing([number])]
     sizes = Counter[TokenizedSource]()
     for source, number in missing:
         sizes[source] += source.plan.num_bytes[number]
-    if workers is None:
-        workers = num_workers() if sizes.total() >= POOL_BYTES and len(missing) > 1 else 0
+    workers = workers_for(sizes.total(), len(missing))
     console = open_console(stderr=True)
     hidden = not (is_main_process() and console.is_interactive)
     with Progress(console=console, transient=True, disable=hidden) as progress:
