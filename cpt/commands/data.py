@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -27,9 +27,6 @@ from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import keyed_sources, reported_name
 from cpt.recipe.schema import Data, DocumentSource, Recipe
 from cpt.tokenizer.load import load_tokenizer
-
-if TYPE_CHECKING:
-    pass
 
 COMMANDS = {  # name -> module:function
     "check": "cpt.commands.data_check:check_command",
