@@ -1,6 +1,7 @@
 """Run a typer command; a CptError is printed once, without a traceback, and its class gives the exit code."""
 
 import errno
+import json
 import logging
 import os
 import sys
@@ -119,6 +120,10 @@ def path_errors_reported() -> Iterator[None]:
         path = problem.filename or "a file or the output"
         text = f"{path}: {problem.strerror}. Use another path, change its permissions, or free space."
         raise ResourceError(text) from problem
+
+
+def print_json(content: object) -> None:
+    typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
 
 
 def refuse_ignored(given: Mapping[str, bool], because: str) -> None:

@@ -5,6 +5,7 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -88,6 +89,11 @@ def write_over(path: Path, content: bytes) -> bool:
     finally:
         os.close(descriptor)
     return True
+
+
+def move_files(source: Path, target: Path) -> None:
+    for file in source.iterdir():
+        shutil.move(file, target / file.name)
 
 
 def make_durable(path: Path) -> None:

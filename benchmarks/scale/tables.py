@@ -205,7 +205,8 @@ def write_shard(folder: Path, lengths: np.ndarray, kind: Kind, dtype: np.dtype) 
     hashes = draw.integers(0, 2**63, len(lengths), np.uint64)
     writer.append(np.empty(0, dtype), lengths, hashes, (lengths * kind.bytes_per_token).astype(np.int64))
     writer.num_tokens = int(lengths.sum())
-    writer.close(longest=("part-000000.jsonl:1", int(lengths.max())), engine="none")
+    longest = "part-000000.jsonl:1", int(lengths.max())
+    writer.close(dropped={}, bad_rows={}, longest=longest, engine="none", texts="")
     with (folder / "tokens.bin").open("r+b") as file:
         file.truncate(writer.num_tokens * dtype.itemsize)
     if TokenFiles(folder).description.documents != len(lengths):

@@ -1,6 +1,5 @@
 """`cpt compare RUN RUN ...`: a comparison in the terminal, as HTML or as JSON."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +19,7 @@ from cpt.analysis.compare import (
     held_out_metrics,
 )
 from cpt.analysis.page import Curve, Part, Plot, Table, curves, html_page, write_page
-from cpt.command_line import AsJson
+from cpt.command_line import AsJson, print_json
 from cpt.errors import CheckpointError
 from cpt.formatting import open_console
 from cpt.runs.folder import find_run
@@ -42,7 +41,7 @@ def command(
         raise CheckpointError(f"name a second run: cpt compare {runs[0]} RUN")
     comparison = compare([find_run(run) for run in runs])
     if as_json:
-        typer.echo(json.dumps(comparison.to_json(), indent=2, ensure_ascii=False))
+        print_json(comparison.to_json())
     else:
         console = open_console()
         console.print(escape(comparison.headline()), style="bold")

@@ -16,14 +16,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from cpt.command_line import AsJson, Overrides, RecipePath, TaskFolder, refuse_ignored, show_log
+from cpt.command_line import AsJson, Overrides, RecipePath, TaskFolder, print_json, refuse_ignored, show_log
 from cpt.data.examples.check import CUT, WORKERS_IMPORT, WRONG, ExampleReport, Inspector, missing_tokens
 from cpt.data.examples.encoder import ExampleEncoder, encoder_of
 from cpt.data.readers.columns import form_of_source, sections_of
 from cpt.data.readers.decontamination import EvaluationDocument
 from cpt.data.readers.documents import BadRow, Document, Listed, Piece, count_reasons, listed, refuse_too_many
 from cpt.data.readers.filters import sieve_of
-from cpt.data.readers.sources import pieces_of, read_piece
+from cpt.data.readers.sources import jobs_of, read_piece
 from cpt.data.rows.contamination import find_contamination, is_refused
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.data.store.tokenization import DocumentEncoder
@@ -126,9 +126,7 @@ class SourceInspection:
 
 def read_source(source: DocumentSource, key: str, inspector: Inspector | None = None) -> SourceInspection:
     """Read a source once, in several processes if it is large."""
-    pieces = pieces_of(source, key, PIECE_BYTES if inspector is None else EXAMPLE_PIECE_BYTES)
-    # A limit applies to all pieces in order, so only one process can count.
-    jobs = [[piece] for piece in pieces] if source.max_documents is None else [pieces]
+    jobs = jobs_of(source, key, PIECE_BYTES if inspector is None else EXAMPLE_PIECE_BYTES)
     workers = num_workers() if len(jobs) > PIECES_ALONE else 0
     imports = () if inspector is None else WORKERS_IMPORT
     whole = SourceInspection()
@@ -241,7 +239,7 @@ def contamination_command(
             questions = [EvaluationDocument(*question) for question in task_texts(task, task_folder)]
         found = find_contamination(*sections_of(loaded), questions)
     if as_json:
-        typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
+        print_json(found.to_json())
         raise typer.Exit(2 if found.num_contaminated else 0)
     for hit in found.hits[:CONTAMINATED_SHOWN]:
         typer.echo(str(hit))

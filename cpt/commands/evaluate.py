@@ -1,6 +1,5 @@
 """`cpt evaluate MODEL [--against BASE]`: evaluate a model on held-out text, questions and tasks, and compare it."""
 
-import json
 import re
 import sys
 from contextlib import nullcontext, redirect_stdout
@@ -11,7 +10,7 @@ import typer
 from rich.table import Column, Table
 from transformers.utils.logging import disable_progress_bar
 
-from cpt.command_line import AsJson, TaskFolder, refuse_ignored, show_log
+from cpt.command_line import AsJson, TaskFolder, print_json, refuse_ignored, show_log
 from cpt.distributed import is_main_process, join_processes, leave_processes
 from cpt.errors import DataError, RecipeError
 from cpt.evaluation.evaluate import EvaluationRequest, build_report, held_out_sets, measure, model_at
@@ -72,7 +71,7 @@ def command(
         # Held-out sets of the command line have no key in a recipe.
         raise DataError(re.sub(r"`evaluation\.perplexity\[\d+\]\.path`", "`--text`", str(problem))) from problem
     if is_main_process() and as_json:
-        typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
+        print_json(found.to_json())
     elif is_main_process():
         print_report(found)
     leave_processes()

@@ -1,6 +1,5 @@
 """`cpt mixture RECIPE`: forecast what a run will read of each source, or show what a changed run has read."""
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -13,7 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from cpt.checkpoints.resume import complete_checkpoints, step_of
-from cpt.command_line import AsJson, Overrides, RecipePath
+from cpt.command_line import AsJson, Overrides, RecipePath, print_json
 from cpt.data.rows.build import PreparedData, SourceReport, exceeds_max_epochs, rows_of_run
 from cpt.data.rows.mixture import asked_shares, from_row, shares_over
 from cpt.formatting import open_console
@@ -218,7 +217,7 @@ def command(
         folder = find_run(str(recipe))
         if stretches := read_stretches(folder):
             if as_json:
-                sys.stdout.write(json.dumps([asdict(one) for one in stretches], indent=2) + "\n")
+                print_json([asdict(one) for one in stretches])
             else:
                 print_stretches(stretches, open_console())
             return
@@ -227,7 +226,7 @@ def command(
     tokenizer = load_tokenizer(loaded.tokenizer, loaded.model)
     found = forecast(loaded, data_of(loaded, tokenizer, checks_budget=False))  # it reports few tokens
     if as_json:
-        sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
+        print_json(asdict(found))
     else:
         print_forecast(found, open_console())
     raise typer.Exit(0 if found.is_reached else 2)

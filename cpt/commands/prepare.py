@@ -77,7 +77,7 @@ def upload(prepared: PreparedData, store: Bucket) -> int:
     new: list[Path] = []
     for source in prepared.tokenized.values():
         there = store.shards(source.folder)
-        folders = [source.shard_folder(number) for number in range(len(source.plan.shards))]
+        folders = map(source.shard_folder, source.plan.numbers)
         new += [folder for folder in folders if folder.name not in there and folder.exists()]
     with ThreadPoolExecutor(UPLOADS_AT_ONCE) as pool:
         list(pool.map(partial(upload_shard, store=store), new))
@@ -147,7 +147,7 @@ def all_shards(recipe: Recipe) -> list[Wanted]:
     clean = with_decontamination(data, evaluation, cache_dir)
     encoder = DocumentEncoder(load_tokenizer(recipe.tokenizer, recipe.model))
     sources = open_sources(clean, dict(keyed_sources(clean, evaluation)), encoder, cache_dir, recipe.seed).values()
-    return everything(list(sources))
+    return everything(sources)
 
 
 def unmade(shards: Sequence[Wanted]) -> list[Wanted]:

@@ -1,7 +1,6 @@
 """`cpt reproduce RUN`: repeat a run from its record, and report whether the results are bit-equal."""
 
 import contextlib
-import json
 import os
 import shutil
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 # first: it silences libraries that the others import
-from cpt.command_line import AsJson, Launcher, LocalRank, run_command
+from cpt.command_line import AsJson, Launcher, LocalRank, print_json, run_command
 
 # isort: split
 import typer
@@ -126,7 +125,7 @@ def command(
     if as_json:
         kept = None if result.is_bit_equal else str(again)
         found = {"bit_equal": result.is_bit_equal, **asdict(result), "differs": differences, "folder": kept}
-        typer.echo(json.dumps(found, indent=2))
+        print_json(found)
     else:
         print_once("\n".join(report(result, differences)))
     if not result.is_bit_equal:

@@ -1,6 +1,5 @@
 """`cpt runs` lists runs with their newest metrics; `cpt verify` checks checkpoints for damage."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +7,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from cpt.command_line import AsJson
+from cpt.command_line import AsJson, print_json
 from cpt.errors import CheckpointError
 from cpt.formatting import GIB, format_count, format_duration, open_console
 from cpt.runs.folder import Values, is_bits_per_byte, list_runs, set_name
@@ -31,7 +30,7 @@ def command(
     """
     runs = list_runs(folder, where or [], sort)
     if as_json:
-        typer.echo(json.dumps([{"folder": str(run), **values} for run, values in runs.items()], indent=2))
+        print_json([{"folder": str(run), **values} for run, values in runs.items()])
     elif not runs:
         typer.echo(f"No such runs below {folder}." if where else f"No runs below {folder}.")
     else:

@@ -24,7 +24,7 @@ from cpt.checkpoints.transaction import in_words, reason_of, rename_over
 from cpt.distributed import is_main_process, main_process_decides, print_once, same_command
 from cpt.errors import CheckpointError
 from cpt.evaluation.scoring import read_course
-from cpt.files import write_atomic
+from cpt.files import move_files, write_atomic
 from cpt.hf_internals import without_zero3
 from cpt.models.adapters import load_adapter, merge_lora
 from cpt.models.build import build_model, scoring_model
@@ -165,8 +165,7 @@ def store_tied_head_once(folder: Path) -> None:
         write_tensors(Path(scratch), rest, tensors.read, max(file.stat().st_size for file in old))
         for file in old:
             file.unlink()
-        for file in Path(scratch).iterdir():
-            shutil.move(file, folder / file.name)
+        move_files(Path(scratch), folder)
 
 
 def build_base(

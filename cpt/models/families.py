@@ -2,7 +2,6 @@
 export as architectures of transformers."""
 
 import json
-import shutil
 import tempfile
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -28,6 +27,7 @@ from transformers import (
 )
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 
+from cpt.files import move_files
 from cpt.models.minimind import (
     MiniMind2Config,
     MiniMind2ForCausalLM,
@@ -216,5 +216,4 @@ def _rewrite_weights(folder: Path, config: CptGPT2Config | MiniMind2MoEConfig) -
         save_torch_state_dict(tensors, scratch, max_shard_size=largest, metadata={"format": "pt"})
         for file in [*old_files, *folder.glob("model.safetensors.index.json")]:
             file.unlink()
-        for file in Path(scratch).iterdir():
-            shutil.move(file, folder / file.name)
+        move_files(Path(scratch), folder)

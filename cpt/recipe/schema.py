@@ -44,9 +44,9 @@ class Section(BaseModel):
     @classmethod
     def without_removed_keys(cls, values: object) -> object:
         """Null was their default."""
-        if not isinstance(values, dict):
-            return values
-        return {key: value for key, value in values.items() if key not in REMOVED or value is not None}
+        if isinstance(values, dict):
+            return {key: value for key, value in values.items() if key not in REMOVED or value is not None}
+        return values
 
 
 class Component(BaseModel):

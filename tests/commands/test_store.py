@@ -16,7 +16,7 @@ DESCRIPTION = SourceDescription("", 1, 9, {}, {}, {}, ("a:1", 9), {}, {"source":
 def write_shard(folder):
     writer = TokenWriter(folder, np.dtype(np.uint16))
     writer.append(np.arange(9, dtype=np.uint16), np.array([9]), np.array([1], np.uint64), np.array([9]))
-    writer.close()
+    writer.close(dropped={}, bad_rows={}, longest=("", 0), engine="", texts="")
 
 
 def write_source(folder):

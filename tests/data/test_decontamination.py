@@ -74,7 +74,7 @@ def exam(source):
 
 def test_a_document_that_is_held_out_of_its_source_is_no_copy_of_itself(source, tmp_path):
     data = Data(sources=[source("a", [text(number) for number in range(60)])])
-    found = find_contamination(data, Evaluation(held_out_share=0.3), cache_dir=tmp_path)
+    found = find_contamination(data, Evaluation(held_out_share=0.3))
     assert found.num_exact_copies == 0 and found.evaluated > 5 and found.documents == {"a": 60 - found.evaluated}
 
 
@@ -83,11 +83,11 @@ def test_workers_find_what_one_process_finds(source, exam, tmp_path, monkeypatch
     texts = [text(1000 + n, 40) + (f" {text(n % 40)} " if n % 50 == 0 else "") for n in range(600)]
     texts[101] = texts[501] = text(3)
     data = Data(sources=[source("a", texts)])
-    alone = find_contamination(data, exam, cache_dir=tmp_path)
+    alone = find_contamination(data, exam)
     monkeypatch.setattr("cpt.data.store.parallel.POOL_BYTES", 1)
     monkeypatch.setattr("cpt.data.rows.contamination.PIECE_BYTES", 60_000)
     monkeypatch.setenv("CPT_WORKERS", "2")
-    assert find_contamination(data, exam, cache_dir=tmp_path) == alone
+    assert find_contamination(data, exam) == alone
     assert (alone.num_contaminated, alone.num_exact_copies) == (12, 2)
 
 

@@ -90,6 +90,12 @@ def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) 
     return pieces
 
 
+def jobs_of(source: DocumentSource, key: str, piece_bytes: int) -> list[list[Piece]]:
+    """The pieces that each job of a process reads. A limit counts over all pieces in order: then there is one job."""
+    pieces = pieces_of(source, key, piece_bytes)
+    return [[piece] for piece in pieces] if source.max_documents is None else [pieces]
+
+
 def can_be_cut(path: str, source: DocumentSource) -> bool:
     # Some HTTP servers cannot send a part of a file.
     if compression_of(path) or path.startswith(("http://", "https://")):

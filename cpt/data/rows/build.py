@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -217,7 +217,7 @@ class PreparedData:
         ahead = [
             (rows, share, turn)
             for rows, share, turn in zip(self.chunked, turns.shares(place), turns.counts(place), strict=True)
-            if not rows.tokenized.plan.is_whole and not rows.is_complete
+            if not rows.is_complete
         ]
         return ReadAhead(ahead) if ahead else None
 
@@ -344,7 +344,7 @@ class Builder:
                 wanted += [(source, number) for number in [*held_out, *source.plan.chunks[0]]]
         make_shards(wanted)
         for source in [*of_sets, *opened]:
-            if not source.missing(range(len(source.plan.shards))):
+            if not source.missing(source.plan.numbers):
                 source.finish()
         made = {rows.name: rows for cohort in cohorts if cohort.sources for rows in self.chunked_rows(cohort)}
         chunked = [made[reported_name(source)] for source in self.data.sources]
@@ -500,8 +500,8 @@ class Builder:
         )
 
 
-def everything(sources: Sources) -> list[Wanted]:
-    return [(source, number) for source in sources for number in range(len(source.plan.shards))]
+def everything(sources: Iterable[TokenizedSource]) -> list[Wanted]:
+    return [(source, number) for source in sources for number in source.plan.numbers]
 
 
 def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation, str]:

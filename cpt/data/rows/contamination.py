@@ -16,7 +16,7 @@ from cpt.data.readers.columns import form_of_source
 from cpt.data.readers.decontamination import FORMAT, NAME, WORDS, EvaluationDocument, load_runs, read_runs
 from cpt.data.readers.documents import Piece
 from cpt.data.readers.filters import sieve_of
-from cpt.data.readers.sources import files_of, kind_of, pieces_of, states_of
+from cpt.data.readers.sources import files_of, jobs_of, kind_of, pieces_of, states_of
 from cpt.data.rows.selection import longest_held_out
 from cpt.data.store.parallel import map_in_order, workers_for
 from cpt.data.store.shards import ShardWork, plan_of, texts_of
@@ -80,33 +80,27 @@ class Contamination:
 
 
 def find_contamination(
-    data: Data, evaluation: Evaluation, questions: Iterable[EvaluationDocument] = (), *, cache_dir: Path | None = None
+    data: Data, evaluation: Evaluation, questions: Iterable[EvaluationDocument] = ()
 ) -> Contamination:
     """Search the training documents, after transforms and filters, for the evaluation documents, on all cores.
 
     Args:
         questions: of tasks, searched for in addition to the recipe's held-out sets.
-        cache_dir: where the index for the workers is stored; default: $CPT_CACHE or ~/.cache/cpt.
     """
-    of_sets: set[int] = set()
-
-    def noted() -> Iterator[EvaluationDocument]:
-        for document in documents_of_sets(data, evaluation):
-            of_sets.add(xxh3_64_intdigest(document.text.encode()))
-            yield document
-
+    of_sets = list(documents_of_sets(data, evaluation))
     asked = (question._replace(is_held_out=False) for question in questions)
-    runs = read_runs(chain(noted(), held_out_documents(data, evaluation), asked))
+    runs = read_runs(chain(of_sets, held_out_documents(data, evaluation), asked))
     if not runs.documents:
         raise DataError(
             f"there is nothing to search for: no evaluation document has {WORDS} words or more. Hold documents out "
             "(`evaluation.held_out_share`, `evaluation.perplexity`), or name tasks."
         )
-    index = str(runs.save((cache_dir or default_cache_dir()) / "decontamination"))
+    index = str(runs.save(default_cache_dir() / "decontamination"))
     found = {
         reported_name(source): search_source(work_of(data, source, f"data.sources[{number}]"), index)
         for number, source in enumerate(data.sources)
     }
+    hashes = {xxh3_64_intdigest(document.text.encode()) for document in of_sets}
     return Contamination(
         documents={name: one.documents for name, one in found.items()},
         counts={name: dict(one.counts) for name, one in found.items()},
@@ -114,7 +108,7 @@ def find_contamination(
         touched=sum(one.touched for one in found.values()),
         evaluated=len(runs.documents),
         too_short=runs.too_short,
-        num_exact_copies=sum(digest in of_sets for one in found.values() for digest in one.equal),
+        num_exact_copies=sum(digest in hashes for one in found.values() for digest in one.equal),
     )
 
 
@@ -223,8 +217,7 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
 
 def work_of(data: Data, source: DocumentSource, key: str) -> ShardWork:
     """The work that produces a source's training documents, without tokenisation."""
-    nothing = None
-    return ShardWork(source, key, sieve_of(data, source, key), cast(DocumentEncoder, nothing), data.on_bad_row, Path())
+    return ShardWork(source, key, sieve_of(data, source, key), cast(DocumentEncoder, None), data.on_bad_row, Path())
 
 
 def search(work: ShardWork, index: str, pieces: Sequence[Piece]) -> "Found":
@@ -257,9 +250,7 @@ class Found:
 
 
 def search_source(work: ShardWork, index: str) -> Found:
-    pieces = pieces_of(work.source, work.key, PIECE_BYTES)
-    # `max_documents` counts over all pieces in order, so one process must read them all.
-    jobs = [[piece] for piece in pieces] if work.source.max_documents is None else [pieces]
+    jobs = jobs_of(work.source, work.key, PIECE_BYTES)
     workers = workers_for(sum(file.size for file in files_of(work.source, work.key)), len(jobs))
     whole = Found()
     for found in map_in_order(lambda: partial(search, work, index), jobs, workers, WORKERS_IMPORT):

@@ -146,7 +146,8 @@ class CPTDataLoader(DataLoader[Row]):
     def made_ahead(self) -> Iterator[Row]:
         """Prepare micro-batches in one thread; several would compete for the interpreter."""
         pins = self.pin_memory and torch.accelerator.is_available()
-        device = torch.accelerator.current_device_index() if pins else 0  # the current device is per thread
+        # The current device is per thread.
+        begin = partial(torch.accelerator.set_device_index, torch.accelerator.current_device_index()) if pins else None
         rows, stacks = self.dataset, self.collates_plainly
 
         def make(numbers: list[int]) -> Row:
@@ -155,10 +156,6 @@ class CPTDataLoader(DataLoader[Row]):
             else:
                 batch = self.collate_fn([rows[number] for number in numbers])
             return recursively_apply(torch.Tensor.pin_memory, batch) if pins else batch  # type: ignore[no-any-return]
-
-        def begin() -> None:
-            if pins:
-                torch.accelerator.set_device_index(device)
 
         ahead, waiting = 1, deque[Future[Row]]()
         with ThreadPoolExecutor(1, "data-prefetch", begin) as pool:
@@ -219,7 +216,7 @@ class ReadAhead:
                     return
             self.close_chunks()
             for source in sources:
-                if not self.unwanted.is_set() and not source.missing(range(len(source.plan.shards))):
+                if not self.unwanted.is_set() and not source.missing(source.plan.numbers):
                     source.finish()
         except CptError as problem:
             log.warning(f"Reading ahead ended: {problem}")

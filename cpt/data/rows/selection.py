@@ -61,7 +61,7 @@ def repeated_documents(sources: Sequence[TokenizedSource], deduplicate: str, cac
     with each other: of equal documents, the one of the first source is kept."""
 
     def parts_of(source: TokenizedSource, *, verified: bool) -> list[TokenFiles]:
-        return source.documents(range(len(source.plan.shards)), verified=verified).parts
+        return source.documents(source.plan.numbers, verified=verified).parts
 
     def fill(folder: Path) -> None:
         parts = [part for source in sources for part in parts_of(source, verified=True)]

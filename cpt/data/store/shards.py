@@ -66,6 +66,10 @@ class Plan:
     def bytes_of_chunks(self) -> list[int]:
         return [sum(self.num_bytes[shard] for shard in chunk) for chunk in self.chunks]
 
+    @property
+    def numbers(self) -> range:
+        return range(len(self.shards))
+
     def scale_from(self, chunks: int) -> float:
         """The factor from the first chunks to the whole source, by bytes."""
         return sum(self.bytes_of_chunks) / max(1, sum(self.bytes_of_chunks[:chunks]))

@@ -7,7 +7,7 @@ import tarfile
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -40,11 +40,11 @@ class ShardDescription:
     dtype: str
     digest: str
     segmented: bool  # the documents are examples with a segment for each token
-    dropped: dict[str, int] = field(default_factory=dict)  # reason -> documents that a filter dropped
-    bad_rows: dict[str, int] = field(default_factory=dict)  # reason -> rows; bad_rows.jsonl lists them
-    longest: tuple[str, int] = ("", 0)  # file and line of the longest document; its tokens
-    engine: str = ""
-    texts: str = ""  # xxh3-128 over the hashes of the texts
+    dropped: dict[str, int]  # reason -> documents that a filter dropped
+    bad_rows: dict[str, int]  # reason -> rows; bad_rows.jsonl lists them
+    longest: tuple[str, int]  # file and line of the longest document; its tokens
+    engine: str
+    texts: str  # xxh3-128 over the hashes of the texts
     format: int = FORMAT
 
 
@@ -104,9 +104,9 @@ class TokenFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            content = unsealed((folder / DESCRIPTION).read_bytes())
+            content = described((folder / DESCRIPTION).read_bytes())
             content.pop("scored", None)  # of earlier versions, which could store a score of each document
-            self.description = known = ShardDescription(**{**content, "longest": tuple(content["longest"])})
+            self.description = known = ShardDescription(**content)
             self.written = (folder / DESCRIPTION).stat().st_mtime_ns
             documents, tokens = known.documents, known.tokens
             self.tokens: NDArray[np.unsignedinteger] = open_raw(folder / "tokens.bin", known.dtype, tokens)
@@ -242,8 +242,12 @@ def read_description(folder: Path) -> SourceDescription:
             f"{folder}: written by another version of cpt (format {made_by}, this version needs {FORMAT}). Remove it:"
             " cpt store prune."
         )
+    return SourceDescription(**described(text))
+
+
+def described(text: bytes) -> dict[str, Any]:
     content = unsealed(text)
-    return SourceDescription(**{**content, "longest": tuple(content["longest"])})
+    return {**content, "longest": tuple(content["longest"])}
 
 
 def bucket() -> "Bucket | None":

@@ -176,7 +176,7 @@ class TokenizedSource:
         dropped, bad_rows, bad = Counter[str](), Counter[str](), list[Listed]()
         longest, engines = ("", 0), dict[str, None]()
         documents, tokens, texts, shards = 0, 0, "", dict[str, str]()
-        for number in range(len(self.plan.shards)):
+        for number in self.plan.numbers:
             part = self.shard(number).description
             documents, tokens, texts = documents + part.documents, tokens + part.tokens, part.texts
             dropped.update(part.dropped)
