@@ -11,7 +11,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from io import BytesIO
 from typing import Any
@@ -19,6 +19,8 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 from xml.parsers.expat import ExpatError
 
+from cpt.contrib.documents.charsets import Decoded, decode
+from cpt.contrib.documents.errors import NotConverted
 from cpt.data.readers.opening import format_of
 from cpt.errors import ResourceError, install_line
 
@@ -28,7 +30,6 @@ OLD_OFFICE, ZIP = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", b"PK\x03\x04"
 # Atomic groups avoid exponential backtracking over a thousand comments.
 HTML = re.compile(r"(?>\s+|<\?xml[^>]*>|<!--.*?-->)*+<(!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL)
 CJK = "\u3000-\u30ff\u3400-\u9fff\uff01-\uff60"  # Chinese and Japanese: no blanks between words
-CHARSET = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,9 @@ class Converted:
     text: str
     title: str | None = None
     pages: int | None = None  # only in formats with pages
-
-
-class NotConverted(Exception):  # noqa: N818 -- always caught and written to failed.jsonl
-    """A file was not converted: a short reason that many files share, to group by, and details of this file."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason, detail)
-        self.reason, self.detail = reason, detail or reason
+    encoding: str | None = None  # if it is not UTF-8
+    is_guess: bool = False  # whether the encoding is a guess
+    dropped: Mapping[str, int] = field(default_factory=dict)  # kind of content -> how often it was dropped
 
 
 def kind_of(raw: bytes, name: str) -> str:
@@ -76,22 +72,6 @@ def kind_of(raw: bytes, name: str) -> str:
     return kind
 
 
-def decode(raw: bytes, *, is_html: bool = False) -> str:
-    """Decode by byte order mark, else by the page's declaration, else as UTF-8, else windows-1252 as in browsers."""
-    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return raw.decode("utf-16", errors="replace")
-    declared = CHARSET.search(raw[:4096]) if is_html else None
-    for encoding in (*([declared[1].decode()] if declared else []), "utf-8-sig"):
-        try:
-            return raw.decode(encoding).removeprefix("\ufeff")
-        except (UnicodeDecodeError, LookupError):
-            continue
-    if sum(byte > 127 for byte in raw) > len(raw) / 4:  # too many accents for a Latin script
-        detail = "neither UTF-8 nor windows-1252. Convert it: iconv -f ENCODING -t utf-8"
-        raise NotConverted("unknown encoding", detail)
-    return raw.decode("cp1252", errors="replace")
-
-
 # --- markup ---
 
 
@@ -115,11 +95,22 @@ WORD_STYLES += "".join(f"\np[style-name='{name}'] => pre:separator('\\n')" for n
 IMAGES = (".jpg", ".jpeg", ".png", ".gif", ".webp", ".svg", ".ttf", ".otf", ".woff", ".woff2", ".mp3", ".mp4")
 
 
-def convert_html(raw: bytes) -> Converted:
+def convert_html(raw: bytes, encoding: str | None = None) -> Converted:
     """The text of a page without the menus and footers that are marked as such, unless the page has only these."""
-    page = decode(raw, is_html=True)
-    title = TITLE.search(page)
-    return Converted(markdown_of(page) or markdown_of(page, skip=()), html.unescape(title[1]) if title else None)
+    decoded = decode(raw, "html", encoding)
+    title = TITLE.search(decoded.text)
+    text = markdown_of(decoded.text) or markdown_of(decoded.text, skip=())
+    return with_encoding(Converted(text, html.unescape(title[1]) if title else None), [decoded])
+
+
+def with_encoding(document: Converted, parts: Sequence[Decoded]) -> Converted:
+    """Record how the document's parts were decoded."""
+    dropped = Counter(document.dropped)
+    if num_replaced := sum(part.num_replaced for part in parts):
+        dropped["undecodable bytes"] += num_replaced
+    foreign = sorted({part.encoding for part in parts} - {"utf-8"})
+    is_guess = any(part.is_guess for part in parts)
+    return replace(document, encoding=", ".join(foreign) or None, is_guess=is_guess, dropped=dropped)
 
 
 def markdown_of(page: str, skip: tuple[str, ...] = MENUS) -> str:
@@ -163,7 +154,7 @@ def convert_docx(raw: bytes) -> Converted:
         return Converted(markdown_of(page), ElementTree.fromstring(core).findtext(".//{*}title"))
 
 
-def convert_epub(raw: bytes) -> Converted:
+def convert_epub(raw: bytes, encoding: str | None = None) -> Converted:
     with open_archive(raw, IMAGES) as archive:
         container = ElementTree.fromstring(archive.read("META-INF/container.xml"))
         name = next((str(one.get("full-path")) for one in container.iterfind(".//{*}rootfile")), "")
@@ -180,8 +171,10 @@ def convert_epub(raw: bytes) -> Converted:
                 raise NotConverted("encrypted", "its chapters are encrypted (digital rights management)")
         if not chapters:
             raise NotConverted("damaged", "its package file lists no chapters")
-        texts = [markdown_of(decode(archive.read(chapter), is_html=True), skip=()) for chapter in chapters]
-    return Converted("\n\n".join(filter(None, texts)), package.findtext(".//{*}title"))
+        parts = [decode(archive.read(chapter), "xml", encoding) for chapter in chapters]
+        texts = [markdown_of(part.text, skip=()) for part in parts]
+    document = Converted("\n\n".join(filter(None, texts)), package.findtext(".//{*}title"))
+    return with_encoding(document, parts)
 
 
 @contextmanager
@@ -343,25 +336,27 @@ def joined(text: str, line: str, words: Counter[str]) -> str:
 NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\xad\ufeff\ufffe\uffff\ud800-\udfff]")
 
 
-def convert_plain(raw: bytes) -> Converted:
-    if "\0" in (text := decode(raw)):
+def convert_plain(raw: bytes, encoding: str | None = None) -> Converted:
+    decoded = decode(raw, "txt", encoding)
+    if "\0" in decoded.text:
         raise NotConverted("not text", "it contains a NUL byte")
-    return Converted(text.replace("\r\n", "\n").replace("\r", "\n"))
+    return with_encoding(Converted(decoded.text.replace("\r\n", "\n").replace("\r", "\n")), [decoded])
 
 
-def convert_markdown(raw: bytes) -> Converted:
-    title = re.match(r"\s*# +(.+)", (plain := convert_plain(raw)).text)
+def convert_markdown(raw: bytes, encoding: str | None = None) -> Converted:
+    title = re.match(r"\s*# +(.+)", (plain := convert_plain(raw, encoding)).text)
     return replace(plain, title=title and title[1])
 
 
-CONVERTERS: dict[str, tuple[Callable[[bytes], Converted], tuple[str, ...]]] = {  # with the modules that each imports
+CONVERTERS: dict[str, tuple[Callable[..., Converted], tuple[str, ...]]] = {  # with the modules that each imports
     "pdf": (convert_pdf, ("pypdfium2",)),
-    "html": (convert_html, ("html_to_markdown",)),
+    "html": (convert_html, ("html_to_markdown", "webencodings", "chardet")),
     "docx": (convert_docx, ("mammoth", "html_to_markdown")),
-    "epub": (convert_epub, ("html_to_markdown",)),
-    "md": (convert_markdown, ()),
-    "txt": (convert_plain, ()),
+    "epub": (convert_epub, ("html_to_markdown", "webencodings", "chardet")),
+    "md": (convert_markdown, ("webencodings", "chardet")),
+    "txt": (convert_plain, ("webencodings", "chardet")),
 }
+TEXT_KINDS = ("html", "epub", "md", "txt")  # their converters take an encoding
 
 
 def with_clean_text(document: Converted, *, tidy: bool = True) -> Converted:

@@ -9,7 +9,7 @@ import pytest
 from tiny_documents import PAGE, SENTENCE, chapter, write_docx, write_epub, write_pdf
 
 from cpt.contrib.documents import ingest as ingesting
-from cpt.contrib.documents.convert import NotConverted
+from cpt.contrib.documents.errors import NotConverted
 from cpt.contrib.documents.ingest import convert_file, find_documents, ingest, run_isolated
 from cpt.errors import DataError, LaunchError, ResourceError
 from cpt.files import locked
