@@ -21,6 +21,7 @@ from xml.parsers.expat import ExpatError
 
 from cpt.contrib.documents.charsets import Decoded, decode
 from cpt.contrib.documents.errors import NotConverted
+from cpt.contrib.documents.formulas import Formulas, mark_formulas
 from cpt.data.readers.opening import format_of
 from cpt.errors import ResourceError, install_line
 
@@ -82,6 +83,7 @@ NO_TEXT = ("button", "iframe", "noscript", "rp", "rt", "select", "svg", "templat
 MENUS: tuple[str, ...] = ("nav", "footer", "[role=navigation]", "[role=search]", ".navbar", ".navheader", ".navfooter")
 MENUS += (".sphinxsidebar", ".related", ".footer")
 RAISED, LOWERED = "\ue001", "\ue002"  # mark superscripts and subscripts until they become 2^10 and H_2O
+BACKSLASH, BAR = "\ue004", "\ue005"  # mark the page's own backslashes, and the escaped bars of tables
 SCRIPT = re.compile(f"([{RAISED}{LOWERED}])([^{RAISED}{LOWERED}]*)\\1")
 PREFORMATTED = re.compile(r"(<pre\b.*?</pre\s*>)", re.DOTALL | re.IGNORECASE)
 CJK_LINE_END = re.compile(rf"(?<=[{CJK}])\s*\n\s*(?=[{CJK}])")
@@ -99,8 +101,13 @@ def convert_html(raw: bytes, encoding: str | None = None) -> Converted:
     """The text of a page without the menus and footers that are marked as such, unless the page has only these."""
     decoded = decode(raw, "html", encoding)
     title = TITLE.search(decoded.text)
-    text = markdown_of(decoded.text) or markdown_of(decoded.text, skip=())
-    return with_encoding(Converted(text, html.unescape(title[1]) if title else None), [decoded])
+    formulas = Formulas()
+    text = markdown_of(decoded.text, formulas)
+    if not text:
+        formulas = Formulas()
+        text = markdown_of(decoded.text, formulas, skip=())
+    document = Converted(text, html.unescape(title[1]) if title else None, dropped=formulas.dropped)
+    return with_encoding(document, [decoded])
 
 
 def with_encoding(document: Converted, parts: Sequence[Decoded]) -> Converted:
@@ -113,12 +120,13 @@ def with_encoding(document: Converted, parts: Sequence[Decoded]) -> Converted:
     return replace(document, encoding=", ".join(foreign) or None, is_guess=is_guess, dropped=dropped)
 
 
-def markdown_of(page: str, skip: tuple[str, ...] = MENUS) -> str:
-    """Headings, lists, tables and code as Markdown; links and emphasis as plain text."""
+def markdown_of(page: str, formulas: Formulas, skip: tuple[str, ...] = MENUS) -> str:
+    """Headings, lists, tables and code as Markdown; links and emphasis as plain text; no escapes."""
     import html_to_markdown
 
     if "xhtml" in page[:1000] or page.lstrip().startswith("<?xml"):
         page = EMPTY_ELEMENT.sub(r"<\1\2></\1>", page)  # HTML parsers ignore the self-closing slash
+    page = mark_formulas(page, formulas).replace("\\", BACKSLASH)
     parts = PREFORMATTED.split(page)
     parts[::2] = [re.sub(r"\s+", " ", CJK_LINE_END.sub("", part)) for part in parts[::2]]
     options = html_to_markdown.ConversionOptions(
@@ -133,7 +141,9 @@ def markdown_of(page: str, skip: tuple[str, ...] = MENUS) -> str:
         exclude_selectors=[*NO_TEXT, *skip],
         preprocessing=html_to_markdown.PreprocessingOptions(enabled=False),  # it drops forms, which may hold the page
     )
-    return SCRIPT.sub(script_text, html_to_markdown.convert("".join(parts), options).content or "").strip()
+    text = SCRIPT.sub(script_text, html_to_markdown.convert("".join(parts), options).content or "")
+    text = text.replace("\\|", BAR).replace("\\", "").replace(BAR, "\\|").replace(BACKSLASH, "\\")
+    return formulas.restore(text).strip()
 
 
 def script_text(found: re.Match[str]) -> str:
@@ -151,7 +161,7 @@ def convert_docx(raw: bytes) -> Converted:
     with open_archive(raw, "") as archive:
         core = archive.read("docProps/core.xml") if "docProps/core.xml" in archive.namelist() else b"<x/>"
         page = mammoth.convert_to_html(io.BytesIO(raw), style_map=WORD_STYLES, convert_image=lambda image: []).value
-        return Converted(markdown_of(page), ElementTree.fromstring(core).findtext(".//{*}title"))
+        return Converted(markdown_of(page, Formulas()), ElementTree.fromstring(core).findtext(".//{*}title"))
 
 
 def convert_epub(raw: bytes, encoding: str | None = None) -> Converted:
@@ -172,8 +182,10 @@ def convert_epub(raw: bytes, encoding: str | None = None) -> Converted:
         if not chapters:
             raise NotConverted("damaged", "its package file lists no chapters")
         parts = [decode(archive.read(chapter), "xml", encoding) for chapter in chapters]
-        texts = [markdown_of(part.text, skip=()) for part in parts]
-    document = Converted("\n\n".join(filter(None, texts)), package.findtext(".//{*}title"))
+        formulas = Formulas()
+        texts = [markdown_of(part.text, formulas, skip=()) for part in parts]
+    title = package.findtext(".//{*}title")
+    document = Converted("\n\n".join(filter(None, texts)), title, dropped=formulas.dropped)
     return with_encoding(document, parts)
 
 
@@ -350,9 +362,9 @@ def convert_markdown(raw: bytes, encoding: str | None = None) -> Converted:
 
 CONVERTERS: dict[str, tuple[Callable[..., Converted], tuple[str, ...]]] = {  # with the modules that each imports
     "pdf": (convert_pdf, ("pypdfium2",)),
-    "html": (convert_html, ("html_to_markdown", "webencodings", "chardet")),
+    "html": (convert_html, ("html_to_markdown", "lxml", "webencodings", "chardet")),
     "docx": (convert_docx, ("mammoth", "html_to_markdown")),
-    "epub": (convert_epub, ("html_to_markdown", "webencodings", "chardet")),
+    "epub": (convert_epub, ("html_to_markdown", "lxml", "webencodings", "chardet")),
     "md": (convert_markdown, ("webencodings", "chardet")),
     "txt": (convert_plain, ("webencodings", "chardet")),
 }
