@@ -22,6 +22,7 @@ from xml.parsers.expat import ExpatError
 from cpt.contrib.documents.charsets import Decoded, decode
 from cpt.contrib.documents.errors import NotConverted
 from cpt.contrib.documents.formulas import Formulas, mark_formulas
+from cpt.contrib.documents.word import count_drawings, rewritten
 from cpt.data.readers.opening import format_of
 from cpt.errors import ResourceError, install_line
 
@@ -158,10 +159,14 @@ def convert_docx(raw: bytes) -> Converted:
     """The text, tables, lists and footnotes of the document, without comments, headers and deleted text."""
     import mammoth
 
+    formulas = Formulas()
     with open_archive(raw, "") as archive:
         core = archive.read("docProps/core.xml") if "docProps/core.xml" in archive.namelist() else b"<x/>"
-        page = mammoth.convert_to_html(io.BytesIO(raw), style_map=WORD_STYLES, convert_image=lambda image: []).value
-        return Converted(markdown_of(page, Formulas()), ElementTree.fromstring(core).findtext(".//{*}title"))
+        title = ElementTree.fromstring(core).findtext(".//{*}title")
+        readable = io.BytesIO(rewritten(archive, raw, formulas))
+        page = mammoth.convert_to_html(readable, style_map=WORD_STYLES, convert_image=lambda image: []).value
+        text = markdown_of(page, formulas)
+        return Converted(text, title, dropped=formulas.dropped + count_drawings(archive))
 
 
 def convert_epub(raw: bytes, encoding: str | None = None) -> Converted:
@@ -363,7 +368,7 @@ def convert_markdown(raw: bytes, encoding: str | None = None) -> Converted:
 CONVERTERS: dict[str, tuple[Callable[..., Converted], tuple[str, ...]]] = {  # with the modules that each imports
     "pdf": (convert_pdf, ("pypdfium2",)),
     "html": (convert_html, ("html_to_markdown", "lxml", "webencodings", "chardet")),
-    "docx": (convert_docx, ("mammoth", "html_to_markdown")),
+    "docx": (convert_docx, ("mammoth", "html_to_markdown", "lxml")),
     "epub": (convert_epub, ("html_to_markdown", "lxml", "webencodings", "chardet")),
     "md": (convert_markdown, ("webencodings", "chardet")),
     "txt": (convert_plain, ("webencodings", "chardet")),
