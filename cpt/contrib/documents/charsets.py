@@ -113,7 +113,8 @@ def guess(raw: bytes) -> Decoded:
     foreign = sum(byte > 127 for byte in raw)
     candidates: dict[str, tuple[float, str]] = {}  # text -> confidence, encoding
     for result in chardet.detect_all(raw) if foreign >= FEW_BYTES else ():
-        encoding = {"CP949": "cp949", "CP932": "cp932"}.get(result["encoding"]) or codec_of(result["encoding"] or "")
+        name = result["encoding"] or ""
+        encoding = {"CP949": "cp949", "CP932": "cp932"}.get(name) or codec_of(name)
         if encoding is None:  # of an old system, not of the web
             continue
         try:
@@ -126,7 +127,7 @@ def guess(raw: bytes) -> Decoded:
     if not ranked:
         raise unknown_encoding("is not UTF-8, declares no encoding, and none fits for certain")
     text, (confidence, encoding) = ranked[0]
-    rivals = [name for _, (value, name) in ranked[1:] if value > SAME_CONFIDENCE * confidence]
+    rivals = [rival for _, (value, rival) in ranked[1:] if value > SAME_CONFIDENCE * confidence]
     if rivals:
         raise unknown_encoding(f"is not UTF-8 and declares no encoding; {encoding} or {', '.join(rivals)}?")
     return Decoded(text, encoding, is_guess=True)

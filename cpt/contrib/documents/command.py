@@ -79,10 +79,10 @@ def show_ingested(console: Console, done: "Ingested") -> None:
         guess = f"{len(paths):,} file(s) declare no encoding and were read as {name}, a guess ({paths[0]})."
         console.print(f"{guess} If it is wrong: --encoding, with a new --output.", style="yellow", markup=False)
     if done.dropped:
-        kinds = ", ".join(
+        lost = ", ".join(
             f"{kind} {count:,} (in {done.num_losing[kind]:,} file(s))" for kind, count in done.dropped.most_common()
         )
-        console.print(f"Not in the text: {kinds}. The column `dropped` counts them.", style="yellow", markup=False)
+        console.print(f"Not in the text: {lost}. The column `dropped` counts them.", style="yellow", markup=False)
     if done.failed:
         first = {entry.reason: entry for entry in reversed(done.failed)}
         example = Column("for example", overflow="fold")

@@ -22,7 +22,7 @@ from xml.parsers.expat import ExpatError
 from cpt.contrib.documents.charsets import Decoded, decode
 from cpt.contrib.documents.errors import NotConverted
 from cpt.contrib.documents.formulas import Formulas, mark_formulas
-from cpt.contrib.documents.word import count_drawings, rewritten
+from cpt.contrib.documents.word import count_dropped, rewritten
 from cpt.data.readers.opening import format_of
 from cpt.errors import ResourceError, install_line
 
@@ -83,6 +83,10 @@ PLAIN += ["samp", "strong", "tt", "u", "var"]
 NO_TEXT = ("button", "iframe", "noscript", "rp", "rt", "select", "svg", "template", "textarea", ".headerlink")
 MENUS: tuple[str, ...] = ("nav", "footer", "[role=navigation]", "[role=search]", ".navbar", ".navheader", ".navfooter")
 MENUS += (".sphinxsidebar", ".related", ".footer")
+NOT_KEPT = {
+    "images": re.compile(r"<img\b", re.IGNORECASE),
+    "embedded pages and media": re.compile(r"<(?:iframe|video|audio|object|embed)\b", re.IGNORECASE),
+}
 RAISED, LOWERED = "\ue001", "\ue002"  # mark superscripts and subscripts until they become 2^10 and H_2O
 BACKSLASH, BAR = "\ue004", "\ue005"  # mark the page's own backslashes, and the escaped bars of tables
 SCRIPT = re.compile(f"([{RAISED}{LOWERED}])([^{RAISED}{LOWERED}]*)\\1")
@@ -128,6 +132,9 @@ def markdown_of(page: str, formulas: Formulas, skip: tuple[str, ...] = MENUS) ->
     if "xhtml" in page[:1000] or page.lstrip().startswith("<?xml"):
         page = EMPTY_ELEMENT.sub(r"<\1\2></\1>", page)  # HTML parsers ignore the self-closing slash
     page = mark_formulas(page, formulas).replace("\\", BACKSLASH)
+    for kind, element in NOT_KEPT.items():
+        if count := len(element.findall(page)):
+            formulas.dropped[kind] += count
     parts = PREFORMATTED.split(page)
     parts[::2] = [re.sub(r"\s+", " ", CJK_LINE_END.sub("", part)) for part in parts[::2]]
     options = html_to_markdown.ConversionOptions(
@@ -166,7 +173,7 @@ def convert_docx(raw: bytes) -> Converted:
         readable = io.BytesIO(rewritten(archive, raw, formulas))
         page = mammoth.convert_to_html(readable, style_map=WORD_STYLES, convert_image=lambda image: []).value
         text = markdown_of(page, formulas)
-        return Converted(text, title, dropped=formulas.dropped + count_drawings(archive))
+        return Converted(text, title, dropped=formulas.dropped + count_dropped(archive))
 
 
 def convert_epub(raw: bytes, encoding: str | None = None) -> Converted:
@@ -218,6 +225,8 @@ def open_archive(raw: bytes, unread: tuple[str, ...] | str) -> Iterator[zipfile.
 # --- pdf ---
 
 
+XFA = ("an XFA form", "it holds a form for Adobe Reader instead of pages. Open it there and print it to a PDF file")
+XFA_NOTICE = "If this message is not eventually replaced"  # on the only page of such a file
 PASSWORD_ERROR = 4  # pdfium's error code
 LINE_END_HYPHEN = "\x02"  # pdfium's code for it
 BULLET = re.compile(r"^[\u2022\u2023\u25aa\u25ab\u25cf\u25cb\u25e6\u2043\u2219\u00b7\uf0b7] *")
@@ -225,6 +234,8 @@ ITEM = re.compile(r"- |\(?(?:\d{1,3}|[a-z])[.)] ")
 STOP = re.compile(r"""[.!?:;\u3002\uff01\uff1f]["'\u201d\u2019)\]]*$""")
 LEADERS = re.compile(r"(?:\s?[.\u2026\u30fb]){4,}\s*(?:\d+|[ivxlc]+)?")  # dots and page number in a table of contents
 WORD = re.compile(r"[^\W\d_]+")
+PAIR = re.compile(r"(?=\b([^\W\d_]+-[^\W\d_]+)\b)")
+HYPHENATED = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*$")
 MARGIN, MIN_PAGES, SHORT_LINE, BLANK = 0.08, 3, 0.7, 0.15
 
 
@@ -233,6 +244,7 @@ def convert_pdf(raw: bytes) -> Converted:
 
     try:
         document = pypdfium2.PdfDocument(raw)
+        draw_form_values(document)
         pages, margins = list[list[str]](), list[set[str]]()
         for page in document:
             textpage, height = page.get_textpage(), page.get_height()
@@ -249,6 +261,7 @@ def convert_pdf(raw: bytes) -> Converted:
         if problem.err_code == PASSWORD_ERROR:
             raise NotConverted("encrypted", "a password is needed to open it") from problem
         raise NotConverted("damaged", str(problem)) from problem
+    num_empty = sum(not page for page in pages)
     # Lines in the margins that recur, ignoring digits, are headers, footers and page numbers.
     times = Counter(key for keys in margins for key in keys)
     for number, keys in enumerate(margins):
@@ -259,7 +272,22 @@ def convert_pdf(raw: bytes) -> Converted:
         raise NotConverted("no text, a scan?", f"no text on {len(pages):,} page(s). Run OCR first")
     if sum(one in "\ufffd\ufffe\uffff" or unicodedata.category(one) == "Co" for one in text) > 0.3 * len(text):
         raise NotConverted("no readable text", "its fonts do not map glyphs to characters. Run OCR first")
-    return Converted(text, title, len(pages))
+    if XFA_NOTICE in text and document.get_formtype() == pypdfium2.raw.FORMTYPE_XFA_FOREGROUND:
+        raise NotConverted(*XFA)
+    return Converted(text, title, len(pages), dropped={"pages without text": num_empty} if num_empty else {})
+
+
+def draw_form_values(document: Any) -> None:
+    """Make what is written into a form part of the pages. Raises NotConverted if the pages are not in the file."""
+    from pypdfium2 import raw
+
+    kind = document.get_formtype()
+    if kind == raw.FORMTYPE_XFA_FULL:
+        raise NotConverted(*XFA)
+    if kind != raw.FORMTYPE_NONE:
+        document.init_forms()
+        for page in document:
+            page.flatten()
 
 
 def key_of(text: str) -> str:
@@ -301,7 +329,7 @@ def running_key(line: str) -> str:
 def text_of(pages: Sequence[Sequence[str]], outline: Mapping[int, Mapping[str, int]]) -> str:
     widths = sorted(len(line) for page in pages for line in page)
     full = widths[int(0.9 * len(widths))] if widths else 0
-    words = Counter(word.casefold() for page in pages for line in page for word in WORD.findall(line))
+    words = Counter(word.casefold() for page in pages for line in page for word in whole_words(line))
     blocks: list[str] = []
     is_open = False  # whether the next line continues the last block
     for number, page in enumerate(pages):
@@ -341,13 +369,43 @@ def heading_at(page: Sequence[str], start: int, titles: Mapping[str, int]) -> tu
     return 0, 0
 
 
+def whole_words(line: str) -> Iterator[str]:
+    """The words of a line, and pairs of words with a hyphen between them."""
+    yield from WORD.findall(line)
+    yield from PAIR.findall(line)
+
+
+COMPOUND_FIRST = {"well", "self", "non", "half", "cross", "quasi"}
+COMPOUND_LAST = {"level", "term", "quality", "speed", "scale", "dimensional", "frequency", "resolution", "range"}
+COMPOUND_LAST |= {"energy", "pressure", "temperature", "lived", "based", "source", "specific", "dependent"}
+COMPOUND_LAST |= {"independent", "known"}
+ONE_WORD = {"sense", "less", "ness"}  # nonsense, selfless, wellness
+PREFIXES = {"re", "pre", "co", "anti", "semi", "de"}  # with a hyphen before the same vowel: re-entered
+
+
 def joined(text: str, line: str, words: Counter[str]) -> str:
-    """Append a line to the text; remove a hyphen between them if the whole word occurs elsewhere in the document."""
+    """Append a line to the text; remove a hyphen between them if it only divides a word."""
     if not text.endswith(LINE_END_HYPHEN):
         return text + ("" if re.search(f"[{CJK}]$", text) else " ") + line
-    before, after = WORD.findall(text[:-1])[-1:], WORD.findall(line)[:1]
-    known = before and after and words[(before[0] + after[0]).casefold()]
-    return text[:-1] + ("" if line[:1].islower() or known else "-") + line
+    before, after = HYPHENATED.search(text[:-1]), WORD.match(line)
+    if before is None or after is None:
+        return f"{text[:-1]}-{line}"
+    first, last = before[0].casefold(), after[0].casefold()
+    if words[first + last]:
+        return text[:-1] + line
+    divides = line[:1].islower() and not words[f"{first}-{last}"] and not is_compound(first, last)
+    return text[:-1] + ("" if divides else "-") + line
+
+
+def is_compound(first: str, last: str) -> bool:
+    """Whether a hyphen between the parts of a word probably belongs to it."""
+    if "-" in first or len(first) == 1:  # state-of-the-art, x-ray
+        return True
+    if first in PREFIXES and first[-1] == last[0]:
+        return True
+    if first in COMPOUND_FIRST:
+        return len(last) > 3 and last not in ONE_WORD
+    return len(first) > 3 and last in COMPOUND_LAST
 
 
 NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\xad\ufeff\ufffe\uffff\ud800-\udfff]")

@@ -321,7 +321,20 @@ def word_function(element: Any) -> str:
     return glue([part(element, "fName"), " ", part(element, "e")])
 
 
-WORD_GROUPS = ("oMath", "oMathPara", "e", "num", "den", "sub", "sup", "deg", "fName", "lim", "box", "borderBox")
+WORD_GROUPS: tuple[str, ...] = (
+    "oMath",
+    "oMathPara",
+    "e",
+    "num",
+    "den",
+    "sub",
+    "sup",
+    "deg",
+    "fName",
+    "lim",
+    "box",
+    "borderBox",
+)
 WORD_GROUPS += ("phant", "ins", "smartTag")
 WORD_STRUCTURES: dict[str, Callable[[Any], str]] = {
     "f": word_fraction,

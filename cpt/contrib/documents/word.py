@@ -30,11 +30,13 @@ def rewritten(archive: zipfile.ZipFile, raw: bytes, formulas: Formulas) -> bytes
     return copy.getvalue()
 
 
-def count_drawings(archive: zipfile.ZipFile) -> Counter[str]:
-    """The pictures and charts of a document, which have no text."""
+def count_dropped(archive: zipfile.ZipFile) -> Counter[str]:
+    """The pictures, charts and comments of a document, which are not in its text."""
     text = b"".join(archive.read(name) for name in PARTS if name in archive.namelist())
     counts = {"images": len(re.findall(rb"<\w+:(?:blip|imagedata)\b", text))}
     counts["charts and diagrams"] = len(re.findall(rb"<(?:c:chart|dgm:relIds)\b", text))
+    if "word/comments.xml" in archive.namelist():
+        counts["comments"] = len(re.findall(rb"<\w+:comment\b", archive.read("word/comments.xml")))
     return Counter({kind: count for kind, count in counts.items() if count})
 
 

@@ -1,3 +1,4 @@
+import docx
 import pytest
 from tiny_documents import write_zip
 
@@ -159,3 +160,11 @@ def test_pictures_and_charts_are_counted(converted):
     chart = "<w:drawing><wp:inline><a:graphic><a:graphicData><c:chart/></a:graphicData></a:graphic></wp:inline></w:drawing>"  # noqa: E501
     document = converted(f"<w:p>{run('a')}<w:r>{chart}</w:r></w:p>")
     assert document.text == "a" and document.dropped == {"charts and diagrams": 1}
+
+
+def test_comments_and_pictures_are_counted(tmp_path):
+    document = docx.Document()
+    paragraph = document.add_paragraph("text")
+    document.add_comment(paragraph.runs, text="is this so?", author="a", initials="a")
+    document.save(str(tmp_path / "a.docx"))
+    assert convert_docx((tmp_path / "a.docx").read_bytes()).dropped == {"comments": 1}
