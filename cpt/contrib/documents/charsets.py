@@ -49,8 +49,9 @@ def decode(raw: bytes, kind: str, fallback: str | None = None) -> Decoded:
     num_foreign = sum(character > "\x7f" for character in text.text)
     if text.num_replaced * 10 <= num_foreign - text.num_replaced:
         return text
-    if (late := declaration(raw[:HEAD], kind)) is not None:
-        return replaced(raw, late)
+    declared = declaration(raw[:HEAD], kind)
+    if declared is not None:
+        return replaced(raw, declared)
     if fallback is None:
         return guess(raw)
     try:
@@ -99,7 +100,8 @@ def meta_charset(head: bytes) -> str | None:
         if label is None and attributes.get("http-equiv", "").strip().lower() == "content-type":
             content = CONTENT_CHARSET.search(attributes.get("content", ""))
             label = next(filter(None, content.groups()), None) if content else None
-        if label is not None and (encoding := codec_of(label)) is not None:
+        encoding = None if label is None else codec_of(label)
+        if encoding is not None:
             return encoding
     return None
 
@@ -112,7 +114,9 @@ def guess(raw: bytes) -> Decoded:
 
     foreign = sum(byte > 127 for byte in raw)
     candidates: dict[str, tuple[float, str]] = {}  # text -> confidence, encoding
-    for result in chardet.detect_all(raw) if foreign >= FEW_BYTES else ():
+    if foreign < FEW_BYTES:
+        raise unknown_encoding("is not UTF-8, declares no encoding, and is too short for a guess")
+    for result in chardet.detect_all(raw):
         name = result["encoding"] or ""
         encoding = {"CP949": "cp949", "CP932": "cp932"}.get(name) or codec_of(name)
         if encoding is None:  # of an old system, not of the web

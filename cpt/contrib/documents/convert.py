@@ -118,11 +118,10 @@ def convert_html(raw: bytes, encoding: str | None = None) -> Converted:
 def with_encoding(document: Converted, parts: Sequence[Decoded]) -> Converted:
     """Record how the document's parts were decoded."""
     dropped = Counter(document.dropped)
-    if num_replaced := sum(part.num_replaced for part in parts):
-        dropped["undecodable bytes"] += num_replaced
+    dropped["undecodable bytes"] += sum(part.num_replaced for part in parts)
     foreign = sorted({part.encoding for part in parts} - {"utf-8"})
     is_guess = any(part.is_guess for part in parts)
-    return replace(document, encoding=", ".join(foreign) or None, is_guess=is_guess, dropped=dropped)
+    return replace(document, encoding=", ".join(foreign) or None, is_guess=is_guess, dropped=+dropped)
 
 
 def markdown_of(page: str, formulas: Formulas, skip: tuple[str, ...] = MENUS) -> str:
@@ -133,8 +132,8 @@ def markdown_of(page: str, formulas: Formulas, skip: tuple[str, ...] = MENUS) ->
         page = EMPTY_ELEMENT.sub(r"<\1\2></\1>", page)  # HTML parsers ignore the self-closing slash
     page = mark_formulas(page, formulas).replace("\\", BACKSLASH)
     for kind, element in NOT_KEPT.items():
-        if count := len(element.findall(page)):
-            formulas.dropped[kind] += count
+        formulas.dropped[kind] += len(element.findall(page))
+    formulas.dropped = +formulas.dropped  # without zeros
     parts = PREFORMATTED.split(page)
     parts[::2] = [re.sub(r"\s+", " ", CJK_LINE_END.sub("", part)) for part in parts[::2]]
     options = html_to_markdown.ConversionOptions(
@@ -261,7 +260,7 @@ def convert_pdf(raw: bytes) -> Converted:
         if problem.err_code == PASSWORD_ERROR:
             raise NotConverted("encrypted", "a password is needed to open it") from problem
         raise NotConverted("damaged", str(problem)) from problem
-    num_empty = sum(not page for page in pages)
+    dropped = +Counter({"pages without text": sum(not page for page in pages)})
     # Lines in the margins that recur, ignoring digits, are headers, footers and page numbers.
     times = Counter(key for keys in margins for key in keys)
     for number, keys in enumerate(margins):
@@ -274,7 +273,7 @@ def convert_pdf(raw: bytes) -> Converted:
         raise NotConverted("no readable text", "its fonts do not map glyphs to characters. Run OCR first")
     if XFA_NOTICE in text and document.get_formtype() == pypdfium2.raw.FORMTYPE_XFA_FOREGROUND:
         raise NotConverted(*XFA)
-    return Converted(text, title, len(pages), dropped={"pages without text": num_empty} if num_empty else {})
+    return Converted(text, title, len(pages), dropped=dropped)
 
 
 def draw_form_values(document: Any) -> None:

@@ -33,7 +33,8 @@ class Formulas:
             if tex.startswith(before) and tex.endswith(after) and len(tex) >= len(before + after):
                 tex, display = tex[len(before) : -len(after)].strip(), display or before in ("\\[", "$$")
                 break
-        if (styled := STYLE.fullmatch(tex)) and is_balanced(styled[1]):
+        styled = STYLE.fullmatch(tex)
+        if styled and is_balanced(styled[1]):
             tex = styled[1].strip()
         dollars = "$$" if display else "$"
         self.texts.append(f"{dollars}{tex}{dollars}" if tex else "")

@@ -197,9 +197,12 @@ def of_mathml(element: Any) -> str:
     if name in ("mphantom", "none", "mprescripts"):
         return ""
     if name == "mtable":
-        rows = [[of_mathml(cell) for cell in row if local(cell) == "mtd"] for row in element if local(row)]
-        return matrix(rows)
+        return matrix([cells(row) for row in element if local(row)])
     raise Untranslatable(name)
+
+
+def cells(row: Any) -> list[str]:
+    return [of_mathml(cell) for cell in row if local(cell) == "mtd"]
 
 
 def over(tex: str, mark: str) -> str:

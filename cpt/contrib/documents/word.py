@@ -20,7 +20,7 @@ DELETED = ("del", "moveFrom")
 def rewritten(archive: zipfile.ZipFile, raw: bytes, formulas: Formulas) -> bytes:
     """The file with everything in a form that mammoth reads; formulas are marks."""
     parts = {name: archive.read(name) for name in PARTS if name in archive.namelist()}
-    changed = {name: Part(formulas).rewritten(part) for name, part in parts.items() if PASSED_OVER.search(part)}
+    changed = {name: WordPart(formulas).rewritten(part) for name, part in parts.items() if PASSED_OVER.search(part)}
     if not changed:
         return raw
     copy = BytesIO()
@@ -40,7 +40,7 @@ def count_dropped(archive: zipfile.ZipFile) -> Counter[str]:
     return Counter({kind: count for kind, count in counts.items() if count})
 
 
-class Part:
+class WordPart:
     def __init__(self, formulas: Formulas) -> None:
         self.formulas = formulas
         self.namespace = ""
