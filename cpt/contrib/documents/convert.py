@@ -83,6 +83,7 @@ PLAIN += ["samp", "strong", "tt", "u", "var"]
 NO_TEXT = ("button", "iframe", "noscript", "rp", "rt", "select", "svg", "template", "textarea", ".headerlink")
 MENUS: tuple[str, ...] = ("nav", "footer", "[role=navigation]", "[role=search]", ".navbar", ".navheader", ".navfooter")
 MENUS += (".sphinxsidebar", ".related", ".footer")
+OWN_BACKSLASH = re.compile(r"\\|&#0*92;|&#x0*5c;|&bsol;", re.IGNORECASE)
 NOT_KEPT = {
     "images": re.compile(r"<img\b", re.IGNORECASE),
     "embedded pages and media": re.compile(r"<(?:iframe|video|audio|object|embed)\b", re.IGNORECASE),
@@ -130,7 +131,7 @@ def markdown_of(page: str, formulas: Formulas, skip: tuple[str, ...] = MENUS) ->
 
     if "xhtml" in page[:1000] or page.lstrip().startswith("<?xml"):
         page = EMPTY_ELEMENT.sub(r"<\1\2></\1>", page)  # HTML parsers ignore the self-closing slash
-    page = mark_formulas(page, formulas).replace("\\", BACKSLASH)
+    page = OWN_BACKSLASH.sub(BACKSLASH, mark_formulas(page, formulas))
     for kind, element in NOT_KEPT.items():
         formulas.dropped[kind] += len(element.findall(page))
     formulas.dropped = +formulas.dropped  # without zeros

@@ -85,6 +85,10 @@ def test_no_escapes_are_added_to_the_text_of_a_page(text):
     assert convert_html(f"<p>{text.replace('<', '&lt;')}</p>".encode()).text == text
 
 
+def test_a_backslash_that_a_page_spells_as_an_entity_is_kept():
+    assert convert_html(rb"<p>&#92;alpha &#x5C;( &bsol;) &#920; a\b</p>").text == "\\alpha \\( \\) Θ a\\b"
+
+
 def test_code_keeps_its_backslashes_and_a_table_its_bars():
     page = convert_html(rf"<pre>a\(b\) | \n</pre><table><tr><th>a|b<th>{KATEX}</table>".encode())
     assert page.text.startswith("```\na\\(b\\) | \\n\n```") and rf"| a\|b | ${TEX}$ |" in page.text
