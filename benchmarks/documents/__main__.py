@@ -24,7 +24,8 @@ from typing import Any
 
 import lxml.html
 
-from cpt.contrib.documents.convert import CONVERTERS, decode, with_clean_text
+from cpt.contrib.documents.charsets import decode
+from cpt.contrib.documents.convert import CONVERTERS, with_clean_text
 
 RESULTS = Path(__file__).parents[1] / "results" / "documents.json"
 CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -129,7 +130,7 @@ def content_of(pages: Iterable[Path], *, toc: bool = False) -> Content:
     content = Content()
     for page in pages:
         tree = lxml.html.document_fromstring(
-            decode(page.read_bytes(), is_html=True).encode(), lxml.html.HTMLParser(encoding="utf-8")
+            decode(page.read_bytes(), "html").text.encode(), lxml.html.HTMLParser(encoding="utf-8")
         )
         for element in list(tree.iter()):
             marks = set(str(element.get("class")).split()) | {element.get("role")}

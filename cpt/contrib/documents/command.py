@@ -28,6 +28,9 @@ def command(
     output: Annotated[Path, typer.Option(help="Folder for the jsonl files; files converted before are skipped.")],
     on_bad: Annotated[Literal["error", "skip"], typer.Option(help="error: exit code 2 if a file fails.")] = "error",
     max_seconds: Annotated[float, typer.Option(min=1, help="Seconds before giving up on a file.")] = 120,
+    encoding: Annotated[
+        str | None, typer.Option(help="Encoding of text and pages that declare none and are not UTF-8, e.g. cp1251.")
+    ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Retry files that failed before.")] = False,
 ) -> None:
     """Convert documents to text for a recipe: with headings, lists, tables and code, without menus and
@@ -49,6 +52,7 @@ def command(
             output,
             max_seconds=max_seconds,
             retry_failed=retry_failed,
+            encoding=encoding,
             report=lambda number, of: progress.update(bar, completed=number, total=of),
         )
     show_ingested(console, done)
@@ -71,6 +75,14 @@ def show_ingested(console: Console, done: "Ingested") -> None:
     if done.passed_over:
         skipped = ", ".join(f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common(KINDS_SHOWN))
         console.print(f"{done.passed_over.total():,} other file(s) were skipped ({skipped}).", markup=False)
+    for name, paths in sorted(done.guessed.items()):
+        guess = f"{len(paths):,} file(s) declare no encoding and were read as {name}, a guess ({paths[0]})."
+        console.print(f"{guess} If it is wrong: --encoding, with a new --output.", style="yellow", markup=False)
+    if done.dropped:
+        lost = ", ".join(
+            f"{kind} {count:,} (in {done.num_losing[kind]:,} file(s))" for kind, count in done.dropped.most_common()
+        )
+        console.print(f"Not in the text: {lost}. The column `dropped` counts them.", style="yellow", markup=False)
     if done.failed:
         first = {entry.reason: entry for entry in reversed(done.failed)}
         example = Column("for example", overflow="fold")

@@ -11,7 +11,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from io import BytesIO
 from typing import Any
@@ -19,6 +19,10 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 from xml.parsers.expat import ExpatError
 
+from cpt.contrib.documents.charsets import Decoded, decode
+from cpt.contrib.documents.errors import NotConverted
+from cpt.contrib.documents.formulas import Formulas, mark_formulas
+from cpt.contrib.documents.word import count_dropped, rewritten
 from cpt.data.readers.opening import format_of
 from cpt.errors import ResourceError, install_line
 
@@ -28,7 +32,6 @@ OLD_OFFICE, ZIP = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", b"PK\x03\x04"
 # Atomic groups avoid exponential backtracking over a thousand comments.
 HTML = re.compile(r"(?>\s+|<\?xml[^>]*>|<!--.*?-->)*+<(!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL)
 CJK = "\u3000-\u30ff\u3400-\u9fff\uff01-\uff60"  # Chinese and Japanese: no blanks between words
-CHARSET = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -36,14 +39,9 @@ class Converted:
     text: str
     title: str | None = None
     pages: int | None = None  # only in formats with pages
-
-
-class NotConverted(Exception):  # noqa: N818 -- always caught and written to failed.jsonl
-    """A file was not converted: a short reason that many files share, to group by, and details of this file."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason, detail)
-        self.reason, self.detail = reason, detail or reason
+    encoding: str | None = None  # if it is not UTF-8
+    is_guess: bool = False  # whether the encoding is a guess
+    dropped: Mapping[str, int] = field(default_factory=dict)  # kind of content -> how often it was dropped
 
 
 def kind_of(raw: bytes, name: str) -> str:
@@ -76,22 +74,6 @@ def kind_of(raw: bytes, name: str) -> str:
     return kind
 
 
-def decode(raw: bytes, *, is_html: bool = False) -> str:
-    """Decode by byte order mark, else by the page's declaration, else as UTF-8, else windows-1252 as in browsers."""
-    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return raw.decode("utf-16", errors="replace")
-    declared = CHARSET.search(raw[:4096]) if is_html else None
-    for encoding in (*([declared[1].decode()] if declared else []), "utf-8-sig"):
-        try:
-            return raw.decode(encoding).removeprefix("\ufeff")
-        except (UnicodeDecodeError, LookupError):
-            continue
-    if sum(byte > 127 for byte in raw) > len(raw) / 4:  # too many accents for a Latin script
-        detail = "neither UTF-8 nor windows-1252. Convert it: iconv -f ENCODING -t utf-8"
-        raise NotConverted("unknown encoding", detail)
-    return raw.decode("cp1252", errors="replace")
-
-
 # --- markup ---
 
 
@@ -101,7 +83,13 @@ PLAIN += ["samp", "strong", "tt", "u", "var"]
 NO_TEXT = ("button", "iframe", "noscript", "rp", "rt", "select", "svg", "template", "textarea", ".headerlink")
 MENUS: tuple[str, ...] = ("nav", "footer", "[role=navigation]", "[role=search]", ".navbar", ".navheader", ".navfooter")
 MENUS += (".sphinxsidebar", ".related", ".footer")
+OWN_BACKSLASH = re.compile(r"\\|&#0*92;|&#x0*5c;|&bsol;", re.IGNORECASE)
+NOT_KEPT = {
+    "images": re.compile(r"<img\b", re.IGNORECASE),
+    "embedded pages and media": re.compile(r"<(?:iframe|video|audio|object|embed)\b", re.IGNORECASE),
+}
 RAISED, LOWERED = "\ue001", "\ue002"  # mark superscripts and subscripts until they become 2^10 and H_2O
+BACKSLASH, BAR = "\ue004", "\ue005"  # mark the page's own backslashes, and the escaped bars of tables
 SCRIPT = re.compile(f"([{RAISED}{LOWERED}])([^{RAISED}{LOWERED}]*)\\1")
 PREFORMATTED = re.compile(r"(<pre\b.*?</pre\s*>)", re.DOTALL | re.IGNORECASE)
 CJK_LINE_END = re.compile(rf"(?<=[{CJK}])\s*\n\s*(?=[{CJK}])")
@@ -115,19 +103,38 @@ WORD_STYLES += "".join(f"\np[style-name='{name}'] => pre:separator('\\n')" for n
 IMAGES = (".jpg", ".jpeg", ".png", ".gif", ".webp", ".svg", ".ttf", ".otf", ".woff", ".woff2", ".mp3", ".mp4")
 
 
-def convert_html(raw: bytes) -> Converted:
+def convert_html(raw: bytes, encoding: str | None = None) -> Converted:
     """The text of a page without the menus and footers that are marked as such, unless the page has only these."""
-    page = decode(raw, is_html=True)
-    title = TITLE.search(page)
-    return Converted(markdown_of(page) or markdown_of(page, skip=()), html.unescape(title[1]) if title else None)
+    decoded = decode(raw, "html", encoding)
+    title = TITLE.search(decoded.text)
+    formulas = Formulas()
+    text = markdown_of(decoded.text, formulas)
+    if not text:
+        formulas = Formulas()
+        text = markdown_of(decoded.text, formulas, skip=())
+    document = Converted(text, html.unescape(title[1]) if title else None, dropped=formulas.dropped)
+    return with_encoding(document, [decoded])
 
 
-def markdown_of(page: str, skip: tuple[str, ...] = MENUS) -> str:
-    """Headings, lists, tables and code as Markdown; links and emphasis as plain text."""
+def with_encoding(document: Converted, parts: Sequence[Decoded]) -> Converted:
+    """Record how the document's parts were decoded."""
+    dropped = Counter(document.dropped)
+    dropped["undecodable bytes"] += sum(part.num_replaced for part in parts)
+    foreign = sorted({part.encoding for part in parts} - {"utf-8"})
+    is_guess = any(part.is_guess for part in parts)
+    return replace(document, encoding=", ".join(foreign) or None, is_guess=is_guess, dropped=+dropped)
+
+
+def markdown_of(page: str, formulas: Formulas, skip: tuple[str, ...] = MENUS) -> str:
+    """Headings, lists, tables and code as Markdown; links and emphasis as plain text; no escapes."""
     import html_to_markdown
 
     if "xhtml" in page[:1000] or page.lstrip().startswith("<?xml"):
         page = EMPTY_ELEMENT.sub(r"<\1\2></\1>", page)  # HTML parsers ignore the self-closing slash
+    page = OWN_BACKSLASH.sub(BACKSLASH, mark_formulas(page, formulas))
+    for kind, element in NOT_KEPT.items():
+        formulas.dropped[kind] += len(element.findall(page))
+    formulas.dropped = +formulas.dropped  # without zeros
     parts = PREFORMATTED.split(page)
     parts[::2] = [re.sub(r"\s+", " ", CJK_LINE_END.sub("", part)) for part in parts[::2]]
     options = html_to_markdown.ConversionOptions(
@@ -142,7 +149,9 @@ def markdown_of(page: str, skip: tuple[str, ...] = MENUS) -> str:
         exclude_selectors=[*NO_TEXT, *skip],
         preprocessing=html_to_markdown.PreprocessingOptions(enabled=False),  # it drops forms, which may hold the page
     )
-    return SCRIPT.sub(script_text, html_to_markdown.convert("".join(parts), options).content or "").strip()
+    text = SCRIPT.sub(script_text, html_to_markdown.convert("".join(parts), options).content or "")
+    text = text.replace("\\|", BAR).replace("\\", "").replace(BAR, "\\|").replace(BACKSLASH, "\\")
+    return formulas.restore(text).strip()
 
 
 def script_text(found: re.Match[str]) -> str:
@@ -157,13 +166,17 @@ def convert_docx(raw: bytes) -> Converted:
     """The text, tables, lists and footnotes of the document, without comments, headers and deleted text."""
     import mammoth
 
+    formulas = Formulas()
     with open_archive(raw, "") as archive:
         core = archive.read("docProps/core.xml") if "docProps/core.xml" in archive.namelist() else b"<x/>"
-        page = mammoth.convert_to_html(io.BytesIO(raw), style_map=WORD_STYLES, convert_image=lambda image: []).value
-        return Converted(markdown_of(page), ElementTree.fromstring(core).findtext(".//{*}title"))
+        title = ElementTree.fromstring(core).findtext(".//{*}title")
+        readable = io.BytesIO(rewritten(archive, raw, formulas))
+        page = mammoth.convert_to_html(readable, style_map=WORD_STYLES, convert_image=lambda image: []).value
+        text = markdown_of(page, formulas)
+        return Converted(text, title, dropped=formulas.dropped + count_dropped(archive))
 
 
-def convert_epub(raw: bytes) -> Converted:
+def convert_epub(raw: bytes, encoding: str | None = None) -> Converted:
     with open_archive(raw, IMAGES) as archive:
         container = ElementTree.fromstring(archive.read("META-INF/container.xml"))
         name = next((str(one.get("full-path")) for one in container.iterfind(".//{*}rootfile")), "")
@@ -180,8 +193,12 @@ def convert_epub(raw: bytes) -> Converted:
                 raise NotConverted("encrypted", "its chapters are encrypted (digital rights management)")
         if not chapters:
             raise NotConverted("damaged", "its package file lists no chapters")
-        texts = [markdown_of(decode(archive.read(chapter), is_html=True), skip=()) for chapter in chapters]
-    return Converted("\n\n".join(filter(None, texts)), package.findtext(".//{*}title"))
+        parts = [decode(archive.read(chapter), "xml", encoding) for chapter in chapters]
+        formulas = Formulas()
+        texts = [markdown_of(part.text, formulas, skip=()) for part in parts]
+    title = package.findtext(".//{*}title")
+    document = Converted("\n\n".join(filter(None, texts)), title, dropped=formulas.dropped)
+    return with_encoding(document, parts)
 
 
 @contextmanager
@@ -208,6 +225,8 @@ def open_archive(raw: bytes, unread: tuple[str, ...] | str) -> Iterator[zipfile.
 # --- pdf ---
 
 
+XFA = ("an XFA form", "it holds a form for Adobe Reader instead of pages. Open it there and print it to a PDF file")
+XFA_NOTICE = "If this message is not eventually replaced"  # on the only page of such a file
 PASSWORD_ERROR = 4  # pdfium's error code
 LINE_END_HYPHEN = "\x02"  # pdfium's code for it
 BULLET = re.compile(r"^[\u2022\u2023\u25aa\u25ab\u25cf\u25cb\u25e6\u2043\u2219\u00b7\uf0b7] *")
@@ -215,6 +234,8 @@ ITEM = re.compile(r"- |\(?(?:\d{1,3}|[a-z])[.)] ")
 STOP = re.compile(r"""[.!?:;\u3002\uff01\uff1f]["'\u201d\u2019)\]]*$""")
 LEADERS = re.compile(r"(?:\s?[.\u2026\u30fb]){4,}\s*(?:\d+|[ivxlc]+)?")  # dots and page number in a table of contents
 WORD = re.compile(r"[^\W\d_]+")
+PAIR = re.compile(r"(?=\b([^\W\d_]+-[^\W\d_]+)\b)")
+HYPHENATED = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*$")
 MARGIN, MIN_PAGES, SHORT_LINE, BLANK = 0.08, 3, 0.7, 0.15
 
 
@@ -223,6 +244,7 @@ def convert_pdf(raw: bytes) -> Converted:
 
     try:
         document = pypdfium2.PdfDocument(raw)
+        draw_form_values(document)
         pages, margins = list[list[str]](), list[set[str]]()
         for page in document:
             textpage, height = page.get_textpage(), page.get_height()
@@ -239,6 +261,7 @@ def convert_pdf(raw: bytes) -> Converted:
         if problem.err_code == PASSWORD_ERROR:
             raise NotConverted("encrypted", "a password is needed to open it") from problem
         raise NotConverted("damaged", str(problem)) from problem
+    dropped = +Counter({"pages without text": sum(not page for page in pages)})
     # Lines in the margins that recur, ignoring digits, are headers, footers and page numbers.
     times = Counter(key for keys in margins for key in keys)
     for number, keys in enumerate(margins):
@@ -249,7 +272,22 @@ def convert_pdf(raw: bytes) -> Converted:
         raise NotConverted("no text, a scan?", f"no text on {len(pages):,} page(s). Run OCR first")
     if sum(one in "\ufffd\ufffe\uffff" or unicodedata.category(one) == "Co" for one in text) > 0.3 * len(text):
         raise NotConverted("no readable text", "its fonts do not map glyphs to characters. Run OCR first")
-    return Converted(text, title, len(pages))
+    if XFA_NOTICE in text and document.get_formtype() == pypdfium2.raw.FORMTYPE_XFA_FOREGROUND:
+        raise NotConverted(*XFA)
+    return Converted(text, title, len(pages), dropped=dropped)
+
+
+def draw_form_values(document: Any) -> None:
+    """Make what is written into a form part of the pages. Raises NotConverted if the pages are not in the file."""
+    from pypdfium2 import raw
+
+    kind = document.get_formtype()
+    if kind == raw.FORMTYPE_XFA_FULL:
+        raise NotConverted(*XFA)
+    if kind != raw.FORMTYPE_NONE:
+        document.init_forms()
+        for page in document:
+            page.flatten()
 
 
 def key_of(text: str) -> str:
@@ -291,7 +329,7 @@ def running_key(line: str) -> str:
 def text_of(pages: Sequence[Sequence[str]], outline: Mapping[int, Mapping[str, int]]) -> str:
     widths = sorted(len(line) for page in pages for line in page)
     full = widths[int(0.9 * len(widths))] if widths else 0
-    words = Counter(word.casefold() for page in pages for line in page for word in WORD.findall(line))
+    words = Counter(word.casefold() for page in pages for line in page for word in whole_words(line))
     blocks: list[str] = []
     is_open = False  # whether the next line continues the last block
     for number, page in enumerate(pages):
@@ -331,37 +369,69 @@ def heading_at(page: Sequence[str], start: int, titles: Mapping[str, int]) -> tu
     return 0, 0
 
 
+def whole_words(line: str) -> Iterator[str]:
+    """The words of a line, and pairs of words with a hyphen between them."""
+    yield from WORD.findall(line)
+    yield from PAIR.findall(line)
+
+
+COMPOUND_FIRST = {"well", "self", "non", "half", "cross", "quasi"}
+COMPOUND_LAST = {"level", "term", "quality", "speed", "scale", "dimensional", "frequency", "resolution", "range"}
+COMPOUND_LAST |= {"energy", "pressure", "temperature", "lived", "based", "source", "specific", "dependent"}
+COMPOUND_LAST |= {"independent", "known"}
+ONE_WORD = {"sense", "less", "ness"}  # nonsense, selfless, wellness
+PREFIXES = {"re", "pre", "co", "anti", "semi", "de"}  # with a hyphen before the same vowel: re-entered
+
+
 def joined(text: str, line: str, words: Counter[str]) -> str:
-    """Append a line to the text; remove a hyphen between them if the whole word occurs elsewhere in the document."""
+    """Append a line to the text; remove a hyphen between them if it only divides a word."""
     if not text.endswith(LINE_END_HYPHEN):
         return text + ("" if re.search(f"[{CJK}]$", text) else " ") + line
-    before, after = WORD.findall(text[:-1])[-1:], WORD.findall(line)[:1]
-    known = before and after and words[(before[0] + after[0]).casefold()]
-    return text[:-1] + ("" if line[:1].islower() or known else "-") + line
+    before, after = HYPHENATED.search(text[:-1]), WORD.match(line)
+    if before is None or after is None:
+        return f"{text[:-1]}-{line}"
+    first, last = before[0].casefold(), after[0].casefold()
+    if words[first + last]:
+        return text[:-1] + line
+    divides = line[:1].islower() and not words[f"{first}-{last}"] and not is_compound(first, last)
+    return text[:-1] + ("" if divides else "-") + line
+
+
+def is_compound(first: str, last: str) -> bool:
+    """Whether a hyphen between the parts of a word probably belongs to it."""
+    if "-" in first or len(first) == 1:  # state-of-the-art, x-ray
+        return True
+    if first in PREFIXES and first[-1] == last[0]:
+        return True
+    if first in COMPOUND_FIRST:
+        return len(last) > 3 and last not in ONE_WORD
+    return len(first) > 3 and last in COMPOUND_LAST
 
 
 NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\xad\ufeff\ufffe\uffff\ud800-\udfff]")
 
 
-def convert_plain(raw: bytes) -> Converted:
-    if "\0" in (text := decode(raw)):
+def convert_plain(raw: bytes, encoding: str | None = None) -> Converted:
+    decoded = decode(raw, "txt", encoding)
+    if "\0" in decoded.text:
         raise NotConverted("not text", "it contains a NUL byte")
-    return Converted(text.replace("\r\n", "\n").replace("\r", "\n"))
+    return with_encoding(Converted(decoded.text.replace("\r\n", "\n").replace("\r", "\n")), [decoded])
 
 
-def convert_markdown(raw: bytes) -> Converted:
-    title = re.match(r"\s*# +(.+)", (plain := convert_plain(raw)).text)
+def convert_markdown(raw: bytes, encoding: str | None = None) -> Converted:
+    title = re.match(r"\s*# +(.+)", (plain := convert_plain(raw, encoding)).text)
     return replace(plain, title=title and title[1])
 
 
-CONVERTERS: dict[str, tuple[Callable[[bytes], Converted], tuple[str, ...]]] = {  # with the modules that each imports
+CONVERTERS: dict[str, tuple[Callable[..., Converted], tuple[str, ...]]] = {  # with the modules that each imports
     "pdf": (convert_pdf, ("pypdfium2",)),
-    "html": (convert_html, ("html_to_markdown",)),
-    "docx": (convert_docx, ("mammoth", "html_to_markdown")),
-    "epub": (convert_epub, ("html_to_markdown",)),
-    "md": (convert_markdown, ()),
-    "txt": (convert_plain, ()),
+    "html": (convert_html, ("html_to_markdown", "lxml", "webencodings", "chardet")),
+    "docx": (convert_docx, ("mammoth", "html_to_markdown", "lxml")),
+    "epub": (convert_epub, ("html_to_markdown", "lxml", "webencodings", "chardet")),
+    "md": (convert_markdown, ("webencodings", "chardet")),
+    "txt": (convert_plain, ("webencodings", "chardet")),
 }
+TEXT_KINDS = ("html", "epub", "md", "txt")  # their converters take an encoding
 
 
 def with_clean_text(document: Converted, *, tidy: bool = True) -> Converted:

@@ -3,6 +3,7 @@
 Each batch of files writes one shard, then its part of the journal. A process killed between the two rewrites the
 same shard."""
 
+import codecs
 import hashlib
 import logging
 import multiprocessing
@@ -21,15 +22,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
+import webencodings
 
 from cpt.contrib.documents.convert import (
     CONVERTERS,
     MAX_UNPACKED_BYTES,
     SUFFIXES,
-    NotConverted,
+    TEXT_KINDS,
     kind_of,
     with_clean_text,
 )
+from cpt.contrib.documents.errors import NotConverted
 from cpt.data.readers.opening import compression_of, format_of, open_file
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.errors import DISTRIBUTION, DataError
@@ -62,6 +65,9 @@ class Ingested:
     # Kind -> files, documents, pages, characters, duplicates, failed.
     new: dict[str, Counter[str]] = field(default_factory=dict)
     failed: list[JournalEntry] = field(default_factory=list)  # inputs that were not converted, now or before
+    dropped: Counter[str] = field(default_factory=Counter)  # kind of content -> how often new documents lost it
+    num_losing: Counter[str] = field(default_factory=Counter)  # the same kind -> documents that lost it
+    guessed: dict[str, list[str]] = field(default_factory=dict)  # encoding -> new files where it is a guess
 
 
 def ingest(
@@ -70,6 +76,7 @@ def ingest(
     *,
     max_seconds: float = 120.0,
     retry_failed: bool = False,
+    encoding: str | None = None,
     report: Callable[[int, int], None] = lambda done, of: None,
 ) -> Ingested:
     """Convert the new files among the inputs, and add them to the output folder.
@@ -77,10 +84,12 @@ def ingest(
     A file that cannot be converted is listed, and retried only with `retry_failed`. A file that changed since it was
     converted keeps its old text. The output does not depend on the number of workers (CPT_WORKERS) or on
     interruptions. `max_seconds` limits the conversion of a file; `report` gets the numbers of finished and all files.
+    `encoding` is that of files that declare none and are not UTF-8.
 
-    Raises DataError for an input that does not exist, ResourceError if the output folder is not writable, and
-    LaunchError if another process writes to it."""
+    Raises DataError for an input that does not exist or an unknown encoding, ResourceError if the output folder is
+    not writable, and LaunchError if another process writes to it."""
     files, passed_over = find_documents(inputs, output)
+    codec = None if encoding is None else codec_named(encoding)
     names = {path: str(path).encode("utf-8", "backslashreplace").decode() for path in files}
     with output_locked(output, output / ".ingest/lock", "cpt data ingest"):
         folder = OutputFolder(output)
@@ -98,7 +107,7 @@ def ingest(
         for start in range(0, len(todo), BATCH_FILES):
             entries, rows = [], []
             batch = todo[start : start + BATCH_FILES]
-            prepare = partial(partial, convert_file, max_seconds, frozenset(holders))
+            prepare = partial(partial, convert_file, max_seconds, frozenset(holders), encoding=codec)
             # Always use a worker process: only a process without threads may fork.
             converted = map_in_order(prepare, batch, min(len(batch), max(1, num_workers())))
             for number, (entry, row) in enumerate(converted, start + 1):
@@ -128,8 +137,21 @@ def record(
         counts["failed"] += 1
         return entry
     counts.update(documents=1, pages=row.get("pages", 0), characters=len(row["text"]))
+    done.dropped.update(row.get("dropped", {}))
+    done.num_losing.update(row.get("dropped", {}).keys())
+    if row.get("encoding_is_guess"):
+        done.guessed.setdefault(row["encoding"], []).append(entry.path)
     holders[sha256] = entry.path
     return replace(entry, shard=shard)
+
+
+def codec_named(encoding: str) -> str:
+    """Python's codec for an encoding, by the label of a page or by Python's name."""
+    known = webencodings.lookup(encoding)
+    try:
+        return known.codec_info.name if known is not None else codecs.lookup(encoding).name
+    except LookupError:
+        raise DataError(f"--encoding {encoding}: unknown encoding, expected one like cp1251 or gb18030.") from None
 
 
 def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Counter[str]]:
@@ -152,7 +174,9 @@ def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Co
     return list(dict.fromkeys(files)), others
 
 
-def convert_file(max_seconds: float, known: frozenset[str], path: Path) -> tuple[JournalEntry, dict[str, Any] | None]:
+def convert_file(
+    max_seconds: float, known: frozenset[str], path: Path, encoding: str | None = None
+) -> tuple[JournalEntry, dict[str, Any] | None]:
     """Convert a file in a child of this worker process, unless its sha256 is already known."""
     entry = JournalEntry(str(path).encode("utf-8", "backslashreplace").decode())
     try:
@@ -171,7 +195,8 @@ def convert_file(max_seconds: float, known: frozenset[str], path: Path) -> tuple
         convert, modules = CONVERTERS[kind]
         for module in modules:
             import_module(module)  # once, before the fork
-        converted = run_isolated(convert, raw, max_seconds)
+        function = partial(convert, encoding=encoding) if kind in TEXT_KINDS else convert
+        converted = run_isolated(function, raw, max_seconds)
         document = with_clean_text(converted, tidy=kind not in ("md", "txt"))
     except NotConverted as problem:
         return replace(entry, reason=problem.reason, detail=problem.detail), None
@@ -179,9 +204,18 @@ def convert_file(max_seconds: float, known: frozenset[str], path: Path) -> tuple
         return replace(entry, reason="cannot be read", detail=problem.strerror or str(problem)), None
     packages = [module.replace("_", "-") for module in modules]
     converter = ", ".join([f"cpt {version(DISTRIBUTION)}", *(f"{package} {version(package)}" for package in packages)])
-    row = {"text": document.text, "path": entry.path, "sha256": entry.sha256, "format": kind}
-    pages = {} if document.pages is None else {"pages": document.pages}
-    return entry, {**row, "title": document.title, **pages, "converter": converter}
+    row: dict[str, Any] = {"text": document.text, "path": entry.path, "sha256": entry.sha256, "format": kind}
+    row["title"] = document.title
+    if document.pages is not None:
+        row["pages"] = document.pages
+    if document.encoding is not None:
+        row["encoding"] = document.encoding
+    if document.is_guess:
+        row["encoding_is_guess"] = True
+    if document.dropped:
+        row["dropped"] = dict(document.dropped)
+    row["converter"] = converter
+    return entry, row
 
 
 Argument = TypeVar("Argument")

@@ -4,7 +4,6 @@ from tiny_documents import CONTAINER, PAGE, SENTENCE, chapter, write_docx, write
 from cpt.contrib.documents import convert
 from cpt.contrib.documents.convert import (
     Converted,
-    NotConverted,
     convert_docx,
     convert_epub,
     convert_html,
@@ -13,6 +12,7 @@ from cpt.contrib.documents.convert import (
     kind_of,
     with_clean_text,
 )
+from cpt.contrib.documents.errors import NotConverted
 
 ENTITIES = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 9))
 BILLION_LAUGHS = f'<!DOCTYPE html [<!ENTITY l0 "ha">{ENTITIES}]>'
@@ -125,22 +125,6 @@ def test_html_is_written_as_markdown(html, expected):
     assert text[: len(expected)] == expected and text.count("\n") <= expected.count("\n") + 3
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"\xef\xbb\xbf" + "naïve".encode(),
-        "\ufeffnaïve".encode("utf-16-le"),
-        '<meta charset="iso-8859-1">naïve'.encode("latin-1"),
-        "<meta content='text/html; charset=latin1'>naïve".encode("latin-1"),
-        '<?xml version="1.0" encoding="ISO-8859-1"?>naïve'.encode("latin-1"),
-        "naïve “windows”".encode("cp1252"),
-        '<meta charset="unknown-9">naïve'.encode(),
-    ],
-)
-def test_the_encoding_of_a_page_is_found(raw):
-    assert "naïve" in convert_html(raw).text
-
-
 # DOCX and EPUB
 
 
@@ -212,8 +196,101 @@ def test_characters_that_no_text_has_are_removed():
         with_clean_text(Converted(" \n\0"))
 
 
-@pytest.mark.parametrize(
-    "raw", ["\ufeffä\r\nb".encode(), "ä\rb".encode("utf-16"), "ä\nb, in latin-1".encode("latin-1")]
-)
+@pytest.mark.parametrize("raw", ["\ufeffä\r\nb".encode(), "ä\rb".encode("utf-16"), "ä\r\nb".encode()])
 def test_text_is_read_in_its_encoding_with_one_kind_of_line_end(raw):
     assert convert_plain(raw).text.startswith("ä\nb")
+
+
+# What a PDF does not say plainly
+
+
+@pytest.mark.parametrize(
+    "lines, expected",
+    [
+        (["The har-", "bour master"], "The harbour master"),
+        (["a well-", "known ledger"], "a well-known ledger"),
+        (["of non-", "ferrous metal"], "of non-ferrous metal"),
+        (["he re-", "entered it"], "he re-entered it"),
+        (["he re-", "turned"], "he returned"),
+        (["a state-of-the-", "art ferry"], "a state-of-the-art ferry"),
+        (["by x-", "ray only"], "by x-ray only"),
+        (["a time-", "dependent field"], "a time-dependent field"),
+        (["an in-", "dependent one"], "an independent one"),
+        (["a self-", "less act"], "a selfless act"),
+        (["the tide-table and its tide-", "table"], "the tide-table and its tide-table"),
+        (["a wellhead, a well-", "head"], "a wellhead, a wellhead"),
+    ],
+)
+def test_a_hyphen_at_a_line_end_stays_only_if_it_belongs_to_the_word(tmp_path, lines, expected):
+    assert convert_pdf(write_pdf(tmp_path / "a.pdf", [lines]).read_bytes()).text == expected
+
+
+def test_what_is_written_into_a_form_is_part_of_the_text(tmp_path):
+    def draw(canvas, number):
+        canvas.acroForm.textfield(name="surname", value="Okonkwo of Lagos", x=72, y=600, width=300, height=20)
+
+    document = convert_pdf(write_pdf(tmp_path / "a.pdf", [["Name of the applicant:"]], draw).read_bytes())
+    assert document.text == "Name of the applicant: Okonkwo of Lagos"
+
+
+FORM = """%PDF-1.5
+1 0 obj
+<< /Type /Catalog /Pages 2 0 R {rendering} /AcroForm << /Fields [3 0 R] /NeedAppearances true {xfa} >> >>
+endobj
+2 0 obj
+<< /Type /Pages /Count 1 /Kids [6 0 R] >>
+endobj
+3 0 obj
+<< /Type /Annot /Subtype /Widget /FT /Tx /T (surname) /V (Okonkwo) /Rect [200 700 400 716] /F 4
+/DA (/Helv 11 Tf 0 g) >>
+endobj
+4 0 obj
+<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding >>
+endobj
+5 0 obj
+<< /Length {length} >>
+stream
+{content}
+endstream
+endobj
+6 0 obj
+<< /Type /Page /Parent 2 0 R /MediaBox [0 0 595 842] /Resources << /Font << /F1 4 0 R >> >> /Contents 5 0 R
+/Annots [3 0 R] >>
+endobj
+7 0 obj
+<< /Length 6 >>
+stream
+<xdp/>
+endstream
+endobj
+trailer << /Size 8 /Root 1 0 R >>
+%%EOF
+"""
+
+
+def form(text, rendering="", xfa=""):
+    content = f"BT /F1 11 Tf 60 760 Td ({text}) Tj ET"
+    return FORM.format(rendering=rendering, xfa=xfa, content=content, length=len(content)).encode()
+
+
+def test_a_form_whose_values_were_never_drawn_has_them_too():
+    assert convert_pdf(form("Name of the applicant:")).text == "Name of the applicant: Okonkwo"
+
+
+@pytest.mark.parametrize(
+    "text, rendering",
+    [("Please wait...", "/NeedsRendering true"), ("Please wait... If this message is not eventually replaced by", "")],
+)
+def test_an_xfa_form_without_pages_is_refused(text, rendering):
+    with pytest.raises(NotConverted, match="an XFA form"):
+        convert_pdf(form(text, rendering, "/XFA 7 0 R"))
+
+
+def test_an_xfa_form_with_pages_is_read():
+    assert convert_pdf(form("Name of the applicant:", "", "/XFA 7 0 R")).text.startswith("Name of the applicant:")
+
+
+def test_pages_without_text_are_counted(tmp_path):
+    document = convert_pdf(write_pdf(tmp_path / "a.pdf", [[SENTENCE], *[[]] * 9]).read_bytes())
+    assert (document.text, document.pages, document.dropped) == (SENTENCE, 10, {"pages without text": 9})
+    assert not convert_pdf(write_pdf(tmp_path / "a.pdf", [[SENTENCE]]).read_bytes()).dropped

@@ -1,15 +1,18 @@
 import ctypes
 import gzip
 import hashlib
+import io
 import json
 import os
 import shutil
 
 import pytest
+from rich.console import Console
 from tiny_documents import PAGE, SENTENCE, chapter, write_docx, write_epub, write_pdf
 
 from cpt.contrib.documents import ingest as ingesting
-from cpt.contrib.documents.convert import NotConverted
+from cpt.contrib.documents.command import show_ingested
+from cpt.contrib.documents.errors import NotConverted
 from cpt.contrib.documents.ingest import convert_file, find_documents, ingest, run_isolated
 from cpt.errors import DataError, LaunchError, ResourceError
 from cpt.files import locked
@@ -145,6 +148,26 @@ def test_a_folder_in_the_output_folder_is_refused_and_a_file_there_is_not(texts)
     for folder in (texts, texts.parent):
         with pytest.raises(DataError, match="output folder"):
             find_documents([texts], folder)
+
+
+def test_what_is_not_in_the_text_is_counted_by_kind_and_shown(tmp_path):
+    media = '<img src="a.png"><img src="b.png"><iframe src="https://x.y"></iframe>'
+    formula = "<math><mmultiscripts><mi>U</mi></mmultiscripts></math>"
+    (tmp_path / "a.html").write_text(f"<html><p>{SENTENCE} {formula}</p>{media}")
+    (tmp_path / "b.html").write_text("<html><p>two</p><img src=c.png>")
+    write_pdf(tmp_path / "c.pdf", [[SENTENCE], [], []])
+    expected = {
+        "images": 3,
+        "embedded pages and media": 1,
+        "formulas without their layout": 1,
+        "pages without text": 2,
+    }
+    done = ingest([tmp_path], tmp_path / "out")
+    assert done.dropped == expected and done.num_losing["images"] == 2
+    assert [row.get("dropped", {}).get("images") for row in rows_of(tmp_path / "out")] == [2, 1, None]
+    console = Console(file=io.StringIO(), width=200)
+    show_ingested(console, done)
+    assert all(f"{kind} {count} (in " in console.file.getvalue() for kind, count in expected.items())
 
 
 @pytest.mark.parametrize("name", ["a.pdf", "f.txt"])

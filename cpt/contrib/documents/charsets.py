@@ -1,0 +1,141 @@
+"""Decode text and web pages as browsers do: a byte order mark, a declaration, UTF-8, and at last a guess.
+
+The guess is taken only if no other encoding fits nearly as well, and it is reported."""
+
+import codecs
+import re
+from dataclasses import dataclass
+
+from cpt.contrib.documents.errors import NotConverted
+
+BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+PRESCAN, HEAD = 1024, 2**16  # bytes where a declaration counts; where it counts if the page is not UTF-8
+# Comments and elements of raw text are matched as a whole, so that no declaration is found inside them.
+TOKEN = re.compile(
+    rb"""<!--.*?(?:-->|\Z)
+    | <(script|style|title|textarea)\b.*?</\1
+    | <meta(?=[\s/])(?P<meta>(?:"[^"]*"|'[^']*'|[^'">])*+)>""",
+    re.IGNORECASE | re.DOTALL | re.VERBOSE,
+)
+ATTRIBUTE = re.compile(rb"""([^\s=>/"']+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>]*)))?""")
+CONTENT_CHARSET = re.compile(r"""charset\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s;"']+))""", re.IGNORECASE)
+XML_DECLARATION = re.compile(rb"""<\?xml\s[^>]*?encoding\s*=\s*["']([\w.:-]+)["']""")
+EDITOR_LINE = re.compile(rb"(?:-\*-.*?\bcoding:\s*|\bvim?:.*?\b(?:fileencoding|fenc)=)([\w.:-]+)")
+CONTROL = re.compile("[\x80-\x9f]")  # in a guess they show that the bytes mean something else
+SAME_CONFIDENCE = 0.97  # share of the best guess's confidence at which another encoding is as likely
+FEW_BYTES = 12  # beyond ASCII: fewer are too few for a guess
+
+
+@dataclass(frozen=True)
+class Decoded:
+    text: str
+    encoding: str
+    is_guess: bool = False
+    num_replaced: int = 0  # bytes that are not valid in the encoding, now U+FFFD
+
+
+def decode(raw: bytes, kind: str, fallback: str | None = None) -> Decoded:
+    """Decode a file of the kind `html`, `xml` or `txt`; `fallback` is the encoding of a file that is not UTF-8 and
+    declares none.
+
+    Raises NotConverted if the encoding is unknown."""
+    for mark, encoding in BYTE_ORDER_MARKS.items():
+        if raw.startswith(mark):
+            return replaced(raw[len(mark) :], encoding)
+    declared = declaration(raw[:PRESCAN], kind)
+    if declared is not None:
+        return replaced(raw, declared)
+    text = replaced(raw, "utf-8")
+    num_foreign = sum(character > "\x7f" for character in text.text)
+    if text.num_replaced * 10 <= num_foreign - text.num_replaced:
+        return text
+    declared = declaration(raw[:HEAD], kind)
+    if declared is not None:
+        return replaced(raw, declared)
+    if fallback is None:
+        return guess(raw)
+    try:
+        return Decoded(raw.decode(fallback), fallback)
+    except UnicodeDecodeError as problem:
+        raise NotConverted("not in the given encoding", f"byte {problem.start:,} is not {fallback}") from problem
+
+
+def replaced(raw: bytes, encoding: str) -> Decoded:
+    text = raw.decode(encoding, errors="replace")
+    return Decoded(text, encoding, num_replaced=text.count("\ufffd") if "\ufffd" in text else 0)
+
+
+def codec_of(label: str) -> str | None:
+    """Python's codec for a label of a page (`iso-8859-1` means windows-1252), or None if browsers know no such label.
+
+    Raises NotConverted for an encoding that browsers refuse."""
+    import webencodings
+
+    encoding = webencodings.lookup(label)
+    if encoding is None:
+        return None
+    if encoding.name == "replacement":
+        raise NotConverted("unknown encoding", f"it declares {label}, which browsers refuse. Save it as UTF-8")
+    special = {"utf-16le": "utf-8", "utf-16be": "utf-8", "x-user-defined": "cp1252", "gbk": "gb18030"}
+    return special.get(encoding.name, encoding.codec_info.name)
+
+
+def declaration(head: bytes, kind: str) -> str | None:
+    """Python's codec for the encoding that the beginning of a file declares."""
+    if kind == "txt":
+        lines = b"\n".join(head.split(b"\n", 2)[:2])
+        return next(filter(None, (codec_of(label.decode()) for label in EDITOR_LINE.findall(lines))), None)
+    xml = XML_DECLARATION.match(head.lstrip())
+    in_xml = codec_of(xml[1].decode()) if xml else None
+    return (in_xml or meta_charset(head)) if kind == "xml" else (meta_charset(head) or in_xml)
+
+
+def meta_charset(head: bytes) -> str | None:
+    """Python's codec for the first <meta> with a label that browsers know."""
+    for token in TOKEN.finditer(head):
+        attributes: dict[str, str] = {}
+        for name, *values in ATTRIBUTE.findall(token["meta"] or b""):
+            attributes.setdefault(name.decode("latin-1").lower(), b"".join(values).decode("latin-1"))
+        label = attributes.get("charset")
+        if label is None and attributes.get("http-equiv", "").strip().lower() == "content-type":
+            content = CONTENT_CHARSET.search(attributes.get("content", ""))
+            label = next(filter(None, content.groups()), None) if content else None
+        encoding = None if label is None else codec_of(label)
+        if encoding is not None:
+            return encoding
+    return None
+
+
+def guess(raw: bytes) -> Decoded:
+    """The only encoding of the web that fits the text.
+
+    Raises NotConverted if several fit, or none."""
+    import chardet
+
+    foreign = sum(byte > 127 for byte in raw)
+    candidates: dict[str, tuple[float, str]] = {}  # text -> confidence, encoding
+    if foreign < FEW_BYTES:
+        raise unknown_encoding("is not UTF-8, declares no encoding, and is too short for a guess")
+    for result in chardet.detect_all(raw):
+        name = result["encoding"] or ""
+        encoding = {"CP949": "cp949", "CP932": "cp932"}.get(name) or codec_of(name)
+        if encoding is None:  # of an old system, not of the web
+            continue
+        try:
+            text = raw.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+        if not CONTROL.search(text):
+            candidates.setdefault(text, (result["confidence"], encoding))
+    ranked = sorted(candidates.items(), key=lambda item: -item[1][0])
+    if not ranked:
+        raise unknown_encoding("is not UTF-8, declares no encoding, and none fits for certain")
+    text, (confidence, encoding) = ranked[0]
+    rivals = [rival for _, (value, rival) in ranked[1:] if value > SAME_CONFIDENCE * confidence]
+    if rivals:
+        raise unknown_encoding(f"is not UTF-8 and declares no encoding; {encoding} or {', '.join(rivals)}?")
+    return Decoded(text, encoding, is_guess=True)
+
+
+def unknown_encoding(what: str) -> NotConverted:
+    return NotConverted("unknown encoding", f"it {what}. Name it: --encoding cp1251 (or the one that it has)")

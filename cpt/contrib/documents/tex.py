@@ -1,0 +1,363 @@
+"""Translate MathML and Word's equations (OMML) to TeX, as far as both can be read as the same few structures."""
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+
+class Untranslatable(ValueError):  # noqa: N818 -- always caught
+    """The formula has a structure that is not translated."""
+
+
+SYMBOLS = {
+    "\u2212": "-",
+    "\u2061": "",
+    "\u2062": "",
+    "\u2063": "",
+    "\u2064": "",
+    "\u00a0": " ",
+    "\u200b": "",
+    "\u2211": "\\sum",
+    "\u220f": "\\prod",
+    "\u222b": "\\int",
+    "\u222c": "\\iint",
+    "\u222e": "\\oint",
+    "\u221e": "\\infty",
+    "\u2202": "\\partial",
+    "\u2207": "\\nabla",
+    "\u00b1": "\\pm",
+    "\u2213": "\\mp",
+    "\u00d7": "\\times",
+    "\u00f7": "\\div",
+    "\u22c5": "\\cdot",
+    "\u00b7": "\\cdot",
+    "\u2264": "\\le",
+    "\u2265": "\\ge",
+    "\u2260": "\\ne",
+    "\u2248": "\\approx",
+    "\u2261": "\\equiv",
+    "\u223c": "\\sim",
+    "\u221d": "\\propto",
+    "\u2208": "\\in",
+    "\u2209": "\\notin",
+    "\u2282": "\\subset",
+    "\u2286": "\\subseteq",
+    "\u222a": "\\cup",
+    "\u2229": "\\cap",
+    "\u2205": "\\emptyset",
+    "\u2200": "\\forall",
+    "\u2203": "\\exists",
+    "\u2192": "\\to",
+    "\u2190": "\\leftarrow",
+    "\u21d2": "\\Rightarrow",
+    "\u21d4": "\\Leftrightarrow",
+    "\u21a6": "\\mapsto",
+    "\u2227": "\\land",
+    "\u2228": "\\lor",
+    "\u00ac": "\\neg",
+    "\u2026": "\\dots",
+    "\u22ef": "\\cdots",
+    "\u2225": "\\parallel",
+    "\u27e8": "\\langle",
+    "\u27e9": "\\rangle",
+    "\u2032": "'",
+    "\u211d": "\\mathbb{R}",
+    "\u2124": "\\mathbb{Z}",
+    "\u2115": "\\mathbb{N}",
+    "\u2102": "\\mathbb{C}",
+    "\u211a": "\\mathbb{Q}",
+    "\u210f": "\\hbar",
+    "\u2113": "\\ell",
+    "\\": "\\backslash",
+    "\u2016": "\\|",
+    **{character: f"\\{character}" for character in "#$%&_{}"},
+}
+GREEK = re.compile(r"GREEK (SMALL|CAPITAL) LETTER (\w+)")
+LATIN_CAPITALS = dict(zip("ΑΒΕΖΗΙΚΜΝΟΡΤΧο", "ABEZHIKMNOPTXo", strict=True))  # TeX has no commands for them
+FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "arcsin", "arccos", "arctan", "log"}
+FUNCTIONS |= {"ln", "exp", "lim", "max", "min", "sup", "inf", "det", "dim", "gcd", "arg", "deg", "ker", "Pr"}
+LARGE = {"\\sum", "\\prod", "\\int", "\\iint", "\\oint", "\\lim", "\\max", "\\min", "\\sup", "\\inf"}
+ACCENTS = {
+    "^": "\\hat",
+    "\u02c6": "\\hat",
+    "\u0302": "\\hat",
+    "~": "\\tilde",
+    "\u02dc": "\\tilde",
+    "\u0303": "\\tilde",
+    "\u00af": "\\bar",
+    "\u203e": "\\overline",
+    "\u0304": "\\bar",
+    "\u0305": "\\overline",
+    "_": "\\underline",
+    "\u0332": "\\underline",
+    "\u2192": "\\vec",
+    "\u20d7": "\\vec",
+    "\u02d9": "\\dot",
+    "\u0307": "\\dot",
+    "\u00a8": "\\ddot",
+    "\u0308": "\\ddot",
+    "\u23de": "\\overbrace",
+    "\u23df": "\\underbrace",
+}
+
+
+def glue(parts: Iterable[str]) -> str:
+    """Join TeX; a blank separates a command, or what is raised or lowered, from a letter after it."""
+    whole = ""
+    for part in parts:
+        whole += " " if re.search(r"\\[A-Za-z]+$|[\^_]\w$", whole) and part[:1].isalnum() else ""
+        whole += part
+    return whole
+
+
+def symbols(text: str) -> str:
+    return glue(map(symbol, text))
+
+
+def symbol(character: str) -> str:
+    if "\U0001d400" <= character <= "\U0001d7ff":  # bold or italic letters of mathematics
+        character = unicodedata.normalize("NFKC", character)
+    if character in SYMBOLS:
+        return SYMBOLS[character]
+    if character in LATIN_CAPITALS:
+        return LATIN_CAPITALS[character]
+    greek = GREEK.fullmatch(unicodedata.name(character, ""))
+    if greek is None:
+        return character
+    name = greek[2].lower().replace("lamda", "lambda")
+    return "\\" + (name.capitalize() if greek[1] == "CAPITAL" else name)
+
+
+def identifier(text: str) -> str:
+    if text in FUNCTIONS:
+        return f"\\{text}"
+    return f"\\mathrm{{{text}}}" if len(text) > 1 and text.isalpha() and text.isascii() else symbols(text)
+
+
+def operator(text: str) -> str:
+    return f"\\{text}" if text in FUNCTIONS else symbols(text)
+
+
+def in_text(text: str) -> str:
+    escaped = re.sub(r"([#$%&_{}])", r"\\\1", text)
+    return f"\\text{{{escaped}}}" if text.strip() else " "
+
+
+def base(tex: str) -> str:
+    """An argument of ^ and _, or what they are attached to."""
+    return tex if re.fullmatch(r"[^\\{}\s]|\\[A-Za-z]+|\\text\{\w*\}", tex) else f"{{{tex}}}"
+
+
+def attached(tex: str, sub: str = "", sup: str = "") -> str:
+    sub, sup = sub and f"_{base(sub)}", sup and f"^{base(sup)}"
+    return (base(tex) if tex else "{}") + sub + sup
+
+
+def matrix(rows: Sequence[Sequence[str]], name: str = "matrix") -> str:
+    return f"\\begin{{{name}}} " + " \\\\ ".join(" & ".join(row) for row in rows) + f" \\end{{{name}}}"
+
+
+def root(tex: str, degree: str = "") -> str:
+    return f"\\sqrt[{degree}]{{{tex}}}" if degree else f"\\sqrt{{{tex}}}"
+
+
+def fraction(top: str, bottom: str) -> str:
+    return f"\\frac{{{top}}}{{{bottom}}}"
+
+
+def local(element: Any) -> str:
+    """The name of an element without its namespace."""
+    return re.sub(r"^(\{.*\}|\w+:)", "", element.tag) if isinstance(element.tag, str) else ""
+
+
+# --- MathML ---
+
+
+def of_mathml(element: Any) -> str:
+    """TeX of an element of presentation MathML. Raises Untranslatable."""
+    name = local(element)
+    text = " ".join((element.text or "").split())
+    if name in TOKENS:
+        return TOKENS[name](text)
+    children = [of_mathml(child) for child in element if local(child) and not local(child).startswith("annotation")]
+    if name in GROUPS:
+        return glue(children).strip()
+    if name == "msqrt":
+        return root(glue(children).strip())
+    if name in STRUCTURES and len(children) == STRUCTURES[name][0]:
+        return STRUCTURES[name][1](*children)
+    if name == "mfrac" and len(children) == 2:
+        has_line = element.get("linethickness", "1").rstrip("pxtem.") not in ("0", "")
+        return fraction(*children) if has_line else f"{{{children[0]} \\atop {children[1]}}}"
+    if name == "mfenced":
+        separator = element.get("separators", ",").strip()[:1]
+        inner = separator.join(children)
+        return symbols(element.get("open", "(")) + inner + symbols(element.get("close", ")"))
+    if name in ("mphantom", "none", "mprescripts"):
+        return ""
+    if name == "mtable":
+        return matrix([cells(row) for row in element if local(row)])
+    raise Untranslatable(name)
+
+
+def cells(row: Any) -> list[str]:
+    return [of_mathml(cell) for cell in row if local(cell) == "mtd"]
+
+
+def over(tex: str, mark: str) -> str:
+    if mark in ACCENTS_IN_TEX:
+        return f"{ACCENTS_IN_TEX[mark]}{{{tex}}}"
+    is_large = tex in LARGE or tex.startswith(("\\overbrace", "\\underbrace"))
+    return attached(tex, sup=mark) if is_large else f"\\overset{{{mark}}}{{{tex}}}"
+
+
+def under(tex: str, mark: str) -> str:
+    if mark in ACCENTS_IN_TEX:
+        return f"{ACCENTS_IN_TEX[mark].replace('bar', 'underline').replace('over', 'under')}{{{tex}}}"
+    is_large = tex in LARGE or tex.startswith(("\\overbrace", "\\underbrace"))
+    return attached(tex, sub=mark) if is_large else f"\\underset{{{mark}}}{{{tex}}}"
+
+
+def under_over(tex: str, low: str, high: str) -> str:
+    return attached(tex, low, high) if tex in LARGE else over(under(tex, low), high)
+
+
+ACCENTS_IN_TEX = {symbols(mark): command for mark, command in ACCENTS.items()}
+TOKENS: dict[str, Callable[[str], str]] = {"mi": identifier, "mn": symbols, "mo": operator}
+TOKENS |= {"mtext": in_text, "ms": in_text, "mspace": lambda text: " "}
+GROUPS = ("math", "mrow", "mstyle", "mpadded", "menclose", "merror", "semantics", "mtd", "mtr", "maction")
+STRUCTURES: dict[str, tuple[int, Callable[..., str]]] = {  # number of children, and their TeX
+    "msup": (2, lambda tex, sup: attached(tex, sup=sup)),
+    "msub": (2, lambda tex, sub: attached(tex, sub=sub)),
+    "msubsup": (3, attached),
+    "mroot": (2, root),
+    "mover": (2, over),
+    "munder": (2, under),
+    "munderover": (3, under_over),
+}
+
+
+# --- OMML ---
+
+
+def of_omml(element: Any) -> str:
+    """TeX of an element of Word's equations. Raises Untranslatable."""
+    name = local(element)
+    if name in ("r", "t"):
+        return of_run(element)
+    if name in WORD_GROUPS:
+        return glue(of_omml(child) for child in element if not local(child).endswith("Pr")).strip()
+    if name not in WORD_STRUCTURES:
+        raise Untranslatable(name)
+    return WORD_STRUCTURES[name](element)
+
+
+def of_run(run: Any) -> str:
+    text = "".join(part.text or "" for part in run.iter() if local(part) == "t")
+    if any(local(part) == "nor" for part in run.iter()):
+        return in_text(text)
+    return glue(f"\\{part}" if part in FUNCTIONS else symbols(part) for part in re.split(r"([A-Za-z]+)", text))
+
+
+def part(element: Any, name: str) -> str:
+    """TeX of the child of this name, empty if there is none."""
+    return next((of_omml(child) for child in element if local(child) == name), "")
+
+
+def parts(element: Any, name: str) -> list[str]:
+    return [of_omml(child) for child in element if local(child) == name]
+
+
+def setting(element: Any, name: str, default: str) -> str:
+    """The value of a property in the element's `...Pr`; a property without a value is empty, or on."""
+    for properties in element:
+        if local(properties).endswith("Pr"):
+            for one in properties:
+                if local(one) == name:
+                    return next((value for key, value in one.attrib.items() if key.endswith("val")), "")
+    return default
+
+
+def word_fraction(element: Any) -> str:
+    top, bottom = part(element, "num"), part(element, "den")
+    kind = setting(element, "type", "bar")
+    if kind == "noBar":
+        return f"{{{top} \\atop {bottom}}}"
+    return f"{top}/{bottom}" if kind == "lin" else fraction(top, bottom)
+
+
+def word_root(element: Any) -> str:
+    return root(part(element, "e"), part(element, "deg"))
+
+
+def word_sum(element: Any) -> str:
+    sign = symbols(setting(element, "chr", "\u222b"))
+    return f"{attached(sign, part(element, 'sub'), part(element, 'sup'))} {part(element, 'e')}"
+
+
+def word_brackets(element: Any) -> str:
+    begin, end = setting(element, "begChr", "("), setting(element, "endChr", ")")
+    inner = f" {symbols(setting(element, 'sepChr', '|'))} ".join(parts(element, "e"))
+    return glue([f"\\left{symbols(begin) or '.'}", inner, f"\\right{symbols(end) or '.'}"])
+
+
+def word_accent(element: Any) -> str:
+    return over(part(element, "e"), symbols(setting(element, "chr", "\u0302")))
+
+
+def word_bar(element: Any) -> str:
+    command = "overline" if setting(element, "pos", "bot") == "top" else "underline"
+    return f"\\{command}{{{part(element, 'e')}}}"
+
+
+def word_brace(element: Any) -> str:
+    sign = symbols(setting(element, "chr", "\u23df"))
+    return (over if setting(element, "pos", "bot") == "top" else under)(part(element, "e"), sign)
+
+
+def word_matrix(element: Any) -> str:
+    return matrix([parts(row, "e") for row in element if local(row) == "mr"])
+
+
+def word_function(element: Any) -> str:
+    return glue([part(element, "fName"), " ", part(element, "e")])
+
+
+WORD_GROUPS: tuple[str, ...] = (
+    "oMath",
+    "oMathPara",
+    "e",
+    "num",
+    "den",
+    "sub",
+    "sup",
+    "deg",
+    "fName",
+    "lim",
+    "box",
+    "borderBox",
+)
+WORD_GROUPS += ("phant", "ins", "smartTag")
+WORD_STRUCTURES: dict[str, Callable[[Any], str]] = {
+    "f": word_fraction,
+    "rad": word_root,
+    "nary": word_sum,
+    "d": word_brackets,
+    "acc": word_accent,
+    "bar": word_bar,
+    "groupChr": word_brace,
+    "m": word_matrix,
+    "func": word_function,
+    "eqArr": lambda element: matrix([[row] for row in parts(element, "e")], "aligned"),
+    "sSup": lambda element: attached(part(element, "e"), sup=part(element, "sup")),
+    "sSub": lambda element: attached(part(element, "e"), sub=part(element, "sub")),
+    "sSubSup": lambda element: attached(part(element, "e"), part(element, "sub"), part(element, "sup")),
+    "sPre": lambda element: attached("", part(element, "sub"), part(element, "sup")) + base(part(element, "e")),
+    "limLow": lambda element: under(part(element, "e"), part(element, "lim")),
+    "limUpp": lambda element: over(part(element, "e"), part(element, "lim")),
+    "del": lambda element: "",
+    "bookmarkStart": lambda element: "",
+    "bookmarkEnd": lambda element: "",
+    "proofErr": lambda element: "",
+}
