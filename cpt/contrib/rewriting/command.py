@@ -103,13 +103,18 @@ def command(
         batch_size=batch_size,
     )
     expected = estimate(task)
-    typer.echo(described(expected, price))
+    typer.echo(described(expected, price, task.model))
     if not only_estimate:
-        show_rewritten(rewrite(task, output, progress_of(expected.calls)), output)
+        show_rewritten(rewrite(task, output, progress_of(expected.calls), expected.calls), output)
 
 
-def described(expected: Estimate, price: str | None) -> str:
-    calls = f"{expected.documents:,} documents, {expected.texts:,} texts, at most {expected.calls:,} calls"
+def described(expected: Estimate, price: str | None, model: Model | Endpoint) -> str:
+    calls = f"{expected.documents:,} documents, {expected.texts:,} texts"
+    if isinstance(model, Endpoint):
+        most = model.most_calls(expected.calls)
+        calls += f", {expected.calls:,} calls if each is answered, at most {most:,} calls with repeated ones; once"
+    else:
+        calls += f", at most {expected.calls:,} calls"
     tokens = f"at most about {expected.input_tokens:,} tokens in and {expected.output_tokens:,} out"
     if price is None:
         return f"{calls}: {tokens}"

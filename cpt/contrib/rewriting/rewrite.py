@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import orjson
@@ -148,8 +148,16 @@ def token_counter(task: Task) -> Callable[[str], int]:
     return lambda text: len(encode(tokenizer, text))
 
 
-def rewrite(task: Task, output: Path, report: Callable[[Rewritten], None] = lambda done: None) -> Rewritten:
+def rewrite(
+    task: Task,
+    output: Path,
+    report: Callable[[Rewritten], None] = lambda done: None,
+    most_calls: int | None = None,
+) -> Rewritten:
     """Prompt the model with each document, and write its answers to `output` as jsonl for a recipe's source.
+
+    Args:
+        most_calls: `estimate(task).calls`, if it is known.
 
     Raises:
         RecipeError: the model's context window is too small, or `output` has texts of another task.
@@ -170,7 +178,9 @@ def rewrite(task: Task, output: Path, report: Callable[[Rewritten], None] = lamb
         raise type(problem)(f"--decontaminate-against: {problem}") from problem
     with output_locked(output, output / OWN_FOLDER / "lock", "cpt data rewrite"):
         refuse_another_task(output, {**provenance, **rules})
-        rewriting = Rewriting(task, output, provenance, report)
+        if most_calls is None:
+            most_calls = estimate(task).calls
+        rewriting = Rewriting(task, output, provenance, report, most_calls)
         asyncio.run(rewriting.rewrite())
     return rewriting.done
 
@@ -195,6 +205,7 @@ class Rewriting:
     output: Path
     provenance: Mapping[str, object]
     report: Callable[[Rewritten], None]
+    most_calls: int  # each answered once
     done: Rewritten = field(default_factory=Rewritten)
 
     async def rewrite(self) -> None:
@@ -202,7 +213,11 @@ class Rewriting:
         texts = cut_all(open_source(task.source, KEY), task.max_input_tokens, token_counter(task))
         groups = enumerate(iter(lambda: list(islice(texts, GROUP)), []))
         model = task.model
-        asking = model.asking(task.sampling) if isinstance(model, Endpoint) else local_model(task, model)
+        if isinstance(model, Endpoint):
+            # Only the texts of unfinished groups need calls, so this is the most.
+            asking = model.asking(task.sampling, self.most_calls)
+        else:
+            asking = local_model(task, model)
         async with asking as ask:
 
             async def work() -> None:
@@ -345,12 +360,18 @@ def row_of(call: Call, answer: Answer, provenance: Mapping[str, object]) -> dict
         "repeat": call.repeat,
         "seed": call.seed,
     }
-    more = {"focus": call.focus, "endpoint_model": answer.model, "cut_off": answer.is_cut_off}
+    more: dict[str, object] = {"focus": call.focus, "endpoint_model": answer.model, "cut_off": answer.is_cut_off}
+    if answer.changed:
+        more["changed_parameters"] = list(answer.changed)
+        left_out = {"temperature", "top_p"} & {change.removeprefix("without ") for change in answer.changed}
+        row["sampling"] = {**cast(dict, row["sampling"]), **dict.fromkeys(left_out)}
     return row | {name: value for name, value in more.items() if value}
 
 
 def why_dropped(answer: Answer, text: str, others: Sequence[str], task: Task) -> str | None:
     """Return the reason to drop an answer, or None; `others` are the kept rewritings of the same text."""
+    if answer.flaw is not None:
+        return answer.flaw
     if not answer.text:
         return "empty"
     if answer.is_cut_off and task.cut_off == "drop":
