@@ -25,6 +25,7 @@ import orjson
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from cpt.contrib.rewriting.answers import clean
 from cpt.contrib.rewriting.model import Answer, Answerer, Ask, Endpoint, RewriteQuestion, Sampling, cut, encode
 from cpt.contrib.rewriting.styles import Style, fill
 from cpt.data.readers.decontamination import WORDS, decontaminate, runs_of, runs_of_files, words_of
@@ -49,6 +50,7 @@ LIKENESS = 0.8  # share of a text's runs of 8 words that are in another text, of
 # Half of the text repeats itself: questions and answers repeat more of their words than the web pages for which the
 # filter's own limits were made.
 REPETITION = partial(gopher_repetition, max_top_n_grams=(), max_duplicate_n_grams=(0.5,) * 6)
+EQUAL = "equal to the answer to another text"
 FOCUS_TOKENS = 400  # at most, about, of what a further call is about
 RULES = "max_input_tokens", "repeats", "further_calls", "against", "cut_off", "min_characters"  # of `Task`
 
@@ -83,6 +85,7 @@ class Rewritten:
     pieces: int = 0  # texts given to the model: documents, split if long
     texts: int = 0  # rewritten texts
     dropped: Counter[str] = field(default_factory=Counter)
+    removed: Counter[str] = field(default_factory=Counter)  # from answers of this run, such as thoughts
     groups_done_before: int = 0
     calls: int = 0  # answered in this run
     calls_settled: int = 0  # of `Task.most_calls`: answered, now or before, or not needed
@@ -225,6 +228,7 @@ class Rewriting:
                     await self.rewrite_group(number, pieces, ask)
 
             await asyncio.gather(*(work() for _ in range(GROUPS_AT_ONCE if isinstance(model, Endpoint) else 1)))
+        drop_equal_answers(self.output, self.done)
         number = -(-self.done.pieces // GROUP)
         while any(file.exists() for file in files_of_group(self.output, number)):  # the source was longer before
             for file in files_of_group(self.output, number):
@@ -266,7 +270,11 @@ class Rewriting:
             if not call.style.then:
                 asked.append(call)
                 continue
-            listed = answers[call.key]
+            listed = clean(answers[call.key], call.piece.text)
+            if listed.flaw is not None:
+                dropped[listed.flaw] += 1
+                self.done.calls_settled += task.further_calls
+                continue
             lines = listed.text.rpartition("\n")[0] if listed.is_cut_off else listed.text
             foci = call.style.foci(lines, task.further_calls, call.seed)
             self.done.calls_settled += task.further_calls - len(foci)
@@ -275,7 +283,9 @@ class Rewriting:
         await self.ask_missing([call for call in asked if call.focus], answers, journal, ask)
         rows, kept = list[dict[str, object]](), defaultdict[TextPiece, list[str]](list)
         for call in asked:
-            piece, answer = call.piece, answers[call.key]
+            piece = call.piece
+            answer = clean(answers[call.key], piece.text)
+            self.done.removed.update(answer.removed)
             if (reason := why_dropped(answer, piece.text, kept[piece], task)) is not None:
                 dropped[reason] += 1
                 continue
@@ -343,6 +353,29 @@ def cut_all(documents: Iterable[Document], max_tokens: int, count: Callable[[str
         texts = [text for text in cut(document.text, max_tokens, count) if text.strip()]
         for number, text in enumerate(texts):
             yield TextPiece(text, sha256(text), document.where, number, len(texts))
+
+
+def drop_equal_answers(output: Path, done: Rewritten) -> None:
+    """Drop answers that equal an earlier one to another text: they were not made from their texts."""
+    sources: dict[bytes, str] = {}  # hash of an answer -> hash of the first text that it answers
+    for number in range(-(-done.pieces // GROUP)):
+        texts, counted, _ = files_of_group(output, number)
+        if not texts.exists():
+            continue
+        rows: list[dict[str, Any]] = [row for row in json_lines(texts) if row is not None]
+        kept = []
+        for row in rows:
+            words = " ".join(row["text"].casefold().split())
+            answer = hashlib.blake2b(words.encode(), digest_size=16).digest()
+            if sources.setdefault(answer, row["source_text_hash"]) == row["source_text_hash"]:
+                kept.append(row)
+        num_equal = len(rows) - len(kept)
+        if num_equal:
+            counts = orjson.loads(counted.read_bytes())
+            dropped = Counter(counts["dropped"]) + Counter({EQUAL: num_equal})
+            write_group(texts, counted, kept, {**counts, "texts": len(kept), "dropped": dropped})
+            done.texts -= num_equal
+            done.dropped[EQUAL] += num_equal
 
 
 def row_of(call: Call, answer: Answer, provenance: Mapping[str, object]) -> dict[str, object]:

@@ -16,20 +16,7 @@ from cpt.contrib.rewriting.styles import find_styles
 from cpt.errors import Interrupted, LaunchError
 from cpt.recipe.schema import DocumentSource
 
-WORDS = ["harbour", "ledger", "ferry", "lantern", "tide", "captain", "evening", "signal", "rope", "anchor", "market"]
-    "harbour",
-    "ledger",
-    "ferry",
-    "lantern",
-    "tide",
-    "captain",
-    "evening",
-    "signal",
-    "rope",
-    "anchor",
-    "market",
-    "bridge",
-]
+WORDS = ["harbour", "ledger", "ferry", "lantern", "tide", "captain", "evening", "signal", "rope", "anchor"]
 
 
 def prose(number):
