@@ -44,7 +44,8 @@ CLOSING = re.compile(
     r"|feel free to|would you like me to"
     r"|if you(?:'d like| would like| need| want| have any)[^\n]*(?:let me know|changes|adjust|further)"
     r"|note: (?:i|this (?:version|rewrit\w+|text))\b|is there anything else|lass(?:en sie)? (?:es )?mich wissen"
-    r"|n'hésitez pas|¿?(?:te|le) gustaría que|déjame saber|fammi sapere|me avise se|дайте знать|如果你?您?(?:需要|还有)"
+    r"|n'hésitez pas|¿?(?:te|le) gustaría que|déjame saber|fammi sapere|me avise se"
+    r"|дайте знать|如果你?您?(?:需要|还有)"
     r")[^\n]{0,250}\Z",
     re.IGNORECASE,
 )

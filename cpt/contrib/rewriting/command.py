@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 TOP_P, SEED, SECONDS_OF_PROGRESS = 0.95, 42, 10
 REMEDY = (
     "Look at the model's answers to a few texts (--max-documents 10) and choose another --output."
-    " Only thoughts: switch thinking off in the server, or raise --max-new-tokens. Refusals, framing or equal answers: another --model or"
-    " --styles."
+    " Only thoughts: switch thinking off in the server, or raise --max-new-tokens."
+    " Refusals, framing or equal answers: another --model or --styles."
 )
 
 
