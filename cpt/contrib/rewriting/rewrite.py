@@ -263,7 +263,7 @@ class Rewriting:
                 self.done.calls_settled += task.most_calls()
                 continue
             calls += [Call(task, piece, style, n) for style in task.styles for n in range(task.repeats)]
-        answers = {one.pop("key"): Answer(**one) for one in (json_lines(journal) if journal.exists() else ()) if one}
+        answers = read_journal(journal)
         await self.ask_missing(calls, answers, journal, ask)
         asked = list[Call]()
         for call in calls:
@@ -353,6 +353,20 @@ def cut_all(documents: Iterable[Document], max_tokens: int, count: Callable[[str
         texts = [text for text in cut(document.text, max_tokens, count) if text.strip()]
         for number, text in enumerate(texts):
             yield TextPiece(text, sha256(text), document.where, number, len(texts))
+
+
+def read_journal(journal: Path) -> dict[str, Answer]:
+    """The answers of an earlier run, by the keys of their calls."""
+    answers = dict[str, Answer]()
+    if not journal.exists():
+        return answers
+    for line in json_lines(journal):
+        if line is None:  # cut off by a kill
+            continue
+        answer = Answer(**{name: value for name, value in line.items() if name != "key"})
+        # JSON has no tuples.
+        answers[line["key"]] = replace(answer, removed=tuple(answer.removed), changed=tuple(answer.changed))
+    return answers
 
 
 def drop_equal_answers(output: Path, done: Rewritten) -> None:

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from contrib.rewriting.test_endpoint import Server, completion, prose
+from contrib.rewriting.test_endpoint import Server, completion
 
 from cpt.contrib.rewriting.answers import clean
 from cpt.contrib.rewriting.model import Answer
