@@ -13,7 +13,7 @@ from cpt.command_line import refuse_ignored, show_log
 from cpt.contrib.rewriting.model import CONCURRENCY, TIMEOUT, Endpoint, Sampling
 from cpt.contrib.rewriting.rewrite import WRAP_TOKENS, Estimate, Rewritten, Task, estimate, rewrite
 from cpt.contrib.rewriting.styles import NAMES, find_styles
-from cpt.errors import RecipeError
+from cpt.errors import DataError, RecipeError
 from cpt.formatting import open_console
 from cpt.recipe.schema import DocumentSource, Model
 
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     pass
 
 TOP_P, SEED, SECONDS_OF_PROGRESS = 0.95, 42, 10
+REMEDY = (
+    "Look at the model's answers to a few texts (--max-documents 10) and choose another --output."
+    " Only thoughts: switch thinking off in the server, or raise --max-new-tokens."
+    " Refusals, framing or equal answers: another --model or --styles."
+)
 
 
 def command(
@@ -103,13 +108,18 @@ def command(
         batch_size=batch_size,
     )
     expected = estimate(task)
-    typer.echo(described(expected, price))
+    typer.echo(described(expected, price, task.model))
     if not only_estimate:
-        show_rewritten(rewrite(task, output, progress_of(expected.calls)), output)
+        show_rewritten(rewrite(task, output, progress_of(expected.calls), expected.calls), output)
 
 
-def described(expected: Estimate, price: str | None) -> str:
-    calls = f"{expected.documents:,} documents, {expected.texts:,} texts, at most {expected.calls:,} calls"
+def described(expected: Estimate, price: str | None, model: Model | Endpoint) -> str:
+    calls = f"{expected.documents:,} documents, {expected.texts:,} texts"
+    if isinstance(model, Endpoint):
+        most = model.most_calls(expected.calls)
+        calls += f", {expected.calls:,} calls if each is answered, at most {most:,} calls with repeated ones; once"
+    else:
+        calls += f", at most {expected.calls:,} calls"
     tokens = f"at most about {expected.input_tokens:,} tokens in and {expected.output_tokens:,} out"
     if price is None:
         return f"{calls}: {tokens}"
@@ -146,5 +156,10 @@ def show_rewritten(done: Rewritten, output: Path) -> None:
     console.print(table)
     asked = f"{done.documents:,} documents, {done.pieces:,} texts sent to the model"
     console.print(f"{asked}; {done.groups_done_before:,} group(s) were finished before.")
-    if done.texts:
-        console.print(f"A recipe reads them: data.sources: [{{path: {output}}}]", markup=False)
+    if done.removed:
+        listed = ", ".join(f"{reason} from {count:,}" for reason, count in done.removed.most_common())
+        console.print(f"Removed from answers: {listed}.", markup=False)
+    if not done.texts:
+        reasons = ", ".join(f"{reason} ({count:,})" for reason, count in done.dropped.most_common(3))
+        raise DataError(f"{output}: no text was kept of {done.pieces:,}. Dropped: {reasons or 'nothing'}. {REMEDY}")
+    console.print(f"A recipe reads them: data.sources: [{{path: {output}}}]", markup=False)

@@ -2,11 +2,13 @@
 an OpenAI-compatible server, concurrently and again after transient failures."""
 
 import asyncio
+import json
 import logging
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, cast
 
@@ -31,10 +33,17 @@ TEXT = "{text}"
 PLACE = "\ufdd0the text goes here\ufdd0"  # a Unicode noncharacter, which texts do not contain
 SEPARATORS = ("\n\n", "\n", ". ", " ")
 KEYS = ("CPT_API_KEY", "OPENAI_API_KEY")  # of the environment
-# The client of `openai` repeats after 408, 409, 429, 5xx, lost connections and time-outs: it waits 0.5, 1, 2, 4 s or
-# what Retry-After says, up to a minute. We repeat that, and calls with unreadable answers, for so long:
-CLIENT_RETRIES, PATIENCE_SECONDS, PAUSE_SECONDS = 4, 600.0, 1.0
+# Calls that fail for the moment are repeated until nothing was answered for `PATIENCE_SECONDS`. The pause of a call
+# doubles up to the longest one.
+PATIENCE_SECONDS, PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 600.0, 1.0, 60.0
 TRANSIENT = (408, 409, 429)
+UNREADABLE_IN_A_ROW = 5  # answers that cannot be read; so many end the run, because the server is paid for each
+UNREADABLE_OF_A_CALL = 3  # so many drop a text, if other answers can be read
+NOT_ACCEPTED = re.compile(
+    r"unsupported|not support|not permitted|not allowed|unrecognized|unknown|unexpected|deprecated|only the default"
+    r"|cannot both be",
+    re.IGNORECASE,
+)
 CONCURRENCY, TIMEOUT = 32, 600.0
 
 
@@ -50,6 +59,9 @@ class Answer:
     text: str
     is_cut_off: bool  # reached `max_new_tokens` before its end
     model: str | None = None  # the name that a server gives its model
+    flaw: str | None = None  # why it has no text
+    removed: tuple[str, ...] = ()  # what was around the text
+    changed: tuple[str, ...] = ()  # parameters that the server does not take
 
 
 class Answerer:
@@ -132,67 +144,272 @@ class Endpoint:
     concurrency: int = CONCURRENCY  # calls at a time
     timeout: float = TIMEOUT  # seconds for a call
 
+    def most_calls(self, calls: int) -> int:
+        """The bound on calls, repeated ones included, whatever the server does."""
+        return 2 * calls + 20
+
     @asynccontextmanager
-    async def asking(self, sampling: Sampling) -> AsyncIterator[Ask]:
+    async def asking(self, sampling: Sampling, calls: int) -> AsyncIterator[Ask]:
+        """Connect to the server for so many calls and their repetition."""
         try:
-            from openai import AsyncOpenAI  # it takes a second
+            # It takes a second.
+            from openai import AsyncOpenAI, DefaultAsyncHttpxClient
         except ImportError as problem:
             raise ResourceError(f"--endpoint needs the package openai: {install_line('rewriting')}") from problem
         key = next((os.environ[name] for name in KEYS if os.environ.get(name)), "no-key")
-        room = asyncio.Semaphore(self.concurrency)
-
-        async def ask(questions: Sequence[tuple[str, int]], take: Callable[[int, Answer], None]) -> None:
-            async def ask_one(number: int) -> None:
-                async with room:
-                    take(number, await self.answer(client, *questions[number], sampling))
-
-            await asyncio.gather(*map(ask_one, range(len(questions))))
-
-        options: dict[str, Any] = {"timeout": self.timeout, "max_retries": CLIENT_RETRIES}
+        # We repeat calls and follow no redirects, so that each request is counted.
+        http = DefaultAsyncHttpxClient(follow_redirects=False)
+        options: dict[str, Any] = {"timeout": self.timeout, "max_retries": 0, "http_client": http}
         async with AsyncOpenAI(base_url=self.url, api_key=key, **options) as client:
-            yield ask
+            connection = Connection(self, client, sampling, self.most_calls(calls))
+            yield connection.ask
 
-    async def answer(self, client: Any, prompt: str, seed: int, sampling: Sampling) -> Answer:
+
+class UnreadableError(Exception):
+    """The server's answer has another shape than a chat completion."""
+
+
+class Connection:
+    """A run's connection to a server: the number of calls, their pace, and the parameters that the server takes."""
+
+    def __init__(self, endpoint: Endpoint, client: Any, sampling: Sampling, most_calls: int) -> None:
+        self.endpoint = endpoint
+        self.client = client
+        self.slots = asyncio.Semaphore(endpoint.concurrency)
+        self.calls, self.most_calls = 0, most_calls
+        self.parameters: dict[str, Any] = {"max_tokens": sampling.max_new_tokens, "temperature": sampling.temperature}
+        if sampling.temperature > 0:
+            self.parameters["top_p"] = sampling.top_p
+        self.changed: tuple[str, ...] = ()
+        self.first_call = asyncio.Lock()
+        self.was_read = False  # an answer of the server
+        self.unreadable_in_a_row = 0
+        self.last_answer = monotonic()
+        # After two failures in a row, calls are sent with a gap between them; answers shorten it.
+        self.gap_seconds = 0.0
+        self.next_call = 0.0
+        self.gap_changed = 0.0
+        self.failures_in_a_row = 0
+
+    async def ask(self, questions: Sequence[tuple[str, int]], take: Callable[[int, Answer], None]) -> None:
+        async def ask_one(number: int) -> None:
+            async with self.slots:
+                take(number, await self.answer(*questions[number]))
+
+        async def ask_one_in_turn(number: int) -> None:
+            # Until an answer can be read, calls are sent one at a time: they may all fail in the same way.
+            if not self.was_read:
+                async with self.first_call:
+                    if not self.was_read:
+                        await ask_one(number)
+                        return
+            await ask_one(number)
+
+        tasks = [asyncio.create_task(ask_one_in_turn(number)) for number in range(len(questions))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # of a run that ends: nothing more is sent
+                task.cancel()
+
+    async def answer(self, prompt: str, seed: int) -> Answer:
         """Send the prompt as a chat until it is answered.
 
         Raises:
-            LaunchError: the server refuses the call.
-            Interrupted: the call failed for `PATIENCE_SECONDS`.
+            LaunchError: the server refuses the call, or its answers cannot be read.
+            Interrupted: nothing was answered for `PATIENCE_SECONDS`, or the bound on calls is reached.
         """
         from openai import APIError, APIStatusError
 
-        options: dict[str, Any] = {"temperature": sampling.temperature, "seed": seed}
-        if sampling.temperature > 0:
-            options["top_p"] = sampling.top_p
-        messages, begin = [{"role": "user", "content": prompt.strip()}], monotonic()
+        pause_seconds = PAUSE_SECONDS
+        unreadable = 0
         while True:
+            await self.wait_for_turn()
+            sent = monotonic()
+            changed_before = self.changed
             try:
-                return read_answer(
-                    await client.chat.completions.create(
-                        model=self.model, messages=messages, max_tokens=sampling.max_new_tokens, **options
-                    )
-                )
-            except (APIError, ValueError, LookupError, TypeError, AttributeError) as problem:
-                what = " ".join(str(problem).replace(client.api_key, "***").split())[:300]
-                status = problem.status_code if isinstance(problem, APIStatusError) else None
-                if status is not None and status < 500 and status not in TRANSIENT:
-                    remedy = f"Correct --endpoint, --model, the key in {' or '.join(KEYS)}, or --max-input-tokens."
-                    raise LaunchError(f"{self.url} refuses a call: {what} {remedy}") from problem
-                if monotonic() - begin > PATIENCE_SECONDS:
-                    again = "Finished answers are kept: repeat the command to resume."
-                    raise Interrupted(f"{self.url}: a call failed for minutes: {what} {again}") from problem
-                log.info(f"{self.url}: {what}; trying again")
-            await asyncio.sleep(PAUSE_SECONDS)
+                answer = await self.send(prompt, seed)
+            except UnreadableError as problem:
+                unreadable += 1
+                self.count_unreadable(problem)
+                if unreadable == UNREADABLE_OF_A_CALL and self.was_read:
+                    return Answer("", False, flaw="unreadable", changed=self.changed)
+                log.info(f"{self.endpoint.url}: {problem}; trying again")
+            except APIStatusError as problem:
+                if problem.status_code < 500 and problem.status_code not in TRANSIENT:
+                    if "content_filter" in problem.response.text or "content management policy" in str(problem):
+                        return Answer("", False, flaw="refusal", changed=self.changed)
+                    if not self.change_parameter(problem) and self.changed == changed_before:
+                        remedy = f"Correct --endpoint, --model, the key in {' or '.join(KEYS)}, or --max-input-tokens."
+                        reason = self.quote(problem)
+                        raise LaunchError(f"{self.endpoint.url} refuses a call: {reason} {remedy}") from problem
+                    continue
+                self.slow_down(sent, wished_pause(problem.response.headers.get("Retry-After")))
+                self.check_patience(problem)
+            except (APIError, TimeoutError) as problem:
+                self.slow_down(sent, 0.0)
+                self.check_patience(problem)
+            else:
+                self.was_read = True
+                self.unreadable_in_a_row = self.failures_in_a_row = 0
+                self.last_answer = monotonic()
+                self.gap_seconds *= 0.9
+                return answer
+            await asyncio.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+
+    async def wait_for_turn(self) -> None:
+        now = monotonic()
+        turn = max(now, self.next_call)
+        self.next_call = turn + self.gap_seconds
+        await asyncio.sleep(turn - now)
+
+    async def send(self, prompt: str, seed: int) -> Answer:
+        if self.calls >= self.most_calls:
+            raise Interrupted(
+                f"{self.endpoint.url}: {self.calls:,} calls were sent, the most for this run, because many failed."
+                " Finished answers are kept: repeat the command to resume."
+            )
+        self.calls += 1
+        parameters = dict(self.parameters)
+        if "without seed" not in self.changed:
+            parameters["seed"] = seed
+        changed = self.changed
+        messages = [{"role": "user", "content": prompt.strip()}]
+        create = self.client.chat.completions.with_raw_response.create
+        # The client's own limit is one for each read of the connection.
+        async with asyncio.timeout(self.endpoint.timeout):
+            raw = await create(model=self.endpoint.model, messages=messages, **parameters)
+        return replace(read_answer(raw.text), changed=changed)
+
+    def count_unreadable(self, problem: UnreadableError) -> None:
+        self.unreadable_in_a_row += 1
+        if self.unreadable_in_a_row >= UNREADABLE_IN_A_ROW:
+            raise LaunchError(
+                f"{self.endpoint.url}: {self.unreadable_in_a_row} answers in a row cannot be read: "
+                f"{self.quote(problem)} Correct --endpoint (an OpenAI-compatible server, usually with /v1 at the end)"
+                " or --model; for a reasoning model switch thinking off in the server or raise --max-new-tokens."
+            ) from problem
+
+    def change_parameter(self, problem: Any) -> bool:
+        """Rename or leave out the parameter that the server refuses; False if it refuses another thing."""
+        reason = str(problem)
+        if problem.status_code not in (400, 422):
+            return False
+        if "max_completion_tokens" in reason and "max_tokens" in self.parameters:
+            self.parameters["max_completion_tokens"] = self.parameters.pop("max_tokens")
+            self.report_change("max_completion_tokens in place of max_tokens")
+            return True
+        if not NOT_ACCEPTED.search(reason):
+            return False
+        for name in ("top_p", "temperature", "seed"):
+            is_named = problem.param == name or (problem.param is None and re.search(rf"\b{name}\b", reason))
+            if is_named and f"without {name}" not in self.changed:
+                self.parameters.pop(name, None)
+                self.report_change(f"without {name}")
+                return True
+        return False
+
+    def report_change(self, change: str) -> None:
+        self.changed += (change,)
+        log.warning(f"{self.endpoint.url} refuses a parameter; it is now called {change}")
+
+    def slow_down(self, sent: float, wished_seconds: float) -> None:
+        """Send fewer calls after a failure of a call that was sent since the last change of the gap."""
+        self.failures_in_a_row += 1
+        now = monotonic()
+        if self.failures_in_a_row > 1 and sent > self.gap_changed:
+            self.gap_seconds = min(max(2 * self.gap_seconds, PAUSE_SECONDS / 20), LONGEST_PAUSE_SECONDS)
+            self.gap_changed = now
+        self.next_call = max(self.next_call, now + min(wished_seconds, LONGEST_PAUSE_SECONDS))
+
+    def check_patience(self, problem: Exception) -> None:
+        reason = self.quote(problem) or "no answer within --timeout"
+        if monotonic() - self.last_answer > PATIENCE_SECONDS:
+            again = "Finished answers are kept: repeat the command to resume."
+            raise Interrupted(f"{self.endpoint.url}: no call was answered for minutes: {reason} {again}") from problem
+        log.info(f"{self.endpoint.url}: {reason}; trying again")
+
+    def quote(self, problem: Exception) -> str:
+        return " ".join(str(problem).replace(self.client.api_key, "***").split())[:500]
 
 
-def read_answer(completion: Any) -> Answer:
-    """The text of a completion; an error of Python's if it has another shape."""
-    choice = completion.choices[0]
-    if choice.finish_reason in ("abort", "error"):  # of servers that shut down
-        raise ValueError(f"the server ended an answer with `{choice.finish_reason}`")
-    text = (choice.message.content or "").rpartition("</think>")[2]  # without the thoughts of a reasoning model
-    clean = text.encode(errors="replace").decode().replace("\0", "").strip()
-    return Answer(clean, choice.finish_reason == "length", completion.model)
+def wished_pause(header: str | None) -> float:
+    """The seconds of a Retry-After header; 0 if it has a date or nothing."""
+    try:
+        return max(0.0, float(header or 0))
+    except ValueError:
+        return 0.0
+
+
+def read_answer(body: str) -> Answer:
+    """The text of a completion in JSON.
+
+    Raises:
+        UnreadableError: it has another shape.
+    """
+    choice, model = first_choice(body)
+    reason = choice.get("finish_reason")
+    if reason in ("abort", "error"):  # of servers that shut down
+        raise UnreadableError(f"the server ended an answer with `{reason}`.")
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        raise UnreadableError(f"expected `choices[0].message` with an object; {begin_of(body)}")
+    answer = Answer("", reason == "length", model)
+    content = message.get("content")
+    has_refusal = isinstance(message.get("refusal"), str) and message["refusal"]
+    if reason == "content_filter" or has_refusal:
+        return replace(answer, flaw="refusal")
+    thoughts = any(message.get(name) for name in ("reasoning_content", "reasoning", "thinking"))
+    if isinstance(content, list):
+        kinds = [part.get("type") if isinstance(part, dict) else "text" for part in content]
+        thoughts = thoughts or any(kind in ("thinking", "reasoning") for kind in kinds)
+        if "refusal" in kinds:
+            return replace(answer, flaw="refusal")
+        content = join_parts(content)
+        if content is None and not thoughts:
+            raise UnreadableError(f"`choices[0].message.content` is a list without text; {begin_of(body)}")
+    if content is None and not thoughts:
+        raise UnreadableError(f"`choices[0].message.content` is null (finish_reason: {reason}).")
+    if not isinstance(content, str | None):
+        kind = type(content).__name__
+        raise UnreadableError(f"`choices[0].message.content` is of the type {kind}, expected a text; {begin_of(body)}")
+    text = (content or "").encode(errors="replace").decode().replace("\0", "").strip()
+    if thoughts:
+        answer = replace(answer, removed=("thoughts in a field of their own",))
+    if thoughts and not text:
+        return replace(answer, flaw="only thoughts")
+    return replace(answer, text=text)
+
+
+def first_choice(body: str) -> tuple[dict[str, Any], str | None]:
+    """The first choice of a completion, and the name of the model."""
+    try:
+        completion = json.loads(body)
+    except ValueError as problem:
+        raise UnreadableError(f"expected JSON; {begin_of(body)}") from problem
+    choices = completion.get("choices") if isinstance(completion, dict) else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict):
+        raise UnreadableError(f"expected `choices` with an entry; {begin_of(body)}")
+    model = completion.get("model")
+    return choice, model if isinstance(model, str) else None
+
+
+def begin_of(body: str) -> str:
+    return f"the answer begins with `{body[:200]}`."
+
+
+def join_parts(parts: Sequence[Any]) -> str | None:
+    """The texts of a content in parts; None if there is none."""
+    texts = []
+    for part in parts:
+        text = part
+        if isinstance(part, dict):
+            text = part.get("text") if part.get("type") in ("text", "output_text") else None
+        if isinstance(text, str):
+            texts.append(text)
+    return "".join(texts) if texts else None
 
 
 class RewriteQuestion:

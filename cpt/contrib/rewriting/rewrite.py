@@ -18,13 +18,14 @@ from functools import cached_property, partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import orjson
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from cpt.contrib.rewriting.answers import clean
 from cpt.contrib.rewriting.model import Answer, Answerer, Ask, Endpoint, RewriteQuestion, Sampling, cut, encode
 from cpt.contrib.rewriting.styles import Style, fill
 from cpt.data.readers.decontamination import WORDS, decontaminate, runs_of, runs_of_files, words_of
@@ -49,6 +50,7 @@ LIKENESS = 0.8  # share of a text's runs of 8 words that are in another text, of
 # Half of the text repeats itself: questions and answers repeat more of their words than the web pages for which the
 # filter's own limits were made.
 REPETITION = partial(gopher_repetition, max_top_n_grams=(), max_duplicate_n_grams=(0.5,) * 6)
+EQUAL = "equal to the answer to another text"
 FOCUS_TOKENS = 400  # at most, about, of what a further call is about
 RULES = "max_input_tokens", "repeats", "further_calls", "against", "cut_off", "min_characters"  # of `Task`
 
@@ -83,6 +85,7 @@ class Rewritten:
     pieces: int = 0  # texts given to the model: documents, split if long
     texts: int = 0  # rewritten texts
     dropped: Counter[str] = field(default_factory=Counter)
+    removed: Counter[str] = field(default_factory=Counter)  # from answers of this run, such as thoughts
     groups_done_before: int = 0
     calls: int = 0  # answered in this run
     calls_settled: int = 0  # of `Task.most_calls`: answered, now or before, or not needed
@@ -148,8 +151,16 @@ def token_counter(task: Task) -> Callable[[str], int]:
     return lambda text: len(encode(tokenizer, text))
 
 
-def rewrite(task: Task, output: Path, report: Callable[[Rewritten], None] = lambda done: None) -> Rewritten:
+def rewrite(
+    task: Task,
+    output: Path,
+    report: Callable[[Rewritten], None] = lambda done: None,
+    most_calls: int | None = None,
+) -> Rewritten:
     """Prompt the model with each document, and write its answers to `output` as jsonl for a recipe's source.
+
+    Args:
+        most_calls: `estimate(task).calls`, if it is known.
 
     Raises:
         RecipeError: the model's context window is too small, or `output` has texts of another task.
@@ -170,7 +181,9 @@ def rewrite(task: Task, output: Path, report: Callable[[Rewritten], None] = lamb
         raise type(problem)(f"--decontaminate-against: {problem}") from problem
     with output_locked(output, output / OWN_FOLDER / "lock", "cpt data rewrite"):
         refuse_another_task(output, {**provenance, **rules})
-        rewriting = Rewriting(task, output, provenance, report)
+        if most_calls is None:
+            most_calls = estimate(task).calls
+        rewriting = Rewriting(task, output, provenance, report, most_calls)
         asyncio.run(rewriting.rewrite())
     return rewriting.done
 
@@ -195,6 +208,7 @@ class Rewriting:
     output: Path
     provenance: Mapping[str, object]
     report: Callable[[Rewritten], None]
+    most_calls: int  # each answered once
     done: Rewritten = field(default_factory=Rewritten)
 
     async def rewrite(self) -> None:
@@ -202,7 +216,11 @@ class Rewriting:
         texts = cut_all(open_source(task.source, KEY), task.max_input_tokens, token_counter(task))
         groups = enumerate(iter(lambda: list(islice(texts, GROUP)), []))
         model = task.model
-        asking = model.asking(task.sampling) if isinstance(model, Endpoint) else local_model(task, model)
+        if isinstance(model, Endpoint):
+            # Only the texts of unfinished groups need calls, so this is the most.
+            asking = model.asking(task.sampling, self.most_calls)
+        else:
+            asking = local_model(task, model)
         async with asking as ask:
 
             async def work() -> None:
@@ -210,6 +228,7 @@ class Rewriting:
                     await self.rewrite_group(number, pieces, ask)
 
             await asyncio.gather(*(work() for _ in range(GROUPS_AT_ONCE if isinstance(model, Endpoint) else 1)))
+        drop_equal_answers(self.output, self.done)
         number = -(-self.done.pieces // GROUP)
         while any(file.exists() for file in files_of_group(self.output, number)):  # the source was longer before
             for file in files_of_group(self.output, number):
@@ -244,14 +263,18 @@ class Rewriting:
                 self.done.calls_settled += task.most_calls()
                 continue
             calls += [Call(task, piece, style, n) for style in task.styles for n in range(task.repeats)]
-        answers = {one.pop("key"): Answer(**one) for one in (json_lines(journal) if journal.exists() else ()) if one}
+        answers = read_journal(journal)
         await self.ask_missing(calls, answers, journal, ask)
         asked = list[Call]()
         for call in calls:
             if not call.style.then:
                 asked.append(call)
                 continue
-            listed = answers[call.key]
+            listed = clean(answers[call.key], call.piece.text)
+            if listed.flaw is not None:
+                dropped[listed.flaw] += 1
+                self.done.calls_settled += task.further_calls
+                continue
             lines = listed.text.rpartition("\n")[0] if listed.is_cut_off else listed.text
             foci = call.style.foci(lines, task.further_calls, call.seed)
             self.done.calls_settled += task.further_calls - len(foci)
@@ -260,7 +283,9 @@ class Rewriting:
         await self.ask_missing([call for call in asked if call.focus], answers, journal, ask)
         rows, kept = list[dict[str, object]](), defaultdict[TextPiece, list[str]](list)
         for call in asked:
-            piece, answer = call.piece, answers[call.key]
+            piece = call.piece
+            answer = clean(answers[call.key], piece.text)
+            self.done.removed.update(answer.removed)
             if (reason := why_dropped(answer, piece.text, kept[piece], task)) is not None:
                 dropped[reason] += 1
                 continue
@@ -330,6 +355,43 @@ def cut_all(documents: Iterable[Document], max_tokens: int, count: Callable[[str
             yield TextPiece(text, sha256(text), document.where, number, len(texts))
 
 
+def read_journal(journal: Path) -> dict[str, Answer]:
+    """The answers of an earlier run, by the keys of their calls."""
+    answers = dict[str, Answer]()
+    if not journal.exists():
+        return answers
+    for line in json_lines(journal):
+        if line is None:  # cut off by a kill
+            continue
+        answer = Answer(**{name: value for name, value in line.items() if name != "key"})
+        # JSON has no tuples.
+        answers[line["key"]] = replace(answer, removed=tuple(answer.removed), changed=tuple(answer.changed))
+    return answers
+
+
+def drop_equal_answers(output: Path, done: Rewritten) -> None:
+    """Drop answers that equal an earlier one to another text: they were not made from their texts."""
+    sources: dict[bytes, str] = {}  # hash of an answer -> hash of the first text that it answers
+    for number in range(-(-done.pieces // GROUP)):
+        texts, counted, _ = files_of_group(output, number)
+        if not texts.exists():
+            continue
+        rows: list[dict[str, Any]] = [row for row in json_lines(texts) if row is not None]
+        kept = []
+        for row in rows:
+            words = " ".join(row["text"].casefold().split())
+            answer = hashlib.blake2b(words.encode(), digest_size=16).digest()
+            if sources.setdefault(answer, row["source_text_hash"]) == row["source_text_hash"]:
+                kept.append(row)
+        num_equal = len(rows) - len(kept)
+        if num_equal:
+            counts = orjson.loads(counted.read_bytes())
+            dropped = Counter(counts["dropped"]) + Counter({EQUAL: num_equal})
+            write_group(texts, counted, kept, {**counts, "texts": len(kept), "dropped": dropped})
+            done.texts -= num_equal
+            done.dropped[EQUAL] += num_equal
+
+
 def row_of(call: Call, answer: Answer, provenance: Mapping[str, object]) -> dict[str, object]:
     piece = call.piece
     row: dict[str, object] = {
@@ -345,12 +407,18 @@ def row_of(call: Call, answer: Answer, provenance: Mapping[str, object]) -> dict
         "repeat": call.repeat,
         "seed": call.seed,
     }
-    more = {"focus": call.focus, "endpoint_model": answer.model, "cut_off": answer.is_cut_off}
+    more: dict[str, object] = {"focus": call.focus, "endpoint_model": answer.model, "cut_off": answer.is_cut_off}
+    if answer.changed:
+        more["changed_parameters"] = list(answer.changed)
+        left_out = {"temperature", "top_p"} & {change.removeprefix("without ") for change in answer.changed}
+        row["sampling"] = {**cast(dict, row["sampling"]), **dict.fromkeys(left_out)}
     return row | {name: value for name, value in more.items() if value}
 
 
 def why_dropped(answer: Answer, text: str, others: Sequence[str], task: Task) -> str | None:
     """Return the reason to drop an answer, or None; `others` are the kept rewritings of the same text."""
+    if answer.flaw is not None:
+        return answer.flaw
     if not answer.text:
         return "empty"
     if answer.is_cut_off and task.cut_off == "drop":

@@ -321,7 +321,6 @@ def test_a_call_that_cannot_succeed_ends_the_command(task, tmp_path, monkeypatch
         rewrite(task(model=refusing.endpoint()), tmp_path / "out")
     assert refusing.keys == {"Bearer sk-secret"}
     assert not [file for file in tmp_path.rglob("*") if file.is_file() and b"sk-secret" in file.read_bytes()]
-    monkeypatch.setattr(rewriting_model, "CLIENT_RETRIES", 0)
     monkeypatch.setattr(rewriting_model, "PATIENCE_SECONDS", 0.5)
     with pytest.raises(Interrupted, match="resume"):
         rewrite(task(model=replace(gone, model="corrected")), tmp_path / "out")
