@@ -1,6 +1,4 @@
-"""Decode text and web pages as browsers do: a byte order mark, a declaration, UTF-8, and at last a guess.
-
-The guess is taken only if no other encoding fits nearly as well, and it is reported."""
+"""Decode text and web pages as browsers do: a byte order mark, a declaration, or UTF-8. Nothing is guessed."""
 
 import codecs
 import re
@@ -21,16 +19,12 @@ ATTRIBUTE = re.compile(rb"""([^\s=>/"']+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>
 CONTENT_CHARSET = re.compile(r"""charset\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s;"']+))""", re.IGNORECASE)
 XML_DECLARATION = re.compile(rb"""<\?xml\s[^>]*?encoding\s*=\s*["']([\w.:-]+)["']""")
 EDITOR_LINE = re.compile(rb"(?:-\*-.*?\bcoding:\s*|\bvim?:.*?\b(?:fileencoding|fenc)=)([\w.:-]+)")
-CONTROL = re.compile("[\x80-\x9f]")  # in a guess they show that the bytes mean something else
-SAME_CONFIDENCE = 0.97  # share of the best guess's confidence at which another encoding is as likely
-FEW_BYTES = 12  # beyond ASCII: fewer are too few for a guess
 
 
 @dataclass(frozen=True)
 class Decoded:
     text: str
     encoding: str
-    is_guess: bool = False
     num_replaced: int = 0  # bytes that are not valid in the encoding, now U+FFFD
 
 
@@ -53,7 +47,8 @@ def decode(raw: bytes, kind: str, fallback: str | None = None) -> Decoded:
     if declared is not None:
         return replaced(raw, declared)
     if fallback is None:
-        return guess(raw)
+        what = "it is not UTF-8 and declares no encoding. Name it: --encoding cp1251 (or the one that it has)"
+        raise NotConverted("unknown encoding", what)
     try:
         return Decoded(raw.decode(fallback), fallback)
     except UnicodeDecodeError as problem:
@@ -104,38 +99,3 @@ def meta_charset(head: bytes) -> str | None:
         if encoding is not None:
             return encoding
     return None
-
-
-def guess(raw: bytes) -> Decoded:
-    """The only encoding of the web that fits the text.
-
-    Raises NotConverted if several fit, or none."""
-    import chardet
-
-    foreign = sum(byte > 127 for byte in raw)
-    candidates: dict[str, tuple[float, str]] = {}  # text -> confidence, encoding
-    if foreign < FEW_BYTES:
-        raise unknown_encoding("is not UTF-8, declares no encoding, and is too short for a guess")
-    for result in chardet.detect_all(raw):
-        name = result["encoding"] or ""
-        encoding = {"CP949": "cp949", "CP932": "cp932"}.get(name) or codec_of(name)
-        if encoding is None:  # of an old system, not of the web
-            continue
-        try:
-            text = raw.decode(encoding)
-        except UnicodeDecodeError:
-            continue
-        if not CONTROL.search(text):
-            candidates.setdefault(text, (result["confidence"], encoding))
-    ranked = sorted(candidates.items(), key=lambda item: -item[1][0])
-    if not ranked:
-        raise unknown_encoding("is not UTF-8, declares no encoding, and none fits for certain")
-    text, (confidence, encoding) = ranked[0]
-    rivals = [rival for _, (value, rival) in ranked[1:] if value > SAME_CONFIDENCE * confidence]
-    if rivals:
-        raise unknown_encoding(f"is not UTF-8 and declares no encoding; {encoding} or {', '.join(rivals)}?")
-    return Decoded(text, encoding, is_guess=True)
-
-
-def unknown_encoding(what: str) -> NotConverted:
-    return NotConverted("unknown encoding", f"it {what}. Name it: --encoding cp1251 (or the one that it has)")

@@ -75,9 +75,6 @@ def show_ingested(console: Console, done: "Ingested") -> None:
     if done.passed_over:
         skipped = ", ".join(f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common(KINDS_SHOWN))
         console.print(f"{done.passed_over.total():,} other file(s) were skipped ({skipped}).", markup=False)
-    for name, paths in sorted(done.guessed.items()):
-        guess = f"{len(paths):,} file(s) declare no encoding and were read as {name}, a guess ({paths[0]})."
-        console.print(f"{guess} If it is wrong: --encoding, with a new --output.", style="yellow", markup=False)
     if done.dropped:
         lost = ", ".join(
             f"{kind} {count:,} (in {done.num_losing[kind]:,} file(s))" for kind, count in done.dropped.most_common()

@@ -40,7 +40,6 @@ class Converted:
     title: str | None = None
     pages: int | None = None  # only in formats with pages
     encoding: str | None = None  # if it is not UTF-8
-    is_guess: bool = False  # whether the encoding is a guess
     dropped: Mapping[str, int] = field(default_factory=dict)  # kind of content -> how often it was dropped
 
 
@@ -121,8 +120,7 @@ def with_encoding(document: Converted, parts: Sequence[Decoded]) -> Converted:
     dropped = Counter(document.dropped)
     dropped["undecodable bytes"] += sum(part.num_replaced for part in parts)
     foreign = sorted({part.encoding for part in parts} - {"utf-8"})
-    is_guess = any(part.is_guess for part in parts)
-    return replace(document, encoding=", ".join(foreign) or None, is_guess=is_guess, dropped=+dropped)
+    return replace(document, encoding=", ".join(foreign) or None, dropped=+dropped)
 
 
 def markdown_of(page: str, formulas: Formulas, skip: tuple[str, ...] = MENUS) -> str:
@@ -239,6 +237,16 @@ HYPHENATED = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*$")
 MARGIN, MIN_PAGES, SHORT_LINE, BLANK = 0.08, 3, 0.7, 0.15
 
 
+def outline_of(document: Any) -> dict[int, dict[str, int]]:
+    """The levels of a PDF's bookmarks: page -> title -> level."""
+    outline: dict[int, dict[str, int]] = defaultdict(dict)
+    for bookmark in document.get_toc():
+        target, key = bookmark.get_dest(), key_of(bookmark.get_title())
+        if target is not None and key:
+            outline[target.get_index()].setdefault(key, min(bookmark.level + 1, 6))
+    return outline
+
+
 def convert_pdf(raw: bytes) -> Converted:
     import pypdfium2
 
@@ -253,10 +261,7 @@ def convert_pdf(raw: bytes) -> Converted:
             pages.append(lines_of(text_of_page(textpage)))
             margins.append({running_key(line) for line in top + bottom})
         title = document.get_metadata_value("Title")
-        outline: dict[int, dict[str, int]] = defaultdict(dict)  # page -> title -> level
-        for bookmark in document.get_toc():
-            if (target := bookmark.get_dest()) is not None and (key := key_of(bookmark.get_title())):
-                outline[target.get_index()].setdefault(key, min(bookmark.level + 1, 6))
+        outline = outline_of(document)
     except pypdfium2.PdfiumError as problem:
         if problem.err_code == PASSWORD_ERROR:
             raise NotConverted("encrypted", "a password is needed to open it") from problem
@@ -425,11 +430,11 @@ def convert_markdown(raw: bytes, encoding: str | None = None) -> Converted:
 
 CONVERTERS: dict[str, tuple[Callable[..., Converted], tuple[str, ...]]] = {  # with the modules that each imports
     "pdf": (convert_pdf, ("pypdfium2",)),
-    "html": (convert_html, ("html_to_markdown", "lxml", "webencodings", "chardet")),
+    "html": (convert_html, ("html_to_markdown", "lxml", "webencodings")),
     "docx": (convert_docx, ("mammoth", "html_to_markdown", "lxml")),
-    "epub": (convert_epub, ("html_to_markdown", "lxml", "webencodings", "chardet")),
-    "md": (convert_markdown, ("webencodings", "chardet")),
-    "txt": (convert_plain, ("webencodings", "chardet")),
+    "epub": (convert_epub, ("html_to_markdown", "lxml", "webencodings")),
+    "md": (convert_markdown, ("webencodings",)),
+    "txt": (convert_plain, ("webencodings",)),
 }
 TEXT_KINDS = ("html", "epub", "md", "txt")  # their converters take an encoding
 

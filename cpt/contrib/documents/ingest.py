@@ -67,7 +67,6 @@ class Ingested:
     failed: list[JournalEntry] = field(default_factory=list)  # inputs that were not converted, now or before
     dropped: Counter[str] = field(default_factory=Counter)  # kind of content -> how often new documents lost it
     num_losing: Counter[str] = field(default_factory=Counter)  # the same kind -> documents that lost it
-    guessed: dict[str, list[str]] = field(default_factory=dict)  # encoding -> new files where it is a guess
 
 
 def ingest(
@@ -139,8 +138,6 @@ def record(
     counts.update(documents=1, pages=row.get("pages", 0), characters=len(row["text"]))
     done.dropped.update(row.get("dropped", {}))
     done.num_losing.update(row.get("dropped", {}).keys())
-    if row.get("encoding_is_guess"):
-        done.guessed.setdefault(row["encoding"], []).append(entry.path)
     holders[sha256] = entry.path
     return replace(entry, shard=shard)
 
@@ -210,8 +207,6 @@ def convert_file(
         row["pages"] = document.pages
     if document.encoding is not None:
         row["encoding"] = document.encoding
-    if document.is_guess:
-        row["encoding_is_guess"] = True
     if document.dropped:
         row["dropped"] = dict(document.dropped)
     row["converter"] = converter

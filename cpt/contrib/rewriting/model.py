@@ -165,7 +165,7 @@ class Endpoint:
             yield connection.ask
 
 
-class UnreadableError(Exception):
+class UnreadableAnswerError(Exception):
     """The server's answer has another shape than a chat completion."""
 
 
@@ -229,7 +229,7 @@ class Connection:
             changed_before = self.changed
             try:
                 answer = await self.send(prompt, seed)
-            except UnreadableError as problem:
+            except UnreadableAnswerError as problem:
                 unreadable += 1
                 self.count_unreadable(problem)
                 if unreadable == UNREADABLE_OF_A_CALL and self.was_read:
@@ -282,7 +282,7 @@ class Connection:
             raw = await create(model=self.endpoint.model, messages=messages, **parameters)
         return replace(read_answer(raw.text), changed=changed)
 
-    def count_unreadable(self, problem: UnreadableError) -> None:
+    def count_unreadable(self, problem: UnreadableAnswerError) -> None:
         self.unreadable_in_a_row += 1
         if self.unreadable_in_a_row >= UNREADABLE_IN_A_ROW:
             raise LaunchError(
@@ -346,15 +346,15 @@ def read_answer(body: str) -> Answer:
     """The text of a completion in JSON.
 
     Raises:
-        UnreadableError: it has another shape.
+        UnreadableAnswerError: it has another shape.
     """
     choice, model = first_choice(body)
     reason = choice.get("finish_reason")
     if reason in ("abort", "error"):  # of servers that shut down
-        raise UnreadableError(f"the server ended an answer with `{reason}`.")
+        raise UnreadableAnswerError(f"the server ended an answer with `{reason}`.")
     message = choice.get("message")
     if not isinstance(message, dict):
-        raise UnreadableError(f"expected `choices[0].message` with an object; {begin_of(body)}")
+        raise UnreadableAnswerError(f"expected `choices[0].message` with an object; {begin_of(body)}")
     answer = Answer("", reason == "length", model)
     content = message.get("content")
     has_refusal = isinstance(message.get("refusal"), str) and message["refusal"]
@@ -368,12 +368,14 @@ def read_answer(body: str) -> Answer:
             return replace(answer, flaw="refusal")
         content = join_parts(content)
         if content is None and not thoughts:
-            raise UnreadableError(f"`choices[0].message.content` is a list without text; {begin_of(body)}")
+            raise UnreadableAnswerError(f"`choices[0].message.content` is a list without text; {begin_of(body)}")
     if content is None and not thoughts:
-        raise UnreadableError(f"`choices[0].message.content` is null (finish_reason: {reason}).")
+        raise UnreadableAnswerError(f"`choices[0].message.content` is null (finish_reason: {reason}).")
     if not isinstance(content, str | None):
         kind = type(content).__name__
-        raise UnreadableError(f"`choices[0].message.content` is of the type {kind}, expected a text; {begin_of(body)}")
+        raise UnreadableAnswerError(
+            f"`choices[0].message.content` is of the type {kind}, expected a text; {begin_of(body)}"
+        )
     text = (content or "").encode(errors="replace").decode().replace("\0", "").strip()
     if thoughts:
         answer = replace(answer, removed=("thoughts in a field of their own",))
@@ -387,11 +389,11 @@ def first_choice(body: str) -> tuple[dict[str, Any], str | None]:
     try:
         completion = json.loads(body)
     except ValueError as problem:
-        raise UnreadableError(f"expected JSON; {begin_of(body)}") from problem
+        raise UnreadableAnswerError(f"expected JSON; {begin_of(body)}") from problem
     choices = completion.get("choices") if isinstance(completion, dict) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict):
-        raise UnreadableError(f"expected `choices` with an entry; {begin_of(body)}")
+        raise UnreadableAnswerError(f"expected `choices` with an entry; {begin_of(body)}")
     model = completion.get("model")
     return choice, model if isinstance(model, str) else None
 

@@ -411,7 +411,7 @@ def row_of(call: Call, answer: Answer, provenance: Mapping[str, object]) -> dict
     if answer.changed:
         more["changed_parameters"] = list(answer.changed)
         left_out = {"temperature", "top_p"} & {change.removeprefix("without ") for change in answer.changed}
-        row["sampling"] = {**cast(dict, row["sampling"]), **dict.fromkeys(left_out)}
+        row["sampling"] = {**cast(dict[str, Any], row["sampling"]), **dict.fromkeys(left_out)}
     return row | {name: value for name, value in more.items() if value}
 
 
