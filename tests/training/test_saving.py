@@ -227,8 +227,11 @@ def test_a_run_whose_last_save_fails_ends_with_the_newest_checkpoint_named(
 ):
     monkeypatch.setattr(saving, "SECONDS_BEFORE_RETRIES", (0, 0))
     trainer = saved_run(tiny_recipe, tmp_path, in_background=in_background)
-    full = lambda: monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))  # noqa: E731
-    trainer.add_callback(At(3, full))
+
+    def fill_disk():
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
+
+    trainer.add_callback(At(3, fill_disk))
     with pytest.raises(CheckpointError, match=r"step 4 .*checkpoint-2"):
         trainer.train()
     assert published(trainer) == ["checkpoint-1", "checkpoint-2"]
